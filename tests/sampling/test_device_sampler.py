@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from raygnn.errors import TrainingError
 from raygnn.graph.data import DEFAULT_NTYPE, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.cache import choose, choose_for_host, choose_near, degrees, inclusion
+from raygnn.sampling.device import device_features
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler, difference
 from raygnn.sampling.exchange import Exchange, World
@@ -19,6 +23,7 @@ from raygnn.sampling.features import Inputs, build_store, choose_inputs
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
+from tests.elsewhere import Cudart
 from tests.graphs import ITEM, TAG, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -153,3 +158,75 @@ def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
                 assert rows[ntype].keys() == columns.keys()
                 for name, column in columns.items():
                     assert torch.equal(rows[ntype][name], column), (ntype, name)
+
+
+def locked_rows(
+    exchange: Exchange, meta: PartitionMeta, most: int | None, copies: bool
+) -> tuple[Any, ...]:
+    """Whether rows are right, where they are read, and what is locked then, and at the end; of two
+    ranks of a host and one of another."""
+    shard = shard_of(exchange, meta, replicated=True)
+    host = Host(exchange, (0, 1) if exchange.world.rank < 2 else (2,), 2)
+    cached = choose_for_host(degrees(shard), shard.bounds, host, 0.5)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    store = build_store(
+        shard, exchange, inputs, dtype=torch.float32, resident=True, host=host, cached=cached
+    )
+    messages = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("raygnn").addHandler(handler)
+    over, cudart = Exchange(exchange.world, torch.distributed.new_group()), Cudart(most)
+    try:
+        with patch.object(device_features, "runtime", lambda device: cudart):
+            made = DeviceFeatures(store, CPU, {}, over, copies)
+    except TrainingError as error:
+        return str(error), cudart.locked
+    finally:
+        logging.getLogger("raygnn").removeHandler(handler)
+    ids = {t: np.arange(shard.num_nodes(t)) for t in shard.ntypes}
+    right = all(
+        torch.equal(made.gather(ids)[t]["features"], columns["features"])
+        for t, columns in store.gather(ids).items()
+    )
+    tables = [store.here(t)["features"] for t in shard.ntypes]
+    ranges = {rows.data_ptr(): rows.nbytes for rows in tables}
+    locked = dict(cudart.locked)
+    exchange.max(0)
+    if host.leads:
+        tables[0].zero_()  # of all ranks of the host, cached ones included
+    exchange.max(0)
+    own = slice(*(int(b) for b in shard.bounds[shard.ntypes[0]][exchange.world.rank :][:2]))
+    some = {t: ids[t][own] if t == shard.ntypes[0] else ids[t][:0] for t in ids}
+    shared = not made.gather(some)[shard.ntypes[0]]["features"].any()
+    exchange.max(0)
+    del made
+    return right, shared, locked == ranges, len(cudart.locked), messages
+
+
+def test_pages_are_locked_where_all_ranks_of_a_host_share_them(tmp_path: Path) -> None:
+    """And are so no longer when nobody reads them."""
+    meta = partitioned(typed_graph(), tmp_path, 3)
+    for right, shared, in_place, at_the_end, messages in run_ranks(
+        3, locked_rows, meta, None, True
+    ):
+        assert right
+        assert shared
+        assert in_place
+        assert at_the_end == 0
+        assert messages == []
+
+
+def test_pages_that_cannot_be_locked_are_copied(tmp_path: Path) -> None:
+    """Those that were locked before are not then; the log has one line."""
+    meta = partitioned(typed_graph(), tmp_path, 3)
+    for right, shared, in_place, at_the_end, messages in run_ranks(3, locked_rows, meta, 1, True):
+        assert right
+        assert not shared
+        assert not in_place
+        assert at_the_end == 0
+        assert len(messages) == 1
+        assert "CUDA says error 2" in messages[0]
+    for message, locked in run_ranks(3, locked_rows, meta, 1, False):
+        assert "no memory for a copy" in message
+        assert locked == {}

@@ -20,7 +20,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import ConfigError
 from raygnn.runs.run import Run
 from raygnn.sampling.batch import Adjacency, AwaitedRows, Batch, Block
-from raygnn.sampling.device import device_kernels
+from raygnn.sampling.device import device_features, device_kernels
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler
 from raygnn.sampling.exchange import Exchange
@@ -32,7 +32,7 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes import device_path
 from raygnn.worker.planes.device_path import Room
 from raygnn.worker.rank import Rank
-from tests.elsewhere import elsewhere
+from tests.elsewhere import Cudart, elsewhere
 from tests.small_jobs import job, losses, train_on_ranks
 
 CPU_ALONE = {"sample_on": "cpu", "features_on": "cpu"}
@@ -104,7 +104,7 @@ def test_a_training_is_the_same(
         patch.setattr(device_path, "_free", lambda device: None)
         plain = trained(tmp_path, "plain", sampling, **sections)
     used(monkeypatch, *makers)
-    room = device_path.Room("gpu", "gpu", 0.3)
+    room = device_path.Room("gpu", "gpu", 0.3, True)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
     assert trained(tmp_path, "device", sampling, **sections) == plain
 
@@ -245,6 +245,35 @@ def test_gpus_that_gloo_connects_fetch_rows_beside_training(
 
 
 @pytest.mark.parametrize(
+    ("features_on", "most", "copies", "store"),
+    [
+        ("pinned", None, True, DeviceFeatures),  # locked in place
+        ("pinned", 1, False, DeviceFeatures),  # copied, as it is told to
+        ("auto", 0, True, DeviceFeatures),
+        ("auto", 0, False, FeatureStore),
+    ],
+)
+def test_a_training_with_locked_pages_is_the_same(
+    features_on: str,
+    most: int | None,
+    copies: bool,
+    store: type,
+    as_a_gpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Also where CUDA refuses to lock any, and where the host has no memory for copies then."""
+    with monkeypatch.context() as patch:
+        patch.setattr(device_path, "_free", lambda device: None)
+        plain = trained(tmp_path, "plain", {"features_on": "cpu"})
+    monkeypatch.setattr(device_features, "runtime", lambda device: Cudart(most))
+    room = Room("gpu", "pinned", 0.3, copies)
+    monkeypatch.setattr(Room, "of", lambda *sizes: room)
+    used(monkeypatch, DeviceSampler, store)
+    assert trained(tmp_path, "device", {"features_on": features_on}) == plain
+
+
+@pytest.mark.parametrize(
     ("spoilt", "kept"),
     [
         ("draw_rows", (NeighborSampler, DeviceFeatures)),
@@ -260,7 +289,7 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 ) -> None:
     """On all ranks, where only one of them sees it; and is an error where the GPU is wanted."""
     call = getattr(device_kernels, spoilt)
-    room = device_path.Room("gpu", "pinned", 0.3)
+    room = device_path.Room("gpu", "pinned", 0.3, True)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
 
     def other(table: Tensor, index: Tensor, *given: Any) -> Tensor:
@@ -281,14 +310,21 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 
 
 def test_room() -> None:
-    assert Room.of(100, 0, 10, 30) == Room("gpu", "gpu", 1.0)
-    assert Room.of(100, 80, 20, 40) == Room("gpu", "pinned", 0.75)
-    assert Room.of(100, 79, 20, 40) == Room("gpu", "cpu", 0.75)
-    assert Room.of(100, 52, 26, 40) == Room("pinned", "gpu", 1.0)
-    assert Room.of(100, 51, 26, 40) == Room("cpu", "gpu", 1.0)
-    assert Room.of(0, 82, 1, 40) == Room("pinned", "pinned", 0.0)
-    assert Room.of(0, 80, 1, 40) == Room("pinned", "cpu", 0.0)
-    assert Room.of(0, 0, 0, 0) == Room("gpu", "gpu", 0.0)
+    """Free bytes of the GPU and of the host, its ranks, the structure, the rows."""
+    assert Room.of(100, 0, 1, 10, 30) == Room("gpu", "gpu", 1.0, False)
+    assert Room.of(100, 80, 1, 20, 40) == Room("gpu", "pinned", 0.75, False)
+    assert Room.of(100, 80, 8, 20, 40) == Room("gpu", "pinned", 0.75, False)  # once for all ranks
+    assert Room.of(100, 160, 1, 20, 40).copies
+    assert Room.of(100, 240, 2, 20, 40).copies
+    assert not Room.of(100, 239, 2, 20, 40).copies
+    assert Room.of(100, 79, 1, 20, 40) == Room("gpu", "cpu", 0.75, False)
+    assert Room.of(100, 52, 1, 26, 40) == Room("pinned", "gpu", 1.0, False)
+    assert Room.of(100, 104, 2, 26, 40).structure == "pinned"  # once for each rank
+    assert Room.of(100, 103, 2, 26, 40).structure == "cpu"
+    assert Room.of(100, 51, 1, 26, 40) == Room("cpu", "gpu", 1.0, False)
+    assert Room.of(0, 84, 2, 1, 40) == Room("pinned", "pinned", 0.0, False)
+    assert Room.of(0, 83, 2, 1, 40) == Room("pinned", "cpu", 0.0, False)
+    assert Room.of(0, 0, 1, 0, 0) == Room("gpu", "gpu", 0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +351,27 @@ def test_what_a_gpu_does_not_draw(
         load_config(config)
     config["sampling"] |= {"sample_on": "auto", "features_on": "auto"}
     load_config(config)
+
+
+def test_rows_that_are_locked_are_in_shared_memory(
+    as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Although the host's memory would not be lent for rows that a CPU reads."""
+
+    class Checked(Cudart):
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            mapped = [
+                line.split()
+                for line in Path("/proc/self/maps").read_text().splitlines()
+                if "memfd:raygnn" in line
+            ]
+            spans = [[int(end, 16) for end in line[0].split("-")] for line in mapped]
+            assert any(low <= address and address + size <= high for low, high in spans)
+            return super().cudaHostRegister(address, size, flags)
+
+    monkeypatch.setattr(device_features, "runtime", lambda device: Checked())
+    used(monkeypatch, DeviceSampler, DeviceFeatures)
+    trained(tmp_path, "test", {"features_on": "pinned"}, staging={"resident": "never"})
 
 
 class Streams:

@@ -3,17 +3,24 @@ that batches ask for most often in the GPU's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.errors import TrainingError
 from raygnn.sampling.batch import AwaitedRows
 from raygnn.sampling.device import device_kernels
 from raygnn.sampling.exchange import Exchange, Ids, as_ids
 from raygnn.sampling.features import FeatureStore, Rows
+
+log = logging.getLogger("raygnn")
 
 _AT_ONCE = 1 << 20  # rows that are copied in one go
 
@@ -37,6 +44,38 @@ def _as_tensor(rows: np.ndarray | Tensor) -> Tensor:
     """A copy of what is only to be read: torch would warn that it might write there."""
     read_only = isinstance(rows, np.ndarray) and not rows.flags.writeable
     return torch.as_tensor(np.array(rows) if read_only else rows)
+
+
+def runtime(device: torch.device) -> Any:
+    """torch's module of CUDA's runtime; None where there is no GPU."""
+    return torch.cuda.cudart() if device.type == "cuda" else None
+
+
+def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | None:
+    """Page-lock memory where it lies, for this process, until ``owner`` is gone.
+
+    Args:
+        cudart: see `runtime`.
+
+    Returns:
+        Why that cannot be done; then nothing is locked. None: it is.
+    """
+    locked: list[Tensor] = []
+    for tensor in tensors:
+        if not tensor.nbytes:
+            continue
+        status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        if int(status):
+            _unlock(locked, cudart)
+            return f"CUDA says {cudart.cudaGetErrorString(status)}"
+        locked.append(tensor)
+    weakref.finalize(owner, _unlock, locked, cudart)  # which keeps the memory until then
+    return None
+
+
+def _unlock(tensors: Sequence[Tensor], cudart: Any) -> None:
+    for tensor in tensors:
+        cudart.cudaHostUnregister(tensor.data_ptr())
 
 
 @dataclass(frozen=True)
@@ -66,9 +105,14 @@ class DeviceFeatures:
         near: None = the rows lie in the GPU's memory; else node type → distinct int64 ids of those
             that do, of rows that are on this host, and all lie page-locked in the host's.
         over: moves rows between ranks; needed where other hosts have some.
+        copies: whether the host has memory for page-locked rows of each rank's own, where those
+            that its ranks share cannot be locked where they lie.
 
     Attributes:
         bounds, exchange, remote, hits: see `FeatureStore`.
+
+    Raises:
+        TrainingError: pages cannot be locked, and there is no memory for copies.
     """
 
     def __init__(
@@ -77,6 +121,7 @@ class DeviceFeatures:
         device: torch.device,
         near: Mapping[str, Ids] | None = None,
         over: Exchange | None = None,
+        copies: bool = True,
     ):
         assert store.whole or over is not None
         self.bounds: Mapping[str, np.ndarray] = store.bounds
@@ -89,10 +134,14 @@ class DeviceFeatures:
         self._shifts: dict[str, tuple[Tensor, Tensor]] = {}
         chosen = {t: as_ids((near or {}).get(t, np.empty(0))) for t in store.ntypes}
         slots, _, _ = store.locate(chosen)
-        for ntype in store.ntypes:
-            columns = store.here(ntype)
+        tables = {t: store.here(t) for t in store.ntypes}
+        everything = [rows for columns in tables.values() for rows in columns.values()]
+        in_place = near is not None and self._locked(everything, copies)
+        for ntype, columns in tables.items():
             self._columns[ntype] = {
-                name: self._placed(put(rows, device, near is not None), slots[ntype], near)
+                name: self._placed(
+                    rows if in_place else put(rows, device, near is not None), slots[ntype], near
+                )
                 for name, rows in columns.items()
             }
             bounds, shifts = store.bounds[ntype][1:-1], store.shifts(ntype)
@@ -101,6 +150,23 @@ class DeviceFeatures:
                 places = np.full(max(1, store.room(ntype)), -1, np.int32)
                 places[slots[ntype].numpy()] = np.arange(len(chosen[ntype]))
                 self._near[ntype] = put(places, device, False)
+
+    def _locked(self, tables: Sequence[Tensor], copies: bool) -> bool:
+        """Whether the GPU reads the store's tables where they lie, in memory that all ranks of the
+        host share, until this object is gone."""
+        cudart = runtime(self._device)
+        failure = None if cudart is None else lock_pages(tables, self, cudart)
+        if failure is None:
+            return True
+        with contextlib.suppress(RuntimeError):  # what is launched next tells of that error again
+            torch.zeros(1, device=self._device)
+        if not copies:
+            raise TrainingError(
+                f"rows cannot be page-locked where they lie ({failure}), and the host has no "
+                "memory for a copy of each worker's"
+            )
+        log.warning("rows are page-locked once for each worker: where they lie %s", failure)
+        return False
 
     def _placed(self, table: Tensor, slots: Tensor, near: object) -> Column:
         if near is None or not len(slots):

@@ -44,26 +44,30 @@ class Room:
     Attributes:
         structure: where the in-edge lists lie: "gpu"; "pinned", page-locked in the host's memory;
             or "cpu", where neither has room.
-        rows: where all rows do, likewise.
+        rows: where the rows of this host do, likewise; pinned ones once for all of its ranks.
         near: the share of the rows that lie in the GPU's memory.
+        copies: whether each rank can have page-locked rows of its own beside those.
     """
 
     structure: str
     rows: str
     near: float
+    copies: bool
 
     @staticmethod
-    def of(free: int, host: int, structure: int, rows: int) -> Room:
+    def of(free: int, host: int, ranks: int, structure: int, rows: int) -> Room:
         """Half of ``free`` bytes of the GPU is for the data, and half of that at most for the
         structure; the model, its optimizer and the batches have the rest. Of the ``host`` bytes
-        for this rank half, since torch locks pages by powers of two."""
+        for its ranks half, since torch locks pages by powers of two, and each rank the structure's.
+        """
         left, locked = free // 2, host // 2
         fits = structure <= left // 2
         left -= structure if fits else 0
-        of_structure = "gpu" if fits else "pinned" if structure <= locked else "cpu"
-        locked -= structure if of_structure == "pinned" else 0
+        of_structure = "gpu" if fits else "pinned" if ranks * structure <= locked else "cpu"
+        locked -= ranks * structure if of_structure == "pinned" else 0
         of_rows = "gpu" if rows <= left else "pinned" if rows <= locked else "cpu"
-        return Room(of_structure, of_rows, min(1.0, left / max(1, rows)))
+        copies = (1 + ranks) * rows <= locked
+        return Room(of_structure, of_rows, min(1.0, left / max(1, rows)), copies)
 
 
 class DevicePath:
@@ -86,7 +90,7 @@ class DevicePath:
         if free is None:
             return
         structure = sum(lists.nbytes for lists in shard.topology.values())
-        self._room = Room.of(free, memory()[1] // len(ranks.host.ranks), structure, rows)
+        self._room = Room.of(free, memory()[1], len(ranks.host.ranks), structure, rows)
         triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
         full = "no memory has room for the structure" if self._room.structure == "cpu" else None
         why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full
@@ -161,7 +165,8 @@ class DevicePath:
             from raygnn.sampling.device.device_features import DeviceFeatures
 
             chosen = near(self._room.near) if self.features == "pinned" else None
-            return DeviceFeatures(like, self._device, chosen, self._over)
+            copies = self._room.copies or self._sampling.features_on == "pinned"
+            return DeviceFeatures(like, self._device, chosen, self._over, copies)
 
         def compare(given: Rows) -> bool:
             for ntype, columns in expected.items():

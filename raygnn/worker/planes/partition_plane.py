@@ -312,7 +312,8 @@ class PartitionPlane:
             self.ranks.data,
             self.ranks.device,
             weighted=how == "gcn",
-            resident=budget.holds_rows,
+            # a file's pages, once locked, would be this process's own
+            resident=budget.holds_rows or path.features == "pinned",
             ring=ring,
             host=host,
             cached=cached,
