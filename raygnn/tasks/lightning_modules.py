@@ -133,7 +133,8 @@ class Task(pl.LightningModule):
         links `raygnn.models.heads.LinkScores`."""
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-            return self.model(*given)
+            out = self.model(*given)
+            return out[: len(batch.weight)] if batch.padded else out
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:

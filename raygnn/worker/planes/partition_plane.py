@@ -293,7 +293,7 @@ class PartitionPlane:
         path = budget.device_path()
         how = None
         if (
-            not path.used
+            not (path.used or config.sampling.pad)
             and all(i.one_table for i in self.inputs.values())
             and isinstance(model, Network)
         ):
@@ -354,7 +354,9 @@ class PartitionPlane:
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
-            counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
+            counted=(world.size > 1 or config.sampling.pad)
+            and any(isinstance(m, BatchNorm) for m in model.modules()),
+            pad=config.sampling.pad,
             note=blackbox.note,
             identity=self.identity + self.job.digests,
         )
