@@ -53,6 +53,36 @@ class Elsewhere(Tensor):
         return made
 
 
+class Cudart:
+    """A stand-in for torch's module of CUDA's runtime.
+
+    Args:
+        most: ranges that it locks before it refuses; None = any number.
+
+    Attributes:
+        locked: address → bytes that are page-locked.
+    """
+
+    def __init__(self, most: int | None = None):
+        self._most = most
+        self.locked: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert size > 0
+        assert flags == 0
+        if address in self.locked or len(self.locked) == self._most:
+            return 2
+        self.locked[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+    def cudaGetErrorString(self, status: int) -> str:
+        return f"error {status}"
+
+
 def elsewhere(tensor: Tensor) -> Tensor:
     """The tensor on a GPU, or a stand-in for that."""
     return tensor.as_subclass(Elsewhere)

@@ -46,6 +46,7 @@ def contradictions(config: Config) -> list[Problem]:
         *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
         *_labor(config),
+        *_padding(config),
         *_time(config),
         *_embedding(config),
         *_resources(config),
@@ -221,6 +222,17 @@ def _labor(config: Config) -> Iterator[Problem]:
         why = "the latest edges are drawn" if latest else "whole graphs are not sampled"
         message = f"method would be ignored: {why}"
         yield Problem(("sampling", "method"), message, "remove sampling.method")
+
+
+def _padding(config: Config) -> Iterator[Problem]:
+    """What ``sampling.pad`` cannot be had with."""
+    kinds = [config.model.kind, *(one.task.kind for one in config.by_task.values())]
+    own = next((kind for kind in kinds if ":" in kind), None)
+    if config.sampling.pad and (own or config.task.of_graphs):
+        message = f"pad is true, and {own} would take added nodes for data"
+        if config.task.of_graphs:
+            message = "pad would be ignored: whole graphs are not sampled"
+        yield Problem(("sampling", "pad"), message, "set sampling.pad to false")
 
 
 def _time(config: Config) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -244,6 +245,30 @@ class Part:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+@dataclass(frozen=True)
+class AwaitedRows:
+    """Rows for a GPU, of which other hosts send some when the batch is handed over to training.
+
+    Settled where the batch is made, so that one all-to-all is left. W ranks, T node types.
+
+    Attributes:
+        rows: node type → column → ``[n, …]``, without those that come.
+        places: node type → int64 ``[m]``, where in ``rows`` they go; order: likewise, which of the
+            distinct rows that come each is.
+        given: node type → int64, the slots of the rows that others wait for, by rank.
+        receive, send: rows from and to each rank, int64 ``[W, T]``.
+        finish: this → fields of the batch. Collective, for the thread that trains.
+    """
+
+    rows: dict[str, dict[str, Tensor]]
+    places: dict[str, Tensor]
+    order: dict[str, Tensor]
+    given: dict[str, Tensor]
+    receive: np.ndarray
+    send: np.ndarray
+    finish: Callable[[AwaitedRows], dict[str, Any]] | None = None
+
+
 @dataclass(kw_only=True)
 class Batch(Share):
     """Seeds with the blocks around them.
@@ -268,6 +293,10 @@ class Batch(Share):
             each edge has its own. Those of lists are ``"source_neg"`` and ``"target_neg"``.
         routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
             None where no node type has some.
+        awaited: rows that other hosts have yet to send, without which there is neither ``x`` nor
+            ``degree`` nor ``categories``; None where nothing is awaited.
+        padded: whether nodes were added; then the seeds are the first of the last block's
+            destinations.
         parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and
             ``weight`` are empty then, and ``total`` and ``window`` their sums.
     """
@@ -282,7 +311,18 @@ class Batch(Share):
     pair_features: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
+    awaited: AwaitedRows | None = None
+    padded: bool = False
     parts: dict[str, Part] = field(default_factory=dict)
+
+    def received(self) -> Batch:
+        """The batch with the rows that it awaits. Collective where batches of this job await some,
+        on the group that gradients use: called by the thread that trains, before each forward
+        pass, and so in one order with the gradients' reductions on all ranks."""
+        awaited = self.awaited
+        if awaited is None or awaited.finish is None:
+            return self
+        return replace(self, awaited=None, **awaited.finish(awaited))
 
 
 @dataclass(kw_only=True)
@@ -367,7 +407,7 @@ def _mapped(value: _Value, function: Callable[[Tensor], Tensor]) -> _Value:
     mapped: Any = value
     if isinstance(value, Tensor):
         mapped = function(value)
-    elif isinstance(value, (Adjacency, Block, Part, Share)):
+    elif isinstance(value, (Adjacency, AwaitedRows, Block, Part, Share)):
         names = [f.name for f in fields(value) if f.name not in ("seeds", "routes")]
         mapped = replace(value, **{name: _mapped(getattr(value, name), function) for name in names})
     elif isinstance(value, dict):

@@ -113,6 +113,31 @@ def choose(
     return chosen
 
 
+def choose_near(
+    scores: Scores,
+    bounds: Mapping[str, np.ndarray],
+    ranks: Sequence[int],
+    cached: Mapping[str, np.ndarray],
+    share: float,
+) -> Scores:
+    """The nodes with the highest scores among those whose rows are on a host, in id order.
+
+    Args:
+        ranks: of the host; cached: node type → int64 ids of others' nodes that it keeps.
+        share: of the host's rows of each type, 0 to 1.
+    """
+    chosen = {}
+    for ntype, score in scores.items():
+        here = np.zeros(len(score), bool)
+        for rank in ranks:
+            here[bounds[ntype][rank] : bounds[ntype][rank + 1]] = True
+        here[cached.get(ntype, np.empty(0, np.int64))] = True
+        part = share * (np.count_nonzero(here) / max(1, len(here)))
+        kept = {ntype: np.where(here, score, np.float32(0))}
+        chosen[ntype] = choose(kept, bounds, (), part)[ntype]
+    return chosen
+
+
 @njit(cache=True, nogil=True, boundscheck=False)
 def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
     """Where the ``count`` highest are, ascending; of equal ones the first. By counting, so that

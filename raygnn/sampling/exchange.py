@@ -1,8 +1,9 @@
 """Collectives of the data plane: tensors, lists of ids and rows from rank to rank, by all-to-all.
 
-They run on a group of their own, gloo's as a rule, so that they never meet the gradient reductions;
-every rank issues the same ones in the same order. With one rank nothing is sent. Tensors may lie on
-any device: each goes to the one that the group's backend needs by one explicit transfer.
+They run on a group of their own, gloo's as a rule, so that they never meet the gradient reductions
+(but for rows that GPUs await: see `raygnn.sampling.batch.Batch.received`); every rank issues the
+same ones in the same order. With one rank nothing is sent. Tensors may lie on any device: each goes
+to the one that the group's backend needs by one explicit transfer.
 
 Rows that go to several ranks lie by rank: first those for rank 0, then those for rank 1, and so on.
 """

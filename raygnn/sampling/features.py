@@ -21,7 +21,7 @@ stay whole numbers; the model embeds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -154,12 +154,20 @@ class FeatureStore:
         """Whether the rows of all ranks are here, and none has to be fetched."""
         return not self._fetches
 
-    def in_order(self, ntype: str) -> Iterator[tuple[str, list[Tensor]]]:
-        """The columns of a node type, each as the rows of the ranks, which ascend by id; where
-        they are all here."""
-        starts, counts = self._layouts[ntype].starts.tolist(), np.diff(self.bounds[ntype]).tolist()
-        for name, column in self._tables.get(ntype, {}).items():
-            yield name, [column[at : at + count] for at, count in zip(starts, counts)]
+    def room(self, ntype: str) -> int:
+        """The slots of a node type that have rows of this host's ranks and cached rows."""
+        return self._layouts[ntype].room
+
+    def here(self, ntype: str) -> Table:
+        """The columns of a node type, ``[room, …]``, without the slots of rows that are fetched;
+        of one slot at least, which need not mean anything."""
+        room = max(1, self.room(ntype))
+        return {name: column[:room] for name, column in self._tables.get(ntype, {}).items()}
+
+    def shifts(self, ntype: str) -> np.ndarray:
+        """What to add to an id for its slot, by the rank that owns it, int64 ``[W]``; of ranks
+        whose rows are here."""
+        return self._layouts[ntype].starts - self.bounds[ntype][:-1]
 
     def fill_cache(self, chosen: Mapping[str, Ids], host: Host) -> None:
         """Fetch the rows for which the layouts have place, each rank of the host its share of
@@ -272,6 +280,18 @@ class FeatureStore:
 
     def _slots(self, ids: Frontier) -> dict[str, Tensor]:
         """The slot of each id, after what is missing has been fetched."""
+        slots, missing, counts = self.locate(ids)
+        self._fetch(missing, counts)
+        return slots
+
+    def locate(self, ids: Frontier) -> tuple[dict[str, Tensor], Frontier, np.ndarray]:
+        """Where rows are, or would be once they have been fetched.
+
+        Returns:
+            ``(slots, missing, counts)``: node type → int64 ``[n]``; node type → the distinct ids
+            to fetch, by owner, of which the j-th has the slot ``room + j``; and how many each
+            rank owns of them, int64 ``[W, T]``.
+        """
         slots, missing = {}, {}
         counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
         for number, t in enumerate(self._tables):
@@ -281,17 +301,24 @@ class FeatureStore:
             counts[:, number] = located[2]
             self.remote += int(located[3])
             self.hits += int(located[4])
-        self._fetch(missing, counts)
-        return slots
+        return slots, missing, counts
+
+    def ask(self, missing: Frontier, counts: np.ndarray) -> tuple[np.ndarray, dict[str, Tensor]]:
+        """Tell the owners which rows are needed; see `locate`. Collective.
+
+        Returns:
+            How many rows each rank asks this one for, int64 ``[W, T]``, and their slots by rank.
+        """
+        asked = self.exchange.counts(counts)
+        ids = [torch.from_numpy(nodes) for nodes in missing.values()]
+        came = self.exchange.columns(ids, counts, asked)
+        return asked, {t: nodes + self._shift[t] for t, nodes in zip(missing, came)}
 
     def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
         """Receive the rows of ``missing`` (by owner) from their owners, at the tables' base."""
-        exchange = self.exchange
         if not self._fetches:
             return
-        asked = exchange.counts(counts)
-        came = exchange.columns([torch.from_numpy(ids) for ids in missing.values()], counts, asked)
-        index = {t: ids + self._shift[t] for t, ids in zip(missing, came)}
+        asked, index = self.ask(missing, counts)
         numbers, answers, rooms = [], [], []
         for number, (ntype, table) in enumerate(self._tables.items()):
             base = self._base[ntype]
@@ -299,7 +326,7 @@ class FeatureStore:
                 numbers.append(number)
                 answers.append(self._answers.gather(f"{ntype}/{name}", column, index[ntype]))
                 rooms.append(column[base : base + len(missing[ntype])])
-        exchange.columns(answers, asked[:, numbers], counts[:, numbers], rooms)
+        self.exchange.columns(answers, asked[:, numbers], counts[:, numbers], rooms)
 
 
 def _add_up(

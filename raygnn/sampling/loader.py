@@ -24,7 +24,7 @@ from torch import Tensor
 
 from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
-from raygnn.sampling.batch import Batch, Block, Share
+from raygnn.sampling.batch import AwaitedRows, Batch, Block, Share
 from raygnn.sampling.exchange import (
     Exchange,
     FailureBroadcast,
@@ -33,7 +33,8 @@ from raygnn.sampling.exchange import (
     count_nodes_once,
     route_rows,
 )
-from raygnn.sampling.features import FeatureStore, Inputs, assemble, degree_column
+from raygnn.sampling.features import FeatureStore, Inputs, Rows, assemble, degree_column
+from raygnn.sampling.padding import pad
 from raygnn.sampling.plan import Fanout, Steps
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
@@ -94,6 +95,7 @@ class BatchMaker:
             which is needed where nodes have learned rows.
         counted: whether blocks say which rows count (`Block.counted`), since the model makes
             statistics of the rows of all ranks.
+        pad: whether nodes and edges are added, see `raygnn.sampling.padding`; not with ``combine``.
         note: told ``"sample"`` and ``"features"``.
     """
 
@@ -105,6 +107,7 @@ class BatchMaker:
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
     counted: bool = False
+    pad: bool = False
     note: Note = silent
     identity: str = ""
 
@@ -134,6 +137,7 @@ class BatchMaker:
         given: dict[str, Any] = {"epoch": epoch, "step": step}
         given |= {"banned": start.banned, "times": start.times}
         routes: RowRoutes | None = None
+        awaited: AwaitedRows | None = None
         combined: dict[EdgeType, Tensor] = {}
         frontier: Mapping[str, Any]
         if self.combine is None:
@@ -143,24 +147,34 @@ class BatchMaker:
             assert isinstance(self.sampler, NeighborSampler)
             blocks, frontier, draws = self.sampler.sample_open(start.nodes, self.fanouts, **given)
         blocks = self._with_counted(blocks, frontier)
+        padded = self.pad and bool(blocks)
+        if padded:
+            assert self.combine is None
+            blocks, frontier = pad(blocks, frontier)
         sampled, asked = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         if self.combine is None:
             if learned := {t: frontier[t] for t in self.learned}:
                 routes = route_rows(learned, self.store.bounds, self.store.exchange)
-            rows = self.store.gather(frontier)
+            if isinstance(self.store, FeatureStore):
+                rows = self.store.gather(frontier)
+            else:
+                rows, awaited = self.store.begin(frontier)
         else:
             assert isinstance(self.store, FeatureStore)
             rows, combined = self.store.combine(frontier, draws, self.combine)
-        x, categories = assemble(rows, self.inputs)
+        if awaited is None:
+            read = self._read(rows)
+        else:
+            awaited = replace(awaited, finish=self._finish)
+            read = {"x": {}, "categories": {}, "degree": {}}
         end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
             blocks=blocks,
-            x=x,
             combined=combined,
-            degree={e: rows[e[2]][degree_column(e)] for e in self.degree_etypes},
-            categories=categories,
             routes=routes,
+            awaited=awaited,
+            padded=padded,
             epoch=epoch,
             step=step,
             seconds={
@@ -168,8 +182,20 @@ class BatchMaker:
                 "features": end - sampled - (fetched - asked),
                 "exchange": fetched - waited,
             },
+            **read,
             **start.fields,
         )
+
+    def _read(self, rows: Rows) -> dict[str, Any]:
+        """What a batch has of the rows of its input nodes."""
+        x, categories = assemble(rows, self.inputs)
+        degree = {e: rows[e[2]][degree_column(e)] for e in self.degree_etypes}
+        return {"x": x, "categories": categories, "degree": degree}
+
+    def _finish(self, awaited: AwaitedRows) -> dict[str, Any]:
+        """See `AwaitedRows`."""
+        assert not isinstance(self.store, FeatureStore)
+        return self._read(self.store.finish(awaited))
 
     def _with_counted(self, blocks: list[Block], frontier: Mapping[str, Ids]) -> list[Block]:
         """The blocks with `Block.counted`, where the model wants it. Collective.

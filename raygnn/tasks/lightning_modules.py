@@ -133,7 +133,8 @@ class Task(pl.LightningModule):
         links `raygnn.models.heads.LinkScores`."""
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-            return self.model(*given)
+            out = self.model(*given)
+            return out[: len(batch.weight)] if batch.padded else out
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:
@@ -281,6 +282,9 @@ class Task(pl.LightningModule):
         self.clock.lap("wait")
         moved = batch.to(device)
         self.clock.lap("transfer")
+        if isinstance(moved, Batch) and moved.awaited is not None:
+            moved = moved.received()
+            self.clock.lap("communicate")
         if self.embeddings is not None:
             assert isinstance(moved, Batch)
             moved = self.embeddings.join(moved, device)

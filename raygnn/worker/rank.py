@@ -173,7 +173,7 @@ class Rank(RankSetup):
         """The summary's figures of what went between ranks. Collective."""
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
         reduction = self.reduction
-        counts = torch.tensor([traffic.rows, traffic.hits, ranks.data.sent_bytes])
+        counts = torch.tensor([traffic.rows, traffic.hits, ranks.fetched_bytes])
         rows, hits, sent = ranks.control.sum(counts).tolist()
         hit_rate = hits / rows if rows else None
         learned = None

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from raygnn.graph.data import DEFAULT_NTYPE
+from raygnn.errors import TrainingError
+from raygnn.graph.data import DEFAULT_NTYPE, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.sampling.cache import choose, inclusion
+from raygnn.sampling.cache import choose, choose_for_host, choose_near, degrees, inclusion
+from raygnn.sampling.device import device_features
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler, difference
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.features import Inputs, build_store
+from raygnn.sampling.features import Inputs, build_store, choose_inputs
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.elsewhere import Cudart
+from tests.graphs import ITEM, TAG, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -78,6 +83,70 @@ def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
     return [*found, DeviceFeatures(store, CPU, {}).gather(tensors)]
 
 
+def rows_of_hosts(
+    exchange: Exchange, meta: PartitionMeta, hosts: list[list[int]], cache: float, dtype: Any
+) -> list[Any]:
+    """What a store gives, and the same read as on a GPU, of ids that differ from rank to rank;
+    then rows of other hosts and hits, and bytes sent for rows."""
+    (mine,) = (ranks for ranks in hosts if exchange.world.rank in ranks)
+    host = Host(exchange, tuple(mine), max(map(len, hosts)))
+    shard = shard_of(exchange, meta, replicated=True)
+    inputs = {t: choose_inputs(a, *WANTED) for t, a in shard.node_data.items()}
+    cached = choose_for_host(degrees(shard), shard.bounds, host, cache)
+    store = build_store(
+        shard, exchange, inputs, dtype=dtype, degree_etypes=shard.etypes, host=host, cached=cached
+    )
+    over = Exchange(exchange.world, torch.distributed.new_group())
+    near = choose_near(degrees(shard), shard.bounds, host.ranks, cached, 0.4)
+    assert sum(map(len, near.values())) > 9
+    rng = np.random.default_rng(exchange.world.rank)
+    drawn = [
+        {t: rng.integers(0, shard.num_nodes(t), n) for t in shard.ntypes} for n in (50, 0, 300)
+    ]
+    found: list[Any] = []
+    counts: list[tuple[int, int]] = []
+    for some in (store, *(DeviceFeatures(store, CPU, n, over) for n in (None, {}, near))):
+        store.remote = store.hits = 0
+        found.append([{t: dict(c) for t, c in some.gather(ids).items()} for ids in drawn])
+        counts.append((some.remote, some.hits))
+    assert len(set(counts)) == 1
+    return [found, counts[0], over.sent_bytes]
+
+
+def mixed_graph() -> GraphData:
+    """Rows of several dtypes and of unlike widths, and a type with categories alone."""
+    data = typed_graph()
+    rng = np.random.default_rng(2)
+    item, tag = data.nodes[ITEM], data.nodes[TAG]
+    item.data["small"] = rng.integers(-128, 128, (item.num, 3)).astype(np.int8)
+    item.data["small_scale"] = rng.random(item.num).astype(np.float32)
+    del tag.data["feat"]
+    tag.data["brand"] = rng.integers(0, 5, tag.num)
+    return data
+
+
+WANTED = ("feat", "small"), ("brand",)
+
+
+@pytest.mark.parametrize("hosts", [[[0], [1]], [[0], [1], [2]], [[0, 2], [1]]], ids=str)
+@pytest.mark.parametrize("cache", [0.0, 0.3])
+def test_rows_of_other_hosts_are_those_of_the_cpu(
+    hosts: list[list[int]], cache: float, tmp_path: Path
+) -> None:
+    meta = partitioned(mixed_graph(), tmp_path, 2)
+    ranks = run_ranks(sum(map(len, hosts)), rows_of_hosts, meta, hosts, cache, torch.bfloat16)
+    for (expected, *others), (remote, hits), sent in ranks:
+        assert remote > hits
+        assert (hits > 0) == (cache > 0)
+        assert sent > 0
+        for given in others:
+            for batch, rows in zip(expected, given, strict=True):
+                assert {t: [*c] for t, c in rows.items()} == {t: [*c] for t, c in batch.items()}
+                for ntype, columns in batch.items():
+                    for name, column in columns.items():
+                        assert torch.equal(rows[ntype][name], column), (ntype, name)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
     """Wherever they lie, and whichever rank of the host they belong to."""
@@ -89,3 +158,75 @@ def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
                 assert rows[ntype].keys() == columns.keys()
                 for name, column in columns.items():
                     assert torch.equal(rows[ntype][name], column), (ntype, name)
+
+
+def locked_rows(
+    exchange: Exchange, meta: PartitionMeta, most: int | None, copies: bool
+) -> tuple[Any, ...]:
+    """Whether rows are right, where they are read, and what is locked then, and at the end; of two
+    ranks of a host and one of another."""
+    shard = shard_of(exchange, meta, replicated=True)
+    host = Host(exchange, (0, 1) if exchange.world.rank < 2 else (2,), 2)
+    cached = choose_for_host(degrees(shard), shard.bounds, host, 0.5)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    store = build_store(
+        shard, exchange, inputs, dtype=torch.float32, resident=True, host=host, cached=cached
+    )
+    messages = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("raygnn").addHandler(handler)
+    over, cudart = Exchange(exchange.world, torch.distributed.new_group()), Cudart(most)
+    try:
+        with patch.object(device_features, "runtime", lambda device: cudart):
+            made = DeviceFeatures(store, CPU, {}, over, copies)
+    except TrainingError as error:
+        return str(error), cudart.locked
+    finally:
+        logging.getLogger("raygnn").removeHandler(handler)
+    ids = {t: np.arange(shard.num_nodes(t)) for t in shard.ntypes}
+    right = all(
+        torch.equal(made.gather(ids)[t]["features"], columns["features"])
+        for t, columns in store.gather(ids).items()
+    )
+    tables = [store.here(t)["features"] for t in shard.ntypes]
+    ranges = {rows.data_ptr(): rows.nbytes for rows in tables}
+    locked = dict(cudart.locked)
+    exchange.max(0)
+    if host.leads:
+        tables[0].zero_()  # of all ranks of the host, cached ones included
+    exchange.max(0)
+    own = slice(*(int(b) for b in shard.bounds[shard.ntypes[0]][exchange.world.rank :][:2]))
+    some = {t: ids[t][own] if t == shard.ntypes[0] else ids[t][:0] for t in ids}
+    shared = not made.gather(some)[shard.ntypes[0]]["features"].any()
+    exchange.max(0)
+    del made
+    return right, shared, locked == ranges, len(cudart.locked), messages
+
+
+def test_pages_are_locked_where_all_ranks_of_a_host_share_them(tmp_path: Path) -> None:
+    """And are so no longer when nobody reads them."""
+    meta = partitioned(typed_graph(), tmp_path, 3)
+    for right, shared, in_place, at_the_end, messages in run_ranks(
+        3, locked_rows, meta, None, True
+    ):
+        assert right
+        assert shared
+        assert in_place
+        assert at_the_end == 0
+        assert messages == []
+
+
+def test_pages_that_cannot_be_locked_are_copied(tmp_path: Path) -> None:
+    """Those that were locked before are not then; the log has one line."""
+    meta = partitioned(typed_graph(), tmp_path, 3)
+    for right, shared, in_place, at_the_end, messages in run_ranks(3, locked_rows, meta, 1, True):
+        assert right
+        assert not shared
+        assert not in_place
+        assert at_the_end == 0
+        assert len(messages) == 1
+        assert "CUDA says error 2" in messages[0]
+    for message, locked in run_ranks(3, locked_rows, meta, 1, False):
+        assert "no memory for a copy" in message
+        assert locked == {}

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from triton.runtime.interpreter import GridExecutor
 
 from raygnn.config.load import load_config
 from raygnn.errors import ConfigError
-from raygnn.sampling.batch import Adjacency, Batch, Block
-from raygnn.sampling.device import device_kernels
+from raygnn.runs.run import Run
+from raygnn.sampling.batch import Adjacency, AwaitedRows, Batch, Block
+from raygnn.sampling.device import device_features, device_kernels
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler
-from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import FeatureStore
+from raygnn.sampling.host_memory import Host
 from raygnn.sampling.loader import BatchLoader, BatchMaker, SideStream
 from raygnn.sampling.sampler import NeighborSampler
+from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes import device_path
 from raygnn.worker.planes.device_path import Room
 from raygnn.worker.rank import Rank
-from tests.elsewhere import elsewhere
+from tests.elsewhere import Cudart, elsewhere
 from tests.small_jobs import job, losses, train_on_ranks
 
+CPU_ALONE = {"sample_on": "cpu", "features_on": "cpu"}
+LEARNED = {"dim": 4, "ntypes": ["_N"]}
 GAT = {"model": {"kind": "gat", "hidden": 8}, "cluster": {"workers": 2}}
 
 
@@ -36,15 +46,26 @@ def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
     monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
     monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
+    one_at_a_time, call = threading.Lock(), GridExecutor.__call__  # no interpreter for two threads
+
+    def alone(*args: Any, **options: Any) -> Any:
+        with one_at_a_time:
+            return call(*args, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", alone)
 
 
-def trained(storage: Path, name: str, sampling: dict[str, Any], **sections: Any) -> Any:
+def run_of(storage: Path, name: str, sampling: dict[str, Any], **sections: Any) -> Run:
     sections = {**GAT, **sections}
     sections["train"] = {"max_steps": 4, **sections.get("train", {})}
     config = job(storage, name=name, **sections)
     config["sampling"] = {**config.get("sampling", {}), **sampling}
     config["cluster"] = {**config["cluster"], "gpus_per_worker": 0}
-    return list(losses(train_on_ranks(load_config(config))))
+    return train_on_ranks(load_config(config))
+
+
+def trained(storage: Path, name: str, sampling: dict[str, Any], **sections: Any) -> list[float]:
+    return list(losses(run_of(storage, name, sampling, **sections)))
 
 
 def used(monkeypatch: pytest.MonkeyPatch, sampler: type, store: type | None) -> None:
@@ -83,9 +104,180 @@ def test_a_training_is_the_same(
         patch.setattr(device_path, "_free", lambda device: None)
         plain = trained(tmp_path, "plain", sampling, **sections)
     used(monkeypatch, *makers)
-    room = device_path.Room("gpu", "gpu", 0.3)
+    room = device_path.Room("gpu", "gpu", 0.3, True)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
     assert trained(tmp_path, "device", sampling, **sections) == plain
+
+
+def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
+    """Each rank is on a host of its own, but ``others``, which share one."""
+
+    def of(cls: type[Host], exchange: Exchange) -> Host:
+        rank = exchange.world.rank
+        return cls(exchange, others if rank in others else (rank,), max(1, len(others)))
+
+    monkeypatch.setattr(Host, "of", classmethod(of))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "workers", "together", "sections"),
+    [
+        ({"cache": 0.1}, 2, (), {"precision": "bf16"}),
+        ({"features_on": "pinned", "cache": 0.2}, 3, (0, 2), {}),
+        ({"cache": 0.1}, 2, (), {"comm": {"debug": True}}),
+        ({"features_on": "gpu", "sample_on": "cpu", "cache": 0.3, "prefetch": 0}, 3, (), {}),
+        ({"cache": 0}, 2, (), {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}}),
+        (
+            {"cache": 0.1, "pad": True},
+            2,
+            (),
+            {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}},
+        ),
+        ({"cache": 0.1}, 2, (), {"model": {"kind": "gcn", "hidden": 8, "embedding": LEARNED}}),
+    ],
+)
+def test_a_training_on_several_hosts_is_the_same(
+    sampling: dict[str, Any],
+    workers: int,
+    together: tuple[int, ...],
+    sections: dict[str, Any],
+    as_a_gpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Rows that other hosts have come right before the step that reads them."""
+    apart(monkeypatch, *together)
+    sections = {**sections, "cluster": {"workers": workers}}
+    with monkeypatch.context() as patch:
+        patch.setattr(device_path, "_free", lambda device: None)
+        plain = run_of(tmp_path, "plain", {**sampling, **CPU_ALONE}, **sections)
+    sampler = NeighborSampler if "sample_on" in sampling else DeviceSampler
+    used(monkeypatch, sampler, DeviceFeatures)
+    device = run_of(tmp_path, "device", sampling, **sections)
+    assert list(losses(device)) == list(losses(plain))
+    remote, expected = device.summary["remote"], plain.summary["remote"]
+    assert remote["rows"] == expected["rows"] > 0
+    assert remote["cache_hits"] == expected["cache_hits"] < remote["rows"]
+    # and those of what is done both ways before the first batch
+    assert expected["bytes"] <= remote["bytes"] < 1.2 * expected["bytes"]
+
+
+def test_rows_come_in_one_order_with_gradients(
+    as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On their group there is nothing that another thread than the one that trains has begun, and
+    the order is the same on all ranks, however far ahead each of them prepares batches."""
+    apart(monkeypatch)
+    make = BatchMaker.__call__
+    calls: dict[str, Any] = {n: getattr(dist, n) for n in ("all_reduce", "all_to_all_single")}
+
+    def late(self: BatchMaker, epoch: int, step: int) -> Any:
+        batch = make(self, epoch, step)
+        if step == 2 * dist.get_rank() + 1:  # the others are ahead of this rank by then
+            time.sleep(0.5)
+        return batch
+
+    def noted(name: str) -> Any:
+        def call(*args: Any, group: Any = None, **options: Any) -> Any:
+            if group in (None, dist.group.WORLD):
+                with (tmp_path / f"order-{dist.get_rank()}").open("a") as file:
+                    file.write(f"{name} in {threading.current_thread().name}\n")
+            return calls[name](*args, group=group, **options)
+
+        return call
+
+    monkeypatch.setattr(BatchMaker, "__call__", late)
+    for name in calls:
+        monkeypatch.setattr(dist, name, noted(name))
+    trained(
+        tmp_path, "test", {"prefetch": 3, "cache": 0}, comm={"overlap": False, "bucket_cap_mb": 100}
+    )
+    orders = [(tmp_path / f"order-{rank}").read_text().splitlines() for rank in range(2)]
+    assert orders[0] == orders[1]
+    step = ["all_to_all_single in MainThread", "all_reduce in MainThread"]
+    # the first is of what is done both ways before the first batch
+    assert [line for line in orders[0] if "MainThread" not in line] == []
+    steps = orders[0][orders[0].index(step[0], orders[0].index(step[0]) + 1) :]
+    assert steps == step * 4
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_its_rows(
+    as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They have the batch that it could not prepare."""
+    apart(monkeypatch)
+    make = BatchMaker.__call__
+
+    def fails(self: BatchMaker, epoch: int, step: int) -> Any:
+        batch = make(self, epoch, step)
+        if step == 2 and dist.get_rank() == 1:
+            raise ValueError("spoilt rows")
+        return batch
+
+    monkeypatch.setattr(BatchMaker, "__call__", fails)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="spoilt rows"):
+        trained(tmp_path, "test", {"cache": 0})
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("spoilt", ["__init__", "_read", "finish"])
+def test_several_hosts_stay_with_the_cpu_together(
+    spoilt: str, as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where one rank fails before the others wait for its rows."""
+    apart(monkeypatch)
+    call = getattr(DeviceFeatures, spoilt)
+
+    def fails(self: DeviceFeatures, *args: Any) -> Any:
+        made = call(self, *args)
+        if dist.get_rank() == 1:
+            raise RuntimeError("no such instruction")
+        return made
+
+    monkeypatch.setattr(DeviceFeatures, spoilt, fails)
+    used(monkeypatch, DeviceSampler, FeatureStore)
+    trained(tmp_path, "test", {"sample_on": "gpu"})
+
+
+def test_gpus_that_gloo_connects_fetch_rows_beside_training(
+    as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Unless they are told to read them themselves: then it is right, if slower."""
+    apart(monkeypatch)
+    monkeypatch.setattr(Ranks, "device_rows", SimpleNamespace(device=torch.device("meta")))
+    monkeypatch.setattr(DeviceFeatures, "__init__", lambda *_: os._exit(1))
+    used(monkeypatch, DeviceSampler, FeatureStore)
+    trained(tmp_path, "test", {})
+
+
+@pytest.mark.parametrize(
+    ("features_on", "most", "copies", "store"),
+    [
+        ("pinned", None, True, DeviceFeatures),  # locked in place
+        ("pinned", 1, False, DeviceFeatures),  # copied, as it is told to
+        ("auto", 0, True, DeviceFeatures),
+        ("auto", 0, False, FeatureStore),
+    ],
+)
+def test_a_training_with_locked_pages_is_the_same(
+    features_on: str,
+    most: int | None,
+    copies: bool,
+    store: type,
+    as_a_gpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Also where CUDA refuses to lock any, and where the host has no memory for copies then."""
+    with monkeypatch.context() as patch:
+        patch.setattr(device_path, "_free", lambda device: None)
+        plain = trained(tmp_path, "plain", {"features_on": "cpu"})
+    monkeypatch.setattr(device_features, "runtime", lambda device: Cudart(most))
+    room = Room("gpu", "pinned", 0.3, copies)
+    monkeypatch.setattr(Room, "of", lambda *sizes: room)
+    used(monkeypatch, DeviceSampler, store)
+    assert trained(tmp_path, "device", {"features_on": features_on}) == plain
 
 
 @pytest.mark.parametrize(
@@ -104,7 +296,7 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 ) -> None:
     """On all ranks, where only one of them sees it; and is an error where the GPU is wanted."""
     call = getattr(device_kernels, spoilt)
-    room = device_path.Room("gpu", "pinned", 0.3)
+    room = device_path.Room("gpu", "pinned", 0.3, True)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
 
     def other(table: Tensor, index: Tensor, *given: Any) -> Tensor:
@@ -125,14 +317,21 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 
 
 def test_room() -> None:
-    assert Room.of(100, 0, 10, 30) == Room("gpu", "gpu", 1.0)
-    assert Room.of(100, 80, 20, 40) == Room("gpu", "pinned", 0.75)
-    assert Room.of(100, 79, 20, 40) == Room("gpu", "cpu", 0.75)
-    assert Room.of(100, 52, 26, 40) == Room("pinned", "gpu", 1.0)
-    assert Room.of(100, 51, 26, 40) == Room("cpu", "gpu", 1.0)
-    assert Room.of(0, 82, 1, 40) == Room("pinned", "pinned", 0.0)
-    assert Room.of(0, 80, 1, 40) == Room("pinned", "cpu", 0.0)
-    assert Room.of(0, 0, 0, 0) == Room("gpu", "gpu", 0.0)
+    """Free bytes of the GPU and of the host, its ranks, the structure, the rows."""
+    assert Room.of(100, 0, 1, 10, 30) == Room("gpu", "gpu", 1.0, False)
+    assert Room.of(100, 80, 1, 20, 40) == Room("gpu", "pinned", 0.75, False)
+    assert Room.of(100, 80, 8, 20, 40) == Room("gpu", "pinned", 0.75, False)  # once for all ranks
+    assert Room.of(100, 160, 1, 20, 40).copies
+    assert Room.of(100, 240, 2, 20, 40).copies
+    assert not Room.of(100, 239, 2, 20, 40).copies
+    assert Room.of(100, 79, 1, 20, 40) == Room("gpu", "cpu", 0.75, False)
+    assert Room.of(100, 52, 1, 26, 40) == Room("pinned", "gpu", 1.0, False)
+    assert Room.of(100, 104, 2, 26, 40).structure == "pinned"  # once for each rank
+    assert Room.of(100, 103, 2, 26, 40).structure == "cpu"
+    assert Room.of(100, 51, 1, 26, 40) == Room("cpu", "gpu", 1.0, False)
+    assert Room.of(0, 84, 2, 1, 40) == Room("pinned", "pinned", 0.0, False)
+    assert Room.of(0, 83, 2, 1, 40) == Room("pinned", "cpu", 0.0, False)
+    assert Room.of(0, 0, 1, 0, 0) == Room("gpu", "gpu", 0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +358,27 @@ def test_what_a_gpu_does_not_draw(
         load_config(config)
     config["sampling"] |= {"sample_on": "auto", "features_on": "auto"}
     load_config(config)
+
+
+def test_rows_that_are_locked_are_in_shared_memory(
+    as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Although the host's memory would not be lent for rows that a CPU reads."""
+
+    class Checked(Cudart):
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            mapped = [
+                line.split()
+                for line in Path("/proc/self/maps").read_text().splitlines()
+                if "memfd:raygnn" in line
+            ]
+            spans = [[int(end, 16) for end in line[0].split("-")] for line in mapped]
+            assert any(low <= address and address + size <= high for low, high in spans)
+            return super().cudaHostRegister(address, size, flags)
+
+    monkeypatch.setattr(device_features, "runtime", lambda device: Checked())
+    used(monkeypatch, DeviceSampler, DeviceFeatures)
+    trained(tmp_path, "test", {"features_on": "pinned"}, staging={"resident": "never"})
 
 
 class Streams:
@@ -213,9 +433,9 @@ def test_the_training_stream_waits_and_no_thread_does() -> None:
         streams.note("make")
         return Made()
 
-    facts = {"__call__": staticmethod(make), "exchange": Exchange(World(0, 1))}
-    maker: Any = type("Maker", (), facts)()
+    maker: Any = type("Maker", (), {"__call__": staticmethod(make)})()
     maker.plan = SimpleNamespace(steps_per_epoch=1, state={})
+    maker.exchange = SimpleNamespace(seconds=0.0)
     loader = BatchLoader(maker, prefetch=1, limit=1, side=SideStream(gpu, streams))
     assert len(list(loader)) == 1
     side = ["enter", "make", "copy to cuda:0", "record", "leave"]
@@ -256,6 +476,12 @@ def test_memory_is_kept_until_both_streams_are_through(monkeypatch: pytest.Monke
         combined={},
         degree={},
         categories={"_N": {"kind": there()}},
+        awaited=AwaitedRows(
+            {"_N": {"features": there()}},
+            *({"_N": there()} for _ in range(3)),
+            receive=np.ones((2, 1), np.int64),
+            send=np.ones((2, 1), np.int64),
+        ),
     )
     stream: Any = None
     batch.used_on(stream)

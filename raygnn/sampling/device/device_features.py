@@ -3,36 +3,40 @@ that batches ask for most often in the GPU's."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.errors import TrainingError
+from raygnn.sampling.batch import AwaitedRows
 from raygnn.sampling.device import device_kernels
 from raygnn.sampling.exchange import Exchange, Ids, as_ids
 from raygnn.sampling.features import FeatureStore, Rows
 
+log = logging.getLogger("raygnn")
+
 _AT_ONCE = 1 << 20  # rows that are copied in one go
 
 
-def put(pieces: Sequence[np.ndarray | Tensor], device: torch.device, pinned: bool) -> Tensor:
-    """Rows, one piece after the other, where ``device`` reads them: in its own memory, or
-    page-locked in the host's."""
-    first, locked = _as_tensor(pieces[0][:0]), pinned and device.type == "cuda"
+def put(rows: np.ndarray | Tensor, device: torch.device, pinned: bool) -> Tensor:
+    """A copy of rows ``[N, …]`` where ``device`` reads them: in its own memory, or page-locked in
+    the host's."""
+    locked = pinned and device.type == "cuda"
     out = torch.empty(
-        (sum(map(len, pieces)), *first.shape[1:]),
-        dtype=first.dtype,
+        rows.shape,
+        dtype=_as_tensor(rows[:0]).dtype,
         device=torch.device("cpu") if locked else device,
         pin_memory=locked,
     )
-    at = 0
-    for piece in pieces:
-        for low in range(0, len(piece), _AT_ONCE):
-            part = _as_tensor(piece[low : low + _AT_ONCE])
-            out[at : at + len(part)].copy_(part)
-            at += len(part)
+    for low in range(0, len(rows), _AT_ONCE):
+        out[low : low + _AT_ONCE].copy_(_as_tensor(rows[low : low + _AT_ONCE]))
     return out
 
 
@@ -42,12 +46,44 @@ def _as_tensor(rows: np.ndarray | Tensor) -> Tensor:
     return torch.as_tensor(np.array(rows) if read_only else rows)
 
 
+def runtime(device: torch.device) -> Any:
+    """torch's module of CUDA's runtime; None where there is no GPU."""
+    return torch.cuda.cudart() if device.type == "cuda" else None
+
+
+def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | None:
+    """Page-lock memory where it lies, for this process, until ``owner`` is gone.
+
+    Args:
+        cudart: see `runtime`.
+
+    Returns:
+        Why that cannot be done; then nothing is locked. None: it is.
+    """
+    locked: list[Tensor] = []
+    for tensor in tensors:
+        if not tensor.nbytes:
+            continue
+        status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        if int(status):
+            _unlock(locked, cudart)
+            return f"CUDA says {cudart.cudaGetErrorString(status)}"
+        locked.append(tensor)
+    weakref.finalize(owner, _unlock, locked, cudart)  # which keeps the memory until then
+    return None
+
+
+def _unlock(tensors: Sequence[Tensor], cudart: Any) -> None:
+    for tensor in tensors:
+        cudart.cudaHostUnregister(tensor.data_ptr())
+
+
 @dataclass(frozen=True)
 class Column:
     """One array of a node type.
 
     Attributes:
-        table: ``[N, …]``, by id.
+        table: ``[S, …]``, by slot.
         near: the rows of it that lie in the GPU's memory, where the table does not; None = none.
     """
 
@@ -56,16 +92,27 @@ class Column:
 
 
 class DeviceFeatures:
-    """The rows of a `FeatureStore` that has all of them, for batches that are made on a GPU.
+    """The rows of a `FeatureStore` that are on this host, for batches that are made on a GPU.
+
+    A row has the slot that it has in the store's tables. Where all ranks are on this host, the GPU
+    works slots out, and the host waits for nothing. Else the CPU does, so that it learns which
+    rows other hosts have to send; `begin` tells them so over the store's exchange, and `finish`
+    moves the rows.
 
     Args:
-        store: whose rows are copied; with nothing to fetch from other hosts.
+        store: whose rows are read.
         device: the GPU; a CPU where Triton's interpreter runs.
-        near: None = all rows lie in the GPU's memory; else node type → distinct int64 ids of those
-            that do, and all lie page-locked in the host's.
+        near: None = the rows lie in the GPU's memory; else node type → distinct int64 ids of those
+            that do, of rows that are on this host, and all lie page-locked in the host's.
+        over: moves rows between ranks; needed where other hosts have some.
+        copies: whether the host has memory for page-locked rows of each rank's own, where those
+            that its ranks share cannot be locked where they lie.
 
     Attributes:
         bounds, exchange, remote, hits: see `FeatureStore`.
+
+    Raises:
+        TrainingError: pages cannot be locked, and there is no memory for copies.
     """
 
     def __init__(
@@ -73,40 +120,121 @@ class DeviceFeatures:
         store: FeatureStore,
         device: torch.device,
         near: Mapping[str, Ids] | None = None,
+        over: Exchange | None = None,
+        copies: bool = True,
     ):
-        assert store.whole
+        assert store.whole or over is not None
         self.bounds: Mapping[str, np.ndarray] = store.bounds
         self.exchange: Exchange = store.exchange
-        self.remote = self.hits = 0
+        self._store = store
+        self._over = over
         self._device = device
         self._columns: dict[str, dict[str, Column]] = {}
-        self._slots: dict[str, Tensor] = {}
-        for ntype in store.ntypes:
-            chosen = None if near is None else as_ids(near.get(ntype, np.empty(0)))
-            if chosen is not None:
-                slots = np.full(int(store.bounds[ntype][-1]), -1, np.int32)
-                slots[chosen] = np.arange(len(chosen))
-                self._slots[ntype] = put([slots], device, False)
+        self._near: dict[str, Tensor] = {}  # node type → where in `Column.near` each slot's row is
+        self._shifts: dict[str, tuple[Tensor, Tensor]] = {}
+        chosen = {t: as_ids((near or {}).get(t, np.empty(0))) for t in store.ntypes}
+        slots, _, _ = store.locate(chosen)
+        tables = {t: store.here(t) for t in store.ntypes}
+        everything = [rows for columns in tables.values() for rows in columns.values()]
+        in_place = near is not None and self._locked(everything, copies)
+        for ntype, columns in tables.items():
             self._columns[ntype] = {
-                name: self._placed(put(pieces, device, near is not None), chosen)
-                for name, pieces in store.in_order(ntype)
+                name: self._placed(
+                    rows if in_place else put(rows, device, near is not None), slots[ntype], near
+                )
+                for name, rows in columns.items()
             }
+            bounds, shifts = store.bounds[ntype][1:-1], store.shifts(ntype)
+            self._shifts[ntype] = put(bounds, device, False), put(shifts, device, False)
+            if near is not None and columns:
+                places = np.full(max(1, store.room(ntype)), -1, np.int32)
+                places[slots[ntype].numpy()] = np.arange(len(chosen[ntype]))
+                self._near[ntype] = put(places, device, False)
 
-    def _placed(self, table: Tensor, chosen: np.ndarray | None) -> Column:
-        if chosen is None or not len(chosen):
+    def _locked(self, tables: Sequence[Tensor], copies: bool) -> bool:
+        """Whether the GPU reads the store's tables where they lie, in memory that all ranks of the
+        host share, until this object is gone."""
+        cudart = runtime(self._device)
+        failure = None if cudart is None else lock_pages(tables, self, cudart)
+        if failure is None:
+            return True
+        with contextlib.suppress(RuntimeError):  # what is launched next tells of that error again
+            torch.zeros(1, device=self._device)
+        if not copies:
+            raise TrainingError(
+                f"rows cannot be page-locked where they lie ({failure}), and the host has no "
+                "memory for a copy of each worker's"
+            )
+        log.warning("rows are page-locked once for each worker: where they lie %s", failure)
+        return False
+
+    def _placed(self, table: Tensor, slots: Tensor, near: object) -> Column:
+        if near is None or not len(slots):
             return Column(table, None)
-        return Column(table, table[torch.from_numpy(chosen)].to(self._device))
+        return Column(table, table[slots].to(self._device))
+
+    @property
+    def remote(self) -> int:
+        return self._store.remote
+
+    @property
+    def hits(self) -> int:
+        return self._store.hits
 
     def gather(self, ids: Mapping[str, Ids]) -> Rows:
-        """See `FeatureStore.gather`; the rows lie on the GPU, and the host waits for nothing."""
-        rows: Rows = {}
-        for ntype, columns in self._columns.items():
-            index = torch.as_tensor(ids[ntype]).to(self._device, non_blocking=True)
-            rows[ntype] = {n: self._read(ntype, c, index) for n, c in columns.items()}
-        return rows
+        """See `FeatureStore.gather`; the rows lie on the GPU."""
+        rows, awaited = self.begin(ids)
+        return rows if awaited is None else self.finish(awaited)
 
-    def _read(self, ntype: str, column: Column, index: Tensor) -> Tensor:
-        if ntype not in self._slots:
-            return column.table.index_select(0, index)
-        slots = None if column.near is None else self._slots[ntype]
-        return device_kernels.gather(column.table, index, column.table.dtype, column.near, slots)
+    def begin(self, ids: Mapping[str, Ids]) -> tuple[Rows, AwaitedRows | None]:
+        """The rows for ``ids``, as `gather`, as far as they are on this host, and how the others
+        come; None = no host lacks any. Collective over the store's exchange."""
+        if self._store.whole:
+            return {t: self._read(t, self._owned_slots(t, ids[t])) for t in self._columns}, None
+        slots, missing, counts = self._store.locate({t: as_ids(nodes) for t, nodes in ids.items()})
+        asked, given = self._store.ask(missing, counts)
+        rows: Rows = {t: {} for t in self._columns}
+        places, order = {}, {}
+        for ntype, index in slots.items():
+            room = self._store.room(ntype)
+            places[ntype] = (index >= room).nonzero().flatten()
+            order[ntype] = index[places[ntype]] - room
+            # the kernel leaves out what is below 0; in the GPU's memory any row is read as fast
+            hole = -1 if ntype in self._near else 0
+            here = index.index_fill(0, places[ntype], hole)
+            rows[ntype] = self._read(ntype, here.to(self._device, non_blocking=True))
+        return rows, AwaitedRows(rows, places, order, given, receive=counts, send=asked)
+
+    def finish(self, awaited: AwaitedRows) -> Rows:
+        """All rows, after those of other hosts have come. Collective over ``over``."""
+        assert self._over is not None
+        numbers, answers, rooms = [], [], []
+        for number, (ntype, slots) in enumerate(awaited.given.items()):
+            total = int(awaited.receive[:, number].sum())
+            for rows in self._read(ntype, slots.to(self._device)).values():
+                numbers.append(number)
+                answers.append(rows)
+                rooms.append(rows.new_empty((total, *rows.shape[1:])))
+        send, receive = awaited.send[:, numbers], awaited.receive[:, numbers]
+        came = iter(self._over.columns(answers, send, receive, rooms))
+        for ntype in awaited.given:
+            places, order = (one[ntype].to(self._device) for one in (awaited.places, awaited.order))
+            for rows in awaited.rows[ntype].values():
+                rows.index_copy_(0, places, next(came).index_select(0, order))
+        return awaited.rows
+
+    def _owned_slots(self, ntype: str, ids: Ids) -> Tensor:
+        index = torch.as_tensor(ids).to(self._device, non_blocking=True)
+        ends, shifts = self._shifts[ntype]
+        return index + shifts[torch.bucketize(index, ends, right=True)]
+
+    def _read(self, ntype: str, slots: Tensor) -> dict[str, Tensor]:
+        read = {}
+        for name, column in self._columns[ntype].items():
+            if ntype in self._near:
+                places = None if column.near is None else self._near[ntype]
+                given = column.table.dtype, column.near, places
+                read[name] = device_kernels.gather(column.table, slots, *given)
+            else:
+                read[name] = column.table.index_select(0, slots)
+        return read

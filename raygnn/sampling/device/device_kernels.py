@@ -119,11 +119,11 @@ def _gather(  # type: ignore[no-untyped-def]
     LANES: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = tl.load(index + at, mask=at < count, other=0)
+    row = tl.load(index + at, mask=at < count, other=-1)
     lane = (tl.program_id(1) * LANES + tl.arange(0, LANES))[None, :]
-    inside = (at < count)[:, None] & (lane < WIDTH)
+    inside = (row >= 0)[:, None] & (lane < WIDTH)
     if SOME_NEAR:
-        slot = tl.load(slots + row, mask=at < count, other=0).to(tl.int64)
+        slot = tl.load(slots + row, mask=row >= 0, other=0).to(tl.int64)
         is_near = (slot >= 0)[:, None]
         close = tl.load(near + slot[:, None] * WIDTH + lane, mask=inside & is_near, other=0)
         away = tl.load(
@@ -213,7 +213,7 @@ def gather(
 
     Args:
         table: ``[N, …]``, contiguous.
-        index: int64 ``[n]``.
+        index: int64 ``[n]``; below 0: nothing is read, and the row has no meaning.
         near: rows of the table that lie nearer, and are read in its place.
         slots: ``[N]`` whole numbers, where in ``near`` each row is; below 0 = not there.
     """

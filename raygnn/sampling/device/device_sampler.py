@@ -76,7 +76,7 @@ class DeviceSampler:
         for etype in shard.etypes:
             rows = shard.topology[etype]
             assert not rows.carried
-            arrays = [put([a], device, pinned) for a in (rows.indptr, rows.src, rows.keys)]
+            arrays = [put(a, device, pinned) for a in (rows.indptr, rows.src, rows.keys)]
             self._lists[etype] = Lists(rows.first, *arrays)
 
     def sample(

@@ -44,7 +44,7 @@ class Ranks:
     def for_config(self, config: Config) -> Ranks:
         """The same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
-        made = ("data", "control", "step", "host", "compared_group")
+        made = ("data", "control", "step", "host", "compared_group", "device_rows")
         other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
         return other
 
@@ -71,17 +71,31 @@ class Ranks:
         return self._exchange()
 
     @cached_property
+    def device_rows(self) -> Exchange:
+        """Rows of other hosts that a GPU awaits, over the group that gradients use: NCCL's kernels
+        of two groups can wait for each other for ever. Of the thread that trains alone, before
+        each forward pass. Collective when it is first needed."""
+        if self.world.size == 1:
+            return Exchange(self.world)
+        return Exchange(self.world, self.compared_group if self.compared else dist.group.WORLD)
+
+    @cached_property
     def host(self) -> Host:
         """The ranks that share this one's memory, over `control`. Collective when it is first
         needed."""
         return Host.of(self.control)
 
     @property
+    def fetched_bytes(self) -> int:
+        """What this rank sent for batches so far, of structure and features."""
+        rows = self.__dict__.get("device_rows")
+        return self.data.sent_bytes + (rows.sent_bytes if rows else 0)
+
+    @property
     def sent_bytes(self) -> int:
-        """What this rank sent for batches so far: structure, features, learned rows and their
-        gradients."""
+        """The same with learned rows and their gradients."""
         learned = self.__dict__.get("step")
-        return self.data.sent_bytes + (learned.sent_bytes if learned else 0)
+        return self.fetched_bytes + (learned.sent_bytes if learned else 0)
 
     @property
     def first(self) -> bool:

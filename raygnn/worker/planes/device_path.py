@@ -20,7 +20,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, TrainingError, error_text
 from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.shard import Shard
-from raygnn.sampling.features import FeatureStore
+from raygnn.sampling.features import FeatureStore, Rows
 from raygnn.sampling.plan import Fanout
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.worker.comm.process_groups import Ranks
@@ -44,33 +44,37 @@ class Room:
     Attributes:
         structure: where the in-edge lists lie: "gpu"; "pinned", page-locked in the host's memory;
             or "cpu", where neither has room.
-        rows: where all rows do, likewise.
+        rows: where the rows of this host do, likewise; pinned ones once for all of its ranks.
         near: the share of the rows that lie in the GPU's memory.
+        copies: whether each rank can have page-locked rows of its own beside those.
     """
 
     structure: str
     rows: str
     near: float
+    copies: bool
 
     @staticmethod
-    def of(free: int, host: int, structure: int, rows: int) -> Room:
+    def of(free: int, host: int, ranks: int, structure: int, rows: int) -> Room:
         """Half of ``free`` bytes of the GPU is for the data, and half of that at most for the
         structure; the model, its optimizer and the batches have the rest. Of the ``host`` bytes
-        for this rank half, since torch locks pages by powers of two."""
+        for its ranks half, since torch locks pages by powers of two, and each rank the structure's.
+        """
         left, locked = free // 2, host // 2
         fits = structure <= left // 2
         left -= structure if fits else 0
-        of_structure = "gpu" if fits else "pinned" if structure <= locked else "cpu"
-        locked -= structure if of_structure == "pinned" else 0
+        of_structure = "gpu" if fits else "pinned" if ranks * structure <= locked else "cpu"
+        locked -= ranks * structure if of_structure == "pinned" else 0
         of_rows = "gpu" if rows <= left else "pinned" if rows <= locked else "cpu"
-        return Room(of_structure, of_rows, min(1.0, left / max(1, rows)))
+        copies = (1 + ranks) * rows <= locked
+        return Room(of_structure, of_rows, min(1.0, left / max(1, rows)), copies)
 
 
 class DevicePath:
     """Decides for a rank's batches. Collective, on the control group.
 
     Args:
-        rows: bytes of the rows of all nodes.
+        rows: bytes of the rows that are on this host, cached ones of other hosts included.
 
     Attributes:
         draws: whether the GPU draws; features: where rows are read, "gpu", "pinned" or "cpu".
@@ -86,15 +90,18 @@ class DevicePath:
         if free is None:
             return
         structure = sum(lists.nbytes for lists in shard.topology.values())
-        self._room = Room.of(free, memory()[1] // len(ranks.host.ranks), structure, rows)
+        self._room = Room.of(free, memory()[1], len(ranks.host.ranks), structure, rows)
         triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
         full = "no memory has room for the structure" if self._room.structure == "cpu" else None
         why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full
         self.draws = self._chosen("sample_on", sampling.sample_on, why, ("gpu", "cpu")) == "gpu"
-        away = None if ranks.host.holds_all else "other hosts have some of the rows"
+        self._over = None if ranks.host.holds_all else ranks.device_rows
         wanted = sampling.features_on
         kinds = _KINDS[_KINDS.index(self._room.rows) :] if wanted == "auto" else (wanted, "cpu")
-        why = away or (triton if kinds[0] == "pinned" else None)
+        why = triton if kinds[0] == "pinned" else None
+        # training would wait for rows that the thread which prepares batches fetches meanwhile
+        if wanted == "auto" and self._over and self._over.device.type != self._device.type:
+            why = "other hosts have some of the rows, and NCCL does not connect them"
         self.features = self._chosen("features_on", wanted, why, kinds)
 
     def _chosen(self, key: str, wanted: str, why: str | None, kinds: Sequence[str]) -> str:
@@ -150,20 +157,34 @@ class DevicePath:
         if self.features == "cpu":
             return like
 
+        nums = {t: self._shard.num_nodes(t) for t in self._shard.ntypes}
+        ids = {t: np.arange(0, num, max(1, num // _TRIED)) for t, num in nums.items()}
+        expected = {t: dict(columns) for t, columns in like.gather(ids).items()}
+
         def make() -> DeviceFeatures:
             from raygnn.sampling.device.device_features import DeviceFeatures
 
             chosen = near(self._room.near) if self.features == "pinned" else None
-            made = DeviceFeatures(like, self._device, chosen)
-            ids = {t: np.arange(self._shard.num_nodes(t))[:_TRIED] for t in self._shard.ntypes}
-            found = made.gather(ids)
-            for ntype, columns in like.gather(ids).items():
-                for name, rows in columns.items():
-                    if not torch.equal(found[ntype][name].cpu(), rows):
-                        raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
-            return made
+            copies = self._room.copies or self._sampling.features_on == "pinned"
+            return DeviceFeatures(like, self._device, chosen, self._over, copies)
 
-        return self._tried("features_on", make) or like
+        def compare(given: Rows) -> bool:
+            for ntype, columns in expected.items():
+                for name, rows in columns.items():
+                    if not torch.equal(given[ntype][name].cpu(), rows):
+                        raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
+            return True
+
+        # what one rank may fail in, and what waits for all of them, are tried one after the other
+        made = self._tried("features_on", make)
+        begun = self._tried("features_on", lambda: made.begin(ids)) if made else None
+        if made is None or begun is None:
+            return like
+        rows, awaited = begun
+        finish = lambda: made.finish(awaited) if awaited else rows  # noqa: E731
+        done = self._tried("features_on", lambda: compare(finish()))
+        like.remote = like.hits = 0  # of batches
+        return made if done else like
 
     def _tried(self, key: str, make: Callable[[], T]) -> T | None:
         """What was made; None: not on all ranks, where that may be.

@@ -152,8 +152,11 @@ class MemoryBudget:
 
     def device_path(self) -> DevicePath:
         """What of a batch is made on this rank's GPU. Collective over all ranks."""
-        rows = sum(self._shard.num_nodes(t) * size for t, size in self._sizes.items())
-        return DevicePath(self._config, self._shard, self._ranks, rows)
+        kept, rows = 0.0 if self._host.holds_all else self.cached_share, 0.0
+        for ntype, size in self._sizes.items():
+            here = self._here(ntype)
+            rows += size * (here + kept * (self._shard.num_nodes(ntype) - here))
+        return DevicePath(self._config, self._shard, self._ranks, int(rows))
 
     @property
     def evaluations(self) -> float:

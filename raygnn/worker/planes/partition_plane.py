@@ -22,7 +22,7 @@ from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
-from raygnn.sampling.cache import Scores, choose, choose_for_host, degrees, inclusion
+from raygnn.sampling.cache import Scores, choose_for_host, choose_near, degrees, inclusion
 from raygnn.sampling.exchange import Exchange, as_ids
 from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
@@ -293,7 +293,7 @@ class PartitionPlane:
         path = budget.device_path()
         how = None
         if (
-            not path.used
+            not (path.used or config.sampling.pad)
             and all(i.one_table for i in self.inputs.values())
             and isinstance(model, Network)
         ):
@@ -312,7 +312,8 @@ class PartitionPlane:
             self.ranks.data,
             self.ranks.device,
             weighted=how == "gcn",
-            resident=budget.holds_rows,
+            # a file's pages, once locked, would be this process's own
+            resident=budget.holds_rows or path.features == "pinned",
             ring=ring,
             host=host,
             cached=cached,
@@ -338,7 +339,10 @@ class PartitionPlane:
             sources=self._originals() if config.sampling.method == "labor" else None,
         )
         self._store = path.store(
-            store, lambda part: choose(self._scores(own, share, self._fanouts), bounds, (), part)
+            store,
+            lambda part: choose_near(
+                self._scores(own, share, self._fanouts), bounds, host.ranks, cached, part
+            ),
         )
         return BatchMaker(
             seeds=seeds,
@@ -350,7 +354,9 @@ class PartitionPlane:
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
-            counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
+            counted=(world.size > 1 or config.sampling.pad)
+            and any(isinstance(m, BatchNorm) for m in model.modules()),
+            pad=config.sampling.pad,
             note=blackbox.note,
             identity=self.identity + self.job.digests,
         )
