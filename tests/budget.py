@@ -41,25 +41,25 @@ LINES = {
 }
 # What is above that has these at most, until it is smaller.
 LINES_TODAY = {
-    "": 740,
+    "": 755,
     "util": 650,
     "config": 4_472,
     "graph": 15_200,
-    "sampling": 5_930,
-    "models": 4_130,
-    "tasks": 2_540,
+    "sampling": 5_960,
+    "models": 4_225,
+    "tasks": 2_562,
     "preflight": 3_740,
     "storage": 840,
     "checkpoint": 1_780,
-    "worker": 8_527,
-    "driver": 4_590,
+    "worker": 8_578,
+    "driver": 4_612,
     "prediction": 1_180,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 62_932,
-    "tests": 53_179,
+    "package": 63_120,
+    "tests": 53_400,
 }
 MODULES, MODULES_TODAY = 189, 242
 FOLDER_MODULES = 14

@@ -43,22 +43,19 @@ _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
-
 _REACH = 5.0  # seconds for a head node to accept a connection, and again to say its first word
 _ADMIT = 30.0  # seconds for a process to import Ray and to be let in
-
 # HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HEADER, _SETTINGS = 9, 4
-
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
 
 _LOOK = 2.0  # seconds between connections to a Ray that was started elsewhere
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
-# share of the time that Ray waits for a GCS to be started again before it ends the driver
-_GCS_AWAY = 0.5
+_GCS_AWAY = (
+    0.5  # share of the time that Ray waits for a GCS to come back, before it ends the driver
+)
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
-
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
@@ -77,12 +74,11 @@ _QUIET = {
 _LOCAL = {
     **compat.PRELOAD,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
-    # its controller is in this process, where logging is ours
-    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",  # of a controller in this process
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_worker_niceness": "0",  # training is what it is there for; the default is 15
-    # what nobody reads here, and costs a fiftieth of a core: statistics, and records of tasks
+    # statistics and records of tasks, which nobody reads here: a hundredth of a core
     "RAY_event_stats": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
@@ -252,15 +248,14 @@ class RayCluster:
                 _remove(self._directory)
             if self._owned:
                 self._owned.close()
-        # what was set for Ray is not meant for another one, later in this process
+        # what was set for Ray, or by its controller, is not meant for another one in this process
         for name in os.environ.keys() - before.keys():
-            if name.startswith(("RAY_", "TORCH_PROCESS_GROUP_")):  # the latter for its controller
+            if name.startswith(("RAY_", "TORCH_PROCESS_GROUP_")):
                 del os.environ[name]
 
     def _wait_for_guests(self) -> None:
-        for thread in self._guests:
-            if thread.is_alive():  # a stop may have kept it from being started
-                thread.join(_LEAVE)
+        for thread in filter(threading.Thread.is_alive, self._guests):  # a stop may forbid a start
+            thread.join(_LEAVE)
 
     def _start(self) -> None:
         for name, value in _QUIET.items():

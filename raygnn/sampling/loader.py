@@ -9,6 +9,7 @@ broadcast, on those that would wait for it for ever.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -17,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -400,8 +401,10 @@ class SideStream:
 
 # Training goes first where the two share a core: what is prepared ahead fills the time in which a
 # rank waits for the others, so that the ranks' steps are more alike. The second is for batches that
-# no other rank waits for: more would leave too little where others' processes keep the core busy.
+# need no word of another rank, as long as training does not wait for them: other programs may keep
+# the core busy, of which little is left for who is that nice.
 _NICE, _NICE_ALONE = 4, 10
+_WINDOW, _STARVES = 16, 0.25  # batches; share of the time in which training waits for them
 _AHEAD = 2  # steps that wait for a GPU behind the one that it is at
 _POLL = 0.5  # seconds between looks at whether the other side is still there
 
@@ -413,6 +416,9 @@ class _Failure:
 
 class _End:
     pass
+
+
+_Ready: TypeAlias = "queue.Queue[T | _Failure | _End]"
 
 
 class Prefetcher(Generic[T]):
@@ -443,6 +449,8 @@ class Prefetcher(Generic[T]):
         self._steps = steps
         self._depth = depth
         self._waited = waited
+        self._starves = False
+        self._left: Iterator[int] | None = None  # steps that a thread has left to another
         self._alarm = alarm
         self._note = note or silent
         self.failure: BaseException | None = None
@@ -451,36 +459,47 @@ class Prefetcher(Generic[T]):
         if self._depth == 0:
             yield from map(self._make, self._steps)
             return
-        ready: queue.Queue[T | _Failure | _End] = queue.Queue(maxsize=self._depth)
+        ready: _Ready[T] = queue.Queue(maxsize=self._depth)
         stop = threading.Event()
-        thread = threading.Thread(
-            target=self._run, args=(ready, stop), name="raygnn-prefetch", daemon=True
-        )
-        thread.start()
+        self._start(ready, stop, iter(self._steps))
+        begun = waited = 0.0
         try:
-            while True:
-                item = self._await_next(ready, thread)
+            for number in itertools.count():
+                asked = time.perf_counter()
+                item = self._await_next(ready, stop)
                 if isinstance(item, _End):
                     return
                 if isinstance(item, _Failure):
                     raise item.error
+                now = time.perf_counter()
+                waited += now - asked
+                if number % _WINDOW == 0:
+                    self._starves |= number > 0 and waited > _STARVES * (now - begun)
+                    begun, waited = now, 0.0
                 yield item
         finally:
             stop.set()
 
-    def _await_next(
-        self, ready: queue.Queue[T | _Failure | _End], thread: threading.Thread
-    ) -> T | _Failure | _End:
+    def _start(self, ready: _Ready[T], stop: threading.Event, steps: Iterator[int]) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(ready, stop, steps), name="raygnn-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _Failure | _End:
         while True:
+            if (steps := self._left) is not None:
+                self._left = None
+                self._start(ready, stop, steps)  # as nice as this thread, which starts it
             try:
                 return ready.get(timeout=_POLL)
             except queue.Empty:
                 if self._alarm is not None:
                     self._alarm.check()
-                if not thread.is_alive() and ready.empty():
+                if not self._thread.is_alive() and ready.empty() and self._left is None:
                     raise RuntimeError("the prefetch thread ended without a batch") from None
 
-    def _run(self, ready: queue.Queue[T | _Failure | _End], stop: threading.Event) -> None:
+    def _run(self, ready: _Ready[T], stop: threading.Event, steps: Iterator[int]) -> None:
         def put(item: T | _Failure | _End) -> bool:
             while not stop.is_set():
                 try:
@@ -492,14 +511,17 @@ class Prefetcher(Generic[T]):
 
         os.nice(_NICE)  # this thread's alone, on Linux
         try:
-            before: float | None = self._waited()
-            for step in self._steps:
+            before, nicer = self._waited(), False
+            for number, step in enumerate(steps):
                 made = self._make(step)
-                if before == self._waited():
+                if not number and before == self._waited() and not self._starves:
                     os.nice(_NICE_ALONE - _NICE)
-                before = None  # the first batch tells of all
+                    nicer = True
                 self._note("queue")
                 if not put(made):
+                    return
+                if nicer and self._starves:  # niceness cannot be taken back
+                    self._left = steps
                     return
         except BaseException as error:
             if not isinstance(error, Exception):  # which would end the process in silence

@@ -176,3 +176,18 @@ def test_what_no_rank_waits_for_is_made_in_spare_time(waits: bool, nice: int) ->
     assert steps == [0, 1, 2]
     assert [one - before for one in seen] == [4, nice, nice]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_training_that_starves_has_its_batches_made_without_more_niceness() -> None:
+    """Where other programs keep the core busy; batches and their order stay the same."""
+    seen = []
+
+    def make(step: int) -> int:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        time.sleep(0.002)
+        return step
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert list(Prefetcher(make, range(60), 2)) == list(range(60))  # which waits all the time
+    assert [one - before for one in seen[:10]] == [4, *[10] * 9]
+    assert {one - before for one in seen[30:]} == {4}
