@@ -52,9 +52,7 @@ _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_toke
 
 _LOOK = 2.0  # seconds between connections to a Ray that was started elsewhere
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
-_GCS_AWAY = (
-    0.5  # share of the time that Ray waits for a GCS to come back, before it ends the driver
-)
+_GCS_AWAY = 0.5  # share of the time that Ray waits for a GCS to come back, and then ends us
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
