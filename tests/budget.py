@@ -47,7 +47,7 @@ LINES_TODAY = {
     "graph": 15_200,
     "sampling": 5_960,
     "models": 4_225,
-    "tasks": 2_562,
+    "tasks": 2_563,
     "preflight": 3_740,
     "storage": 840,
     "checkpoint": 1_780,

@@ -188,8 +188,8 @@ def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
 
 
 def _with_room(x: Tensor) -> Tensor:
-    """``x`` with any rows behind its own, up to an even number: what lies there in memory, if
-    something does."""
+    """``x`` with any rows behind its own, as many as `_even_rows` says: what lies there in memory,
+    if something does."""
     num, (step, each) = _even_rows(len(x)), x.stride()
     if num == len(x):
         return x

@@ -392,6 +392,7 @@ class Inference:
                     zip(names, ask_owners(sources[t], bounds[t], exchange, partial(rows_of, t)))
                 )
                 for t, names in columns.items()
+                if names  # of a node type without edges nothing is read where others are projected
             }
 
         width = max(sum(c.shape[1:].numel() for c in named.values()) for named in columns.values())
