@@ -112,9 +112,10 @@ import raygnn
 remote = ray.remote
 
 
-def noted(function, *options, **named):
+def noted(*given, **options):
+    function = given[0] if given else None
     if not getattr(function, "__module__", "").startswith("raygnn.graph.outofcore"):
-        return remote(function, *options, **named)
+        return remote(*given, **options)  # Ray's own, for one with options only
 
     def run(*task):
         Path(RAN, f"{function.__name__}-{socket.gethostname()}").touch()
