@@ -21,6 +21,7 @@ import torch.multiprocessing as mp
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn.checkpoint.hashed_files import nothing
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.resume import find_start
@@ -110,7 +111,8 @@ def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, how:
         Rank._side = lambda self: SideStream(device, torch.cpu)  # type: ignore[method-assign]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     strategy = type("Strategy", (DDPStrategy,), {"root_device": device})
-    runtime = Runtime(World(rank, size), device, strategy, _Environment(rank, size))
+    environment = _Environment(rank, size)
+    runtime = Runtime(World(rank, size), device, strategy, environment, nothing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = Rank(job, runtime).run()

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.checkpoint import learned_rows
+from raygnn.checkpoint.hashed_files import nothing
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
@@ -184,6 +185,7 @@ def runtime(exchange: Exchange) -> Runtime:
         device=torch.device("cpu"),
         strategy=_Strategy,
         environment=_Environment(world.rank, world.size),
+        send_files=nothing,
     )
 
 

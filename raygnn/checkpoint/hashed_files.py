@@ -24,7 +24,7 @@ _SYNCED = 8  # pieces that are made durable at once, so that no single sync take
 
 
 def nothing() -> None:
-    """For whoever does not watch the progress."""
+    """Where somebody could be called, and nobody needs to be."""
 
 
 class Write(Generic[T]):

@@ -265,6 +265,7 @@ class Courier:
     Args:
         sending: is told whether something is to be sent.
         is_current: whether no later start of the run has taken over.
+        before: called before one is sent, for what a run that goes on from it is to find, too.
     """
 
     def __init__(
@@ -274,9 +275,11 @@ class Courier:
         events: Events,
         sending: Callable[[bool], None],
         is_current: Callable[[], bool] = lambda: True,
+        before: Callable[[], None] = nothing,
     ):
         self._mirror = mirror
         self._is_current = is_current
+        self._before = before
         self._keep = keep
         self._events = events
         self._sending = sending
@@ -293,11 +296,14 @@ class Courier:
         events: Events,
         sending: Callable[[bool], None],
         is_current: Callable[[], bool],
+        before: Callable[[], None],
     ) -> Courier | None:
         """That of a job, if its checkpoints go to another place."""
         place = RemoteCheckpoints.of(config)
         keep = config.fault.keep
-        return None if place is None else cls(place, keep, events, sending, is_current)
+        if place is None:
+            return None
+        return cls(place, keep, events, sending, is_current, before)
 
     def send(self, checkpoint: Path) -> None:
         """Have it sent."""
@@ -341,6 +347,7 @@ class Courier:
                 shutil.rmtree(held, ignore_errors=True)
                 shutil.copytree(checkpoint, held, copy_function=os.link)
             if self._is_current():
+                self._before()
                 self._watch(held if self._mirror.primary else checkpoint, checkpoint.name)
             if self._failing:
                 self._events.tell(f"{checkpoint.name} is in {self._mirror} again")

@@ -13,7 +13,7 @@ import pkgutil
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,12 +50,12 @@ def train_loop(job: Job) -> None:
 
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
-    with forwarded(job, rank):
+    with forwarded(job, rank) as send_files:
         if job.lost is None:  # else what lies there is not this run's
-            _train(job, rank, size)
+            _train(job, rank, size, send_files)
 
 
-def _train(job: Job, rank: int, size: int) -> None:
+def _train(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None:
     earlier = failures.recorded(job.run_dir)
     start = job.control.snapshot()
     with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
@@ -65,7 +65,7 @@ def _train(job: Job, rank: int, size: int) -> None:
         if start.orders.stop:
             return
         with recorded(job, rank, size, start.attempt, earlier):
-            _run(job, rank, size)
+            _run(job, rank, size, send_files)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _own_packages(config: Config) -> set[str]:
     return {re.split("[.:]", name)[0] for name in classes if name}
 
 
-def _run(job: Job, rank: int, size: int) -> None:
+def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None:
     start = time.perf_counter()
     blackbox.note("imports")
     gc.disable()  # imports make no garbage
@@ -162,6 +162,7 @@ def _run(job: Job, rank: int, size: int) -> None:
         device=ray.train.torch.get_device(),
         strategy=ray.train.lightning.RayDDPStrategy,
         environment=ray.train.lightning.RayLightningEnvironment(),
+        send_files=send_files,
     )
     blackbox.note("setup")
     result = pkgutil.resolve_name(job.program)(job, runtime).run()

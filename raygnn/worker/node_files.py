@@ -12,11 +12,12 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raygnn.checkpoint.hashed_files import nothing
 from raygnn.runs.diagnose.state_file import BOX, FAILURE
 from raygnn.runs.run_directory import CHECKPOINTS, LOGS
 from raygnn.storage.remote import Stat
@@ -83,6 +84,7 @@ class Forwarder:
         self._sent: dict[str, Stat] = {}
         self._seen: dict[str, int] = {}
         self._ended = threading.Event()
+        self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="raygnn-files", daemon=True)
 
     def start(self) -> None:
@@ -107,6 +109,10 @@ class Forwarder:
         Args:
             others: directories whose files go, too.
         """
+        with self._sending:
+            self._send_changed(others)
+
+    def _send_changed(self, others: Iterable[str]) -> None:
         files = files_of_run(self._directory)
         for folder in others:
             below = files_of_run(self._directory / folder)
@@ -177,15 +183,16 @@ def is_away(directory: Path, token: str) -> bool:
 
 
 @contextmanager
-def forwarded(job: Job, rank: int) -> Iterator[None]:
-    """While a rank works, its files reach the command's directory."""
+def forwarded(job: Job, rank: int) -> Iterator[Callable[[], None]]:
+    """While a rank works, its files reach the command's directory, at the latest when it calls what
+    this yields."""
     if job.config.store is None or not is_away(job.run_dir, job.token):
-        yield
+        yield nothing
         return
     forwarder = Forwarder(job.run_dir, rank, job.control.files)
     forwarder.start()
     try:
-        yield
+        yield forwarder.send
     finally:
         try:
             forwarder.close()

@@ -283,7 +283,11 @@ class Rank(RankSetup):
             events=self.events,
             patience=self.storage_timeout,
             courier=Courier.of(
-                self.config, self.events, lambda busy: control.tell(sending=busy), is_current
+                self.config,
+                self.events,
+                lambda busy: control.tell(sending=busy),
+                is_current,
+                self.runtime.send_files,
             ),
             is_current=is_current,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,15 @@ class Runtime:
     Attributes:
         strategy: Lightning's data parallelism, as a class.
         environment: tells Lightning about the ranks.
+        send_files: brings what this rank has written, checkpoints aside, to the directory of the
+            command, where that is another one.
     """
 
     world: World
     device: torch.device
     strategy: type[DDPStrategy]
     environment: ClusterEnvironment
+    send_files: Callable[[], None]
 
 
 class RankSetup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.model_inputs import make_embeddings
 from tests.graphs import (
     ITEM,
+    TAG,
     on_whole_graph,
     partitioned,
     random_graph,
@@ -40,7 +42,7 @@ from tests.ranks import run_ranks
 LAYERS = 3
 
 
-def model_of(config: ModelConfig, data: GraphData, target: str) -> torch.nn.Module:
+def model_of(config: ModelConfig, data: GraphData, target: str, *others: str) -> torch.nn.Module:
     torch.manual_seed(3)
     widths = {t: frame.data["feat"].shape[1] for t, frame in data.nodes.items()}
     counts = {
@@ -48,7 +50,8 @@ def model_of(config: ModelConfig, data: GraphData, target: str) -> torch.nn.Modu
         for e, frame in data.edges.items()
         if "relation" in frame.data
     }
-    return build_model(config, Schema(widths, list(data.edges), 4, {}, counts, target=target))
+    schema = Schema(widths, list(data.edges), 4, {}, counts, target=target, others=others)
+    return build_model(config, schema)
 
 
 def infer(
@@ -62,11 +65,13 @@ def infer(
     share: float = 1.0,
     spare: float = 0,
     chunk_edges: int = inference.CHUNK_EDGES,
+    others: tuple[str, ...] = (),
 ) -> tuple[np.ndarray, Tensor]:
     """Original ids of a share of the owned nodes, in any order, and their outputs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inference, "CHUNK_EDGES", chunk_edges)
-        return _infer(exchange, meta, config, data, target, by_layer, replicated, share, spare)
+        given = exchange, meta, config, data, target, by_layer, replicated, share, spare
+        return _infer(*given, others)
 
 
 def _infer(
@@ -79,6 +84,7 @@ def _infer(
     replicated: bool,
     share: float,
     spare: float,
+    others: tuple[str, ...],
 ) -> tuple[np.ndarray, Tensor]:
     shard = shard_of(exchange, meta, replicated=replicated, reads=EdgeReads(relation="relation"))
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
@@ -101,7 +107,7 @@ def _infer(
         device=torch.device("cpu"),
         spare=spare,
     )
-    model = model_of(config, data, target)
+    model = model_of(config, data, target, *others)
     if not by_layer:  # a module whose layers are not known
         inner = model
         model = torch.nn.Module()
@@ -185,6 +191,17 @@ def test_rows_that_a_layer_makes_narrower_are_sent_as_such(tmp_path: Path) -> No
         config = read_model(kind="sage", hidden=128, layers=LAYERS, aggregator=aggregator)
         bytes_of[aggregator] = sum(run_ranks(2, sent, meta, config, data))
     assert bytes_of["mean"] < 0.7 * bytes_of["max"]
+
+
+def test_a_target_without_edges(tmp_path: Path) -> None:
+    """Where the last layer narrows what others read, nothing is read of its nodes."""
+    data = typed_graph()
+    data = replace(data, edges={e: edges for e, edges in data.edges.items() if TAG not in e})
+    config = read_model(kind="sage", hidden=16, layers=LAYERS)
+    exact = on_whole_graph(model_of(config, data, ITEM, TAG), LAYERS, data)
+    given = (partitioned(data, tmp_path, 2), config, data, ITEM, True, True)
+    for original, outputs in run_ranks(2, partial(infer, others=(TAG,)), *given):
+        assert torch.allclose(outputs, exact[original], atol=1e-5)
 
 
 def work(

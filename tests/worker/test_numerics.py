@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn.checkpoint.hashed_files import nothing
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
@@ -127,7 +128,8 @@ def test_comparing_collectives_changes_nothing(compression: str, make_job: JobFa
 
 def _disagree(exchange: Exchange, job: Job) -> str:
     """Reduce another dtype on each rank, as gloo does without an error."""
-    runtime = Runtime(exchange.world, torch.device("cpu"), DDPStrategy, LightningEnvironment())
+    given = exchange.world, torch.device("cpu"), DDPStrategy, LightningEnvironment()
+    runtime = Runtime(*given, nothing)
     rank = Rank(job, runtime)
     dtype = torch.bfloat16 if exchange.world.rank else torch.float16
     try:
