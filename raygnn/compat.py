@@ -16,7 +16,7 @@ import importlib.util
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -306,6 +306,18 @@ def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
     return [int(size) for size in sizes.split(", ") if size]
+
+
+def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> None:
+    """Have DDP lay out its buckets as after a first backward pass in which gradients come in this
+    order, before there is one. Collective."""
+    import torch
+
+    ddp.reducer.prepare_for_backward([])
+    for parameter in parameters:
+        parameter.backward(torch.zeros_like(parameter))
+    ddp.reducer._rebuild_buckets()
+    ddp.zero_grad()
 
 
 def is_view(tensor: Any) -> bool:

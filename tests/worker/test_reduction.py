@@ -165,6 +165,53 @@ def test_bytes_that_are_reduced(make_job: JobFactory) -> None:
     assert max(sent[3:]) < whole / 8
 
 
+@pytest.mark.parametrize("stop", [1, 4])  # before DDP has its buckets, and within an epoch
+@pytest.mark.parametrize("comm", [{}, {"compression": "powersgd", "powersgd_start": 3}])
+def test_three_ranks_go_on_to_the_bit(
+    comm: dict[str, Any], stop: int, make_job: JobFactory
+) -> None:
+    """In whose sums the order of ranks counts, which is another one in each part of a bucket."""
+    options: dict[str, Any] = {
+        "cluster": {"workers": 3},
+        "comm": {"bucket_cap_mb": 1, **comm},
+        "model": {"kind": "sage", "hidden": 300, "layers": 3},
+        "sampling": {"fanout": [3, 3, 3]},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    rest = train_on_ranks(stopped(whole, make_job(name="rest", **options), stop), resume=True)
+    assert np.array_equal(losses(whole), losses(rest))
+    kept = selected(rest)
+    assert all(torch.equal(weight, kept[name]) for name, weight in selected(whole).items())
+    fewer = {**options, "train": {"epochs": 5}, "cluster": {"workers": 2}}
+    fewer["comm"] = {**options["comm"], "find_unused_parameters": not comm}
+    more = train_on_ranks(make_job(name="rest", **fewer), resume=True)
+    assert more.summary["epochs"] == 5
+
+
+class SparseRows(nn.Module):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.rows = nn.Embedding(2, out_features, sparse=True)
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, blocks: Any, x: Tensor) -> Tensor:
+        seeds = x[: blocks[-1].num_dst_nodes()]
+        return self.linear(seeds) + self.rows((seeds[:, 0] > 0).long())
+
+
+def test_sparse_gradients_go_on(make_job: JobFactory) -> None:
+    """Of a user's own module; DDP takes no others for them."""
+    options: dict[str, Any] = {
+        "model": {"kind": f"{__name__}:SparseRows"},
+        "train": {"optimizer": "sgd", "epochs": 2},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    rest = train_on_ranks(stopped(whole, make_job(name="rest", **options), 3), resume=True)
+    assert np.array_equal(losses(whole), losses(rest))
+
+
 # ── PowerSGD ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -199,7 +246,7 @@ def _low_rank(exchange: Exchange, config: Config, seed: int) -> list[float]:
     assert isinstance(config.comm, PowerSgdComm)
     comm, ranks = config.comm, Ranks(config, exchange.world, torch.device("cpu"))
     torch.manual_seed(seed + 100 * exchange.world.rank)
-    power = LowRank(net, comm, seed, None, {})
+    power = LowRank(net, comm, seed, None, {}, relaid=True)
     reduction_of = reduction.Reduction(ranks)
     went = came = torch.zeros(sum(p.numel() for p in net.parameters()))
     exact, distances = 0.0, []
@@ -208,7 +255,7 @@ def _low_rank(exchange: Exchange, config: Config, seed: int) -> list[float]:
             reduction_of.load_state_dict(
                 {"steps": 8, "buckets": _shared(power.state(ranks), exchange)}
             )
-            power = LowRank(net, comm, seed, None, reduction_of._saved)
+            power = LowRank(net, comm, seed, None, reduction_of._saved, relaid=True)
         parameters = list(net.parameters())
         bucket = _Bucket(parameters, [torch.randn(p.shape) for p in parameters])
         mean = exchange.sum(bucket.buffer().clone()) / exchange.world.size
@@ -268,24 +315,3 @@ def test_gradients_that_are_not_finite_once(
     run = train_on_ranks(make_job(comm=thin, model={"hidden": 64}, train={"epochs": 3}))
     assert run.summary["skipped"]["steps"] == 1
     assert losses(run)[-1] < 1.0
-
-
-@pytest.mark.parametrize("stop", [2, 5])  # before it begins, and within an epoch
-def test_a_run_with_powersgd_goes_on(stop: int, make_job: JobFactory) -> None:
-    """Nearly as if it had not stopped: the first step of a start is exact."""
-    options: dict[str, Any] = {
-        "comm": {"compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 3},
-        "model": {"hidden": 64},
-        "train": {"epochs": 3},
-        "fault": {"checkpoint_every": 1, "keep": 20},
-    }
-    unbroken = train_on_ranks(make_job(name="whole", **options))
-    part = stopped(unbroken, make_job(name="part", **options), stop)
-    resumed = train_on_ranks(part, resume=True)
-    assert np.array_equal(losses(unbroken)[: stop + 1], losses(resumed)[: stop + 1])
-    assert np.allclose(losses(unbroken), losses(resumed), atol=0.1)
-    more = train_on_ranks(
-        make_job(name="part", **options | {"train": {"epochs": 4}, "cluster": {"workers": 1}}),
-        resume=True,
-    )
-    assert more.summary["epochs"] == 4

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from raygnn import compat
 from raygnn.config.execution import PowerSgdComm
@@ -26,6 +27,11 @@ class Reduction(pl.Callback):
     groups need, and counts what is reduced.
 
     Not through Lightning's strategy, which leaves hooks out wherever there is no CUDA.
+
+    DDP lays out its buckets after the first backward pass of each start, by the order in which
+    gradients came. An element's place decides in which order ranks' values of it are added, which
+    from three ranks on shows in the last bits of the sum. So checkpoints have that order, and a run
+    that goes on has the buckets of the one before it from its first step on.
 
     Args:
         ranks: whose group the gradients go over, where collectives are compared.
@@ -44,6 +50,9 @@ class Reduction(pl.Callback):
         self._saved: dict[str, Any] = {}
         self._ddp: DistributedDataParallel | None = None
         self._late: list[tuple[Tensor, Future[Tensor]]] = []  # buckets that wait for the last one
+        self._came: list[Tensor] = []  # parameters, as their gradients come for the first time
+        self._watching: list[RemovableHandle] = []
+        self._order: list[int] = []  # of the same, by their numbers
         self._bytes = 0
         self.whole = 0
         self.buckets: list[int] = []
@@ -59,9 +68,16 @@ class Reduction(pl.Callback):
         if self._ranks.world.size == 1 or not isinstance(trainer.model, DistributedDataParallel):
             return
         ddp = self._ddp = trainer.model
-        gradients = [p for p in ddp.parameters() if p.requires_grad]
+        gradients = trained(ddp)
         self.whole = sum(p.numel() * p.element_size() for p in gradients)
         compression, overlap = self._comm.compression, self._comm.overlap
+        relaid = not self._comm.find_unused_parameters  # else the first buckets stay
+        if relaid and sorted(self._order) == list(range(len(gradients))) and self._can_lay_out(ddp):
+            compat.lay_out_buckets(ddp, [gradients[number] for number in self._order])
+            relaid = False
+        if relaid:
+            came = self._came.append
+            self._watching = [p.register_post_accumulate_grad_hook(came) for p in gradients]
         if compression == "none" and overlap and not self._ranks.compared:
             return  # DDP's own way costs nothing in Python
         self._hooked = True
@@ -71,7 +87,8 @@ class Reduction(pl.Callback):
         power = None
         if isinstance(self._comm, PowerSgdComm):
             seed = self._ranks.config.train.seed
-            power = LowRank(ddp.module, self._comm, seed, self._group, self._saved)
+            given = ddp.module, self._comm, seed, self._group, self._saved
+            power = LowRank(*given, relaid=relaid)
         self._power = power
 
         # DDP refuses annotations that are text
@@ -83,13 +100,28 @@ class Reduction(pl.Callback):
 
         ddp.register_comm_hook(None, hook)
 
+    def _can_lay_out(self, ddp: DistributedDataParallel) -> bool:
+        """Whether DDP takes gradients of nothing but zeros for those of a backward pass."""
+        sparse = any(getattr(module, "sparse", False) for module in ddp.modules())
+        return not (sparse or self._comm.static_graph)
+
     def on_train_batch_start(self, *_: Any) -> None:
         self._late.clear()  # of a backward pass that raised
 
     def on_after_backward(self, *_: Any) -> None:
         self._reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
+        if self._reduced and self._watching:
+            self._learn_order()
         if self._reduced and not self._hooked:  # all gradients once, as they are
             self._bytes += self.whole
+
+    def _learn_order(self) -> None:
+        assert self._ddp is not None
+        for handle in self._watching:
+            handle.remove()
+        numbers = {id(p): number for number, p in enumerate(trained(self._ddp))}
+        self._order = list(dict.fromkeys(numbers[id(p)] for p in self._came))
+        self._watching, self._came = [], []
 
     def on_train_batch_end(self, *_: Any) -> None:
         power, ddp = self._power, self._ddp
@@ -129,12 +161,15 @@ class Reduction(pl.Callback):
         return future
 
     def state_dict(self) -> dict[str, Any]:
-        """What PowerSGD left out, of all ranks. Collective."""
-        return {} if self._power is None else self._power.state(self._ranks)
+        """The order of gradients on rank 0, whose DDP goes by, and what PowerSGD left out, of all
+        ranks. Collective."""
+        power = {} if self._power is None else self._power.state(self._ranks)
+        return {"order": self._order, **power}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Each rank takes what it left out; another number of them share the mean of it, so that
         nothing is lost of what the gradients' mean lacks."""
+        self._order = state.get("order", [])
         world = self._ranks.world
         for bucket in state.get("buckets", {}).values():
             errors = bucket["error"]
@@ -147,12 +182,13 @@ class LowRank:
     """torch's PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), bucket after bucket, with what
     it left out of gradients in checkpoints.
 
-    DDP lays out its buckets anew after the first backward pass of every start, and torch's state
-    is by bucket. So the first step of a start is exact, and what an earlier start left out comes
-    back where a bucket holds what it held then; else it is lost, once.
+    What an earlier start left out comes back where a bucket holds what it held then; else it is
+    lost, once.
 
     Args:
         saved: from `state`, of this rank; empty = there is none.
+        relaid: whether DDP lays out its buckets anew after the first step; torch's state is by
+            bucket, so that step is exact.
 
     Attributes:
         bytes: handed to the collectives by this rank so far.
@@ -165,12 +201,17 @@ class LowRank:
         seed: int,
         group: dist.ProcessGroup | None,
         saved: dict[str, Any],
+        *,
+        relaid: bool,
     ):
         steps = saved.get("steps", 0)
+        exact_to = max(
+            2, comm.powersgd_start, steps + 1 if relaid else 0
+        )  # torch refuses less than 2
         self._state = PowerSGDState(
             group,
             matrix_approximation_rank=comm.powersgd_rank,
-            start_powerSGD_iter=max(2, comm.powersgd_start, steps + 1),  # torch refuses less than 2
+            start_powerSGD_iter=exact_to,
             orthogonalization_epsilon=1e-8,  # else a gradient of zeros becomes NaN
             random_seed=seed,
         )
@@ -226,6 +267,11 @@ class LowRank:
         state.error_dict[index] = saved["error"].to(buffer)
         state.p_memory_dict[index] = saved["p"].to(buffer)
         state.q_memory_dict[index] = saved["q"].to(buffer)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that get gradients, as DDP numbers them."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _future(device: torch.device) -> Future[Tensor]:
