@@ -74,6 +74,26 @@ def quiet_ray(*, mute: bool) -> Callable[[], None]:
     return _patched(changes)
 
 
+def forget_token() -> None:
+    """Have Ray, which keeps the first token of a process, look again which it is to show."""
+    with contextlib.suppress(ImportError):  # a Ray without tokens
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+def shut_down_ray(then: Callable[[], object]) -> None:
+    """End Ray, or the connection to it. ``then`` is called when its core has gone, which takes what
+    SIGTERM does along, before its processes are waited for."""
+    import ray
+    from ray._private import worker
+
+    if (node := worker._global_node) is not None:
+        kill = node.kill_all_processes
+        node.kill_all_processes = lambda **options: (then(), kill(**options))
+    ray.shutdown()
+
+
 def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes that are there, as ``(owner, name, value)``; returns what undoes that."""
     changes = [change for change in changes if hasattr(change[0], change[1])]

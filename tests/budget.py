@@ -41,27 +41,27 @@ LINES = {
 }
 # What is above that has these at most, until it is smaller.
 LINES_TODAY = {
-    "": 755,
+    "": 790,
     "util": 650,
     "config": 4_472,
     "graph": 15_200,
     "sampling": 5_960,
     "models": 4_225,
     "tasks": 2_563,
-    "preflight": 3_740,
+    "preflight": 3_860,
     "storage": 840,
     "checkpoint": 1_780,
-    "worker": 8_600,
+    "worker": 8_640,
     "driver": 4_612,
     "prediction": 1_180,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 63_150,
-    "tests": 53_500,
+    "package": 63_400,
+    "tests": 53_800,
 }
-MODULES, MODULES_TODAY = 189, 242
+MODULES, MODULES_TODAY = 189, 243
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15

@@ -87,6 +87,7 @@ class Launch:
         self.snapshot = Snapshot()
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
+        self._ended = threading.Event()  # see that of `RayCluster`
         self._stopped = False
         cluster.start()
         cluster.host(self._thread)
@@ -98,19 +99,19 @@ class Launch:
             self._control.stop()
         # where Ray goes with us, too, nobody has to wait for its last word
         wait = _OWN_STOP if self.cluster.local else _LONGEST_STOP
-        self._thread.join(wait if self.cluster.ready else 0.0)
+        self._ended.wait(wait if self.cluster.ready else 0.0)
         self._end_fit()
 
     def _end_fit(self) -> None:
         """Kill Ray Train's controller, where it has not ended, or the ranks, where it is in this
         process: Ray's end under the thread that waits for them would be ours, too."""
         deadline = time.monotonic() + _OWN_STOP
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while not self._ended.is_set() and time.monotonic() < deadline:
             if not self.cluster.ready or self.cluster.death() is not None:
                 return
             with contextlib.suppress(Exception):  # Ray is going, and the controller with it
                 compat.kill_actors(WORKER if self.cluster.local else CONTROLLER)
-            self._thread.join(_OWN_STOP / 4)
+            self._ended.wait(_OWN_STOP / 4)
 
     @property
     def trains(self) -> bool:
@@ -142,7 +143,7 @@ class Launch:
 
     def running(self) -> bool:
         """Whether there is something to wait for; looks what the ranks say."""
-        if not self._thread.is_alive() or self.cluster.death() is not None:
+        if self._ended.is_set() or self.cluster.death() is not None:
             return False
         if self._control is not None and not self._stopped:
             try:
@@ -162,10 +163,10 @@ class Launch:
             TrainingError: with the first cause, as far as a rank could still say it.
         """
         while self.running():
-            self._thread.join(_POLL)
+            self._ended.wait(_POLL)
         self._stopped = True  # a thread that is still there must ask Ray for nothing more
         self._end_fit()
-        if self._thread.is_alive() or self._error is not None:
+        if not self._ended.is_set() or self._error is not None:
             death = self.cluster.death()
             if death is not None:
                 raise self._ray_died(death, None)
@@ -217,6 +218,8 @@ class Launch:
             import ray
 
             self.cluster.wait()
+            if self._stopped:
+                return
             control = Link.create(attempts(self._job.run_dir), FileServer(self._job.run_dir))
             lists = ray.put(self._job.lists) if self._job.lists else {}
             self._job = replace(self._job, control=control, lists=lists)
@@ -230,6 +233,8 @@ class Launch:
                     )
         except BaseException as error:
             self._error = self._error or error
+        finally:
+            self._ended.set()
 
     def _fit(self, control: Link) -> None:
         """Run Ray Train; the death of its controller, on a cluster, counts as that of a rank."""

@@ -11,17 +11,15 @@ import contextlib
 import ctypes
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,8 +27,9 @@ import psutil
 
 from raygnn import compat
 from raygnn.config.schema import Config
-from raygnn.errors import PreflightError, RaygnnError, wrong_token
+from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine
+from raygnn.preflight.knock import Knock
 from raygnn.runs.interrupts import taken
 from raygnn.util.files import open_regular
 from raygnn.util.locks import try_flock
@@ -43,19 +42,14 @@ _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
-_REACH = 5.0  # seconds for a head node to accept a connection, and again to say its first word
-_ADMIT = 30.0  # seconds for a process to import Ray and to be let in
-# HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_HEADER, _SETTINGS = 9, 4
-_REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
-
 _LOOK = 2.0  # seconds between connections to a Ray that was started elsewhere
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
 _GCS_AWAY = 0.5  # share of the time that Ray waits for a GCS to come back, and then ends us
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
+_OURS = threading.Lock()  # held by the one job of this process that is on a Ray of its own
+_OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # variables
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
 # Ray lets everybody write to its own directory, in which it follows links: the one around it is
 # this user's alone. Short: it is part of socket paths.
@@ -105,8 +99,7 @@ class RayCluster:
     ):
         address = config.cluster.address
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
-        connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-        self.local = self._address in (None, "", "local") and not connected
+        self.local = self._address in (None, "", "local") and not _connected()
         self._num_cpus = config.cluster.num_cpus
         self._verbose = verbose
         self._tell = tell
@@ -116,6 +109,8 @@ class RayCluster:
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()  # Ray is there, or will not come
         self._done = threading.Event()
+        # of the thread, which, on Python 3.11, counts as ended when Ctrl-C ends a wait for it
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._failed = False  # the logs stay
         self._knock: Knock | None = None
@@ -193,7 +188,7 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         began = time.monotonic()
-        while self._thread and self._thread.is_alive():
+        while self._thread and not self._ended.is_set():
             limit = _LEAVE if self.local else 0.0  # what tries to connect goes with the process
             if self._up or self._ready.is_set():
                 # for the dead, Ray would wait until it ends this process
@@ -201,7 +196,7 @@ class RayCluster:
             if time.monotonic() - began >= limit:
                 break
             with taken():
-                self._thread.join(1)
+                self._ended.wait(1)
         if self._directory is not None and not self._ready.is_set():
             self._abandon()
 
@@ -213,8 +208,7 @@ class RayCluster:
         deadline = time.monotonic() + _LEAVE
         with taken():
             _kill_whole(self._directory)
-            while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
-                self._thread.join(0.1)
+            while not self._ended.wait(0.1) and time.monotonic() < deadline:
                 _kill_whole(self._directory)  # what the thread has started since
             _remove(self._directory)
 
@@ -231,25 +225,30 @@ class RayCluster:
         self._done.wait()
         try:
             if self.ours:
-                import ray
-
-                processes = processes_of(self._directory)
-                if self._death is not None:  # Ray's own end would wait for the dead
-                    _kill(processes)
-                    self._wait_for_guests()  # who may ask it something
-                ray.shutdown()
-                see_off(processes)
-                self._wait_for_guests()  # Python's end under them would be a crash
+                self._shut_down()
         finally:
             self._unpatch()
             if self._directory and not self._failed:
                 _remove(self._directory)
             if self._owned:
                 self._owned.close()
-        # what was set for Ray, or by its controller, is not meant for another one in this process
-        for name in os.environ.keys() - before.keys():
-            if name.startswith(("RAY_", "TORCH_PROCESS_GROUP_")):
-                del os.environ[name]
+            # what was set for Ray, or by it, is not meant for another one in this process
+            for name in os.environ.keys() - before.keys():
+                if name.startswith(_OF_RAY):
+                    del os.environ[name]
+            if self.ours:
+                _OURS.release()
+            self._ended.set()
+
+    def _shut_down(self) -> None:
+        processes = processes_of(self._directory)
+        if self._death is not None:  # Ray's own end would wait for the dead
+            _kill(processes)
+        self._wait_for_guests()  # what they ask a Ray that has ended, ends this process
+        with _our_sigterm() as restore:
+            compat.shut_down_ray(restore)
+        see_off(processes)
+        self._wait_for_guests()  # Python's end under them would be a crash
 
     def _wait_for_guests(self) -> None:
         for thread in filter(threading.Thread.is_alive, self._guests):  # a stop may forbid a start
@@ -270,8 +269,7 @@ class RayCluster:
         if self.local and "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-        if self._address and not self.local and not connected:
+        if self._address and not self.local and not _connected():
             self._knock = Knock(self._address)
         import ray  # which takes as long as the answer
 
@@ -280,7 +278,15 @@ class RayCluster:
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
-        if not ray.is_initialized():
+        if not ray.is_initialized() or _OURS.locked():
+            if not _OURS.acquire(blocking=False):
+                raise PreflightError(
+                    "another job of this process is on its Ray, and a process has one at most",
+                    remedy="train one after the other, or each in a process of its own: "
+                    "raygnn.launch",
+                )
+            self.ours = True
+            compat.forget_token()  # of a Ray before
             self._init()
         self._up = True
         if self._directory is None:
@@ -296,7 +302,6 @@ class RayCluster:
             "logging_level": logging.INFO if self._verbose else logging.CRITICAL,
             "configure_logging": self._verbose,
         }
-        self.ours = True
         self._unpatch = compat.quiet_ray(mute=not self._verbose)
         if not self.local:
             with _our_sigterm():
@@ -332,20 +337,27 @@ class RayCluster:
         )
 
 
+def _connected() -> bool:
+    """Whether this process is connected to a Ray; it may be importing it just now."""
+    asked = getattr(sys.modules.get("ray"), "is_initialized", None)
+    return asked is not None and bool(asked())
+
+
 @contextlib.contextmanager
-def _our_sigterm() -> Iterator[None]:
-    """Keep what SIGTERM does: Ray has it print a stack of C++ first.
+def _our_sigterm() -> Iterator[Callable[[], object]]:
+    """Keep what SIGTERM does: Ray has it print a stack of C++ first, and puts back the default when
+    it ends. Yields what restores ours in between.
 
     Through Python's C interface, since only the main thread may use `signal.signal`.
     """
     get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
     get.restype = put.restype = ctypes.c_void_p
     put.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    before = get(signal.SIGTERM)
+    restore = partial(put, signal.SIGTERM, get(signal.SIGTERM))
     try:
-        yield
+        yield restore
     finally:
-        put(signal.SIGTERM, before)
+        restore()
 
 
 def _own_directory() -> tuple[str, IO[str]]:
@@ -376,108 +388,6 @@ def _remove(directory: str) -> None:
         if not os.path.exists(directory):
             return
         time.sleep(0.2)
-
-
-# ── is there a Ray at an address, and does it let us in? ───────────────────────────────────────
-
-
-class Knock:
-    """Asks the head node at ``HOST:PORT`` in the background whether it lets this process in.
-
-    Any other form of address, which Ray looks up itself, is not asked.
-
-    Raises:
-        PreflightError: the name does not resolve, nobody listens there, or it is no Ray.
-    """
-
-    def __init__(self, address: str):
-        self._address = address
-        self._process: subprocess.Popen[str] | None = None
-        if "://" in address:
-            raise _unreachable(
-                address, "this is an address of Ray's client", "give the head node's HOST:PORT"
-            )
-        host, _, port = address.rpartition(":")
-        if not (host and port.isdigit()):
-            return
-        _see_grpc_server(address, host.strip("[]"), int(port))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", compat.KNOCK, address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-
-    def wait(self) -> None:
-        """Return when we are let in.
-
-        Raises:
-            PreflightError: we are not, or get no answer.
-        """
-        if self._process is None:
-            return
-        try:
-            said, _ = self._process.communicate(timeout=_ADMIT)
-        except subprocess.TimeoutExpired:
-            raise _unreachable(
-                self._address,
-                f"no answer from this head node within {_ADMIT:g} s",
-                "look at its load and at gcs_server.out in its logs (/tmp/ray/session_latest/logs)",
-            ) from None
-        finally:
-            self.close()
-        if _REFUSED.search(said):
-            token = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
-            raise wrong_token(
-                "the cluster refused us", f"cluster.address: {self._address}", sent=token
-            )
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        # what this version of Ray does not know, its own connection will tell
-        if self._process.returncode and lines and "RpcError" in lines[-1]:
-            raise _unreachable(self._address, lines[-1], "look after the head node")
-
-    def close(self) -> None:
-        """End the asking."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
-def _see_grpc_server(address: str, host: str, port: int) -> None:
-    """See that a gRPC server listens there.
-
-    Raises:
-        PreflightError: it does not.
-    """
-    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-    try:
-        with socket.create_connection((host, port), timeout=_REACH) as connection:
-            if encrypted:
-                return
-            try:
-                connection.sendall(_PREFACE)
-                said = connection.recv(_HEADER, socket.MSG_WAITALL)
-            except OSError:
-                said = b""
-    except OSError as error:
-        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise _unreachable(
-            address, f"no connection to Ray: {reason}", "check the address, and that Ray runs there"
-        ) from None
-    if len(said) < _HEADER or said[3] != _SETTINGS:
-        raise _unreachable(
-            address,
-            "what listens there is not the head node of a Ray",
-            "give the address that `ray start --head` printed; its port is 6379 by default, and "
-            "neither the dashboard's nor the client's",
-        )
-
-
-def _unreachable(address: str, what: str, remedy: str) -> PreflightError:
-    return PreflightError(what, where=f"cluster.address: {address}", remedy=remedy)
 
 
 # ── Ray's core processes, without which a job cannot go on ─────────────────────────────────────

@@ -21,9 +21,11 @@ import pytest
 import yaml
 
 import raygnn
+from raygnn import compat
+from raygnn.driver import launch, ray_cluster
 from raygnn.driver.ray_cluster import RayCluster
 from tests.commands import ROOT, Command
-from tests.small_jobs import job, wait_for_step
+from tests.small_jobs import JobFactory, job, job_of, until, wait_for_step
 
 pytestmark = pytest.mark.system
 
@@ -351,17 +353,90 @@ def test_who_asks_after_the_end_starts_no_other_ray() -> None:
     assert "Error" in lines[0] or "Exception" in lines[0], lines
 
 
+_AGAIN = """
+import os, signal, threading, time
+from pathlib import Path
+import raygnn
+from raygnn.driver.ray_cluster import _OURS
+from tests.small_jobs import job
+def train(name):
+    config = job(Path("runs"), name=name, cluster={"num_cpus": 1, "workers": 1})
+    try:
+        print(name, raygnn.train(config, display=False).status, flush=True)
+    except raygnn.errors.PreflightError as error:
+        print(name, error.what, flush=True)
+before, ended = dict(os.environ), threading.Event()
+def handler(*_):
+    ended.set()
+signal.signal(signal.SIGTERM, handler)
+threads = [threading.Thread(target=train, args=[name]) for name in ("first", "second")]
+threads[0].start()
+while threads[0].is_alive() and not _OURS.locked():
+    time.sleep(0.01)
+threads[1].start()
+for thread in threads[::-1]:
+    thread.join()
+train("third")
+os.kill(os.getpid(), signal.SIGTERM)
+print("handled", ended.wait(10), {n for n in os.environ if before.get(n) != os.environ[n]})
+"""
+
+
+def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
+    """With a token that was made for each; not two at once. What SIGTERM does stays the caller's,
+    and no variable."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    del env["RAY_AUTH_MODE"]
+    argv = [sys.executable, "-c", _AGAIN]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+    other = "another job of this process is on its Ray, and a process has one at most"
+    expected = [f"second {other}", "first done", "third done", "handled True set()"]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr
+
+
+def test_a_stop_while_ray_comes_up(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it asks it for nothing then; what asks it for something, it waits for."""
+    came, asked = threading.Event(), []
+
+    def start() -> None:
+        assert ray_cluster._OURS.acquire(timeout=10)
+        cluster.ours = True
+        came.wait(60)
+
+    def ask(*_: object) -> None:
+        asked.append("ask")
+        time.sleep(1)
+        asked.append("asked")
+
+    monkeypatch.setattr(compat, "shut_down_ray", lambda then: asked.append("end"))
+    monkeypatch.setattr(launch.Link, "create", ask)
+    for begun in (False, True):
+        asked.clear()
+        came.clear()
+        cluster = RayCluster(make_job())
+        monkeypatch.setattr(cluster, "_start", start)
+        with cluster:
+            given: Any = job_of(make_job()), 1, None, cluster
+            going = launch.Launch(*given)
+            if begun:
+                came.set()
+                until(lambda: bool(asked))
+            going.stop()
+            came.set()
+        assert asked == (["ask", "asked", "end"] if begun else ["end"])
+
+
 def test_a_thread_that_a_stop_kept_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = RayCluster(raygnn.load_config(job(Path(), cluster={"workers": 1})))
 
     def start() -> None:
-        cluster.ours = True
+        cluster.ours = ray_cluster._OURS.acquire(timeout=10)
         os.environ["RAY_OF_THIS_JOB"] = "1"
 
     def stopped() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ray.shutdown", lambda: None)  # other tests' may be running
+    monkeypatch.setattr(compat, "shut_down_ray", lambda then: None)  # other tests' may be running
     monkeypatch.setattr(cluster, "_start", start)
     thread = threading.Thread()
     monkeypatch.setattr(thread, "start", stopped)

@@ -1,0 +1,119 @@
+"""Is there a Ray at an address, and does it let us in? Asked before Ray is, which takes long to say
+no, and then ends this process."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+from raygnn import compat
+from raygnn.errors import PreflightError, wrong_token
+
+_REACH = 5.0  # seconds for a head node to accept a connection, and again to say its first word
+_ADMIT = 30.0  # seconds for a process to import Ray and to be let in
+# HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HEADER, _SETTINGS = 9, 4
+_REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
+
+
+class Knock:
+    """Asks the head node at ``HOST:PORT`` in the background whether it lets this process in.
+
+    Any other form of address, which Ray looks up itself, is not asked.
+
+    Raises:
+        PreflightError: the name does not resolve, nobody listens there, or it is no Ray.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self._process: subprocess.Popen[str] | None = None
+        if "://" in address:
+            raise _unreachable(
+                address, "this is an address of Ray's client", "give the head node's HOST:PORT"
+            )
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit()):
+            return
+        _see_grpc_server(address, host.strip("[]"), int(port))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", compat.KNOCK, address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+
+    def wait(self) -> None:
+        """Return when we are let in.
+
+        Raises:
+            PreflightError: we are not, or get no answer.
+        """
+        if self._process is None:
+            return
+        try:
+            said, _ = self._process.communicate(timeout=_ADMIT)
+        except subprocess.TimeoutExpired:
+            raise _unreachable(
+                self._address,
+                f"no answer from this head node within {_ADMIT:g} s",
+                "look at its load and at gcs_server.out in its logs (/tmp/ray/session_latest/logs)",
+            ) from None
+        finally:
+            self.close()
+        if _REFUSED.search(said):
+            token = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
+            raise wrong_token(
+                "the cluster refused us", f"cluster.address: {self._address}", sent=token
+            )
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        # what this version of Ray does not know, its own connection will tell
+        if self._process.returncode and lines and "RpcError" in lines[-1]:
+            raise _unreachable(self._address, lines[-1], "look after the head node")
+
+    def close(self) -> None:
+        """End the asking."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _see_grpc_server(address: str, host: str, port: int) -> None:
+    """See that a gRPC server listens there.
+
+    Raises:
+        PreflightError: it does not.
+    """
+    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    try:
+        with socket.create_connection((host, port), timeout=_REACH) as connection:
+            if encrypted:
+                return
+            try:
+                connection.sendall(_PREFACE)
+                said = connection.recv(_HEADER, socket.MSG_WAITALL)
+            except OSError:
+                said = b""
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise _unreachable(
+            address, f"no connection to Ray: {reason}", "check the address, and that Ray runs there"
+        ) from None
+    if len(said) < _HEADER or said[3] != _SETTINGS:
+        raise _unreachable(
+            address,
+            "what listens there is not the head node of a Ray",
+            "give the address that `ray start --head` printed; its port is 6379 by default, and "
+            "neither the dashboard's nor the client's",
+        )
+
+
+def _unreachable(address: str, what: str, remedy: str) -> PreflightError:
+    return PreflightError(what, where=f"cluster.address: {address}", remedy=remedy)
