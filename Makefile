@@ -45,7 +45,7 @@ define test_without_dgl
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench gpu test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -59,6 +59,7 @@ help:
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
 	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
+	@echo "make gpu-parcel   what a GPU's machine without a network needs for that: build/parcel"
 	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, on Python 3.13,"
 	@echo "                  which has no DGL, and those of arithmetic with the instructions of older processors"
 
@@ -130,11 +131,21 @@ bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
 
-# With the packages that are there, where neither Ray nor DGL nor a network is needed: no setup.
+# With the packages that are there, where neither Ray nor DGL nor a network is needed: no setup. What
+# else a machine lacks that only has torch, Triton, Lightning and numba, `make gpu-parcel` puts into
+# build/parcel, to be taken there.
 GPU_PYTHON ?= python3
+GPU_VERSION ?= 3.12
 GPU_ARGS ?=
 gpu:
-	mkdir -p build; PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
+	mkdir -p build; PYTHONPATH=.:build/parcel RAYGNN_DATA=$${RAYGNN_DATA:-build/parcel} \
+	    $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
+
+gpu-parcel: setup
+	rm -rf build/parcel
+	$(BIN)/python -m pip install --quiet --target build/parcel --only-binary=:all: \
+	    --python-version $(GPU_VERSION) --platform manylinux_2_17_x86_64 -c constraints.txt pydantic
+	cp -r $${RAYGNN_DATA:-../shared/data}/planetoid build/parcel/
 
 test-matrix: test-oldest test-newest test-python313 test-instructions
 

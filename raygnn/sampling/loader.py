@@ -384,6 +384,8 @@ class SideStream:
     def make(self, make: Callable[[], T]) -> tuple[T, Any]:
         """A batch on the GPU, and the event that comes after all that makes it; in the thread that
         prepares batches."""
+        # else the way back to that thread's own stream makes a context on the first GPU
+        self._cuda.set_device(self._device)
         with self._cuda.stream(self._stream):
             batch: Any = make()
             return batch.to(self._device), self._stream.record_event()
@@ -393,7 +395,10 @@ class SideStream:
         stream = self._cuda.current_stream(self._device)
         stream.wait_event(ready)
         batch.used_on(stream)
-        if (event := stream.record_event()) is not None:  # torch.cpu's streams have none
+        if self._device.type == "cuda":
+            # a wait for it leaves the core to the thread that makes batches
+            event = self._cuda.Event(blocking=True)
+            stream.record_event(event)
             self._begun.append(event)
         if len(self._begun) > _AHEAD:
             self._begun.popleft().synchronize()

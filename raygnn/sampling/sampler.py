@@ -424,6 +424,8 @@ def _take(column: Tensor, places: np.ndarray) -> Tensor:
     """Rows of what is carried."""
     assert column.is_contiguous()
     out = column.new_empty(len(places), *column.shape[1:])
+    if not len(places):  # torch gives an empty column of numpy's a stride that is no view's
+        return out
     width = column.shape[1:].numel() * column.element_size()
     words = [t.reshape(-1).view(torch.uint8).numpy().view(_word(width)) for t in (column, out)]
     kernels.take_words(words[0], width // words[0].itemsize, places, words[1])

@@ -17,7 +17,7 @@ from torch import Tensor
 from raygnn.config.graph import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.model import ModelConfig, read_model
-from raygnn.graph.data import GraphData
+from raygnn.graph.data import EdgeFrame, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.shard import EdgeReads
@@ -174,6 +174,19 @@ def test_some_of_the_nodes(kind: str, typed: bool, tmp_path: Path) -> None:
         given = (meta, config, data, target, True, replicated, share, 1e9, 60)
         for original, outputs in run_ranks(workers, infer, *given):
             assert len(original) < share * len(exact) + 1
+            assert torch.allclose(outputs, exact[original], atol=1e-5)
+
+
+def test_an_edge_type_that_some_ranks_have_no_edge_of(tmp_path: Path) -> None:
+    """Nor, so, any relation."""
+    data = typed_graph()
+    rare = EdgeFrame(np.array([3]), np.array([5]), {"relation": np.array([2])})
+    data = with_relations(replace(data, edges={(ITEM, "rare", ITEM): rare, **data.edges}))
+    config = read_model(kind="rgcn", hidden=16, layers=LAYERS)
+    exact = on_whole_graph(model_of(config, data, ITEM), LAYERS, data)
+    given = (partitioned(data, tmp_path, 3), config, data, ITEM)
+    for by_layer in (False, True):
+        for original, outputs in run_ranks(3, infer, *given, by_layer, False):
             assert torch.allclose(outputs, exact[original], atol=1e-5)
 
 

@@ -391,6 +391,9 @@ class Streams:
     def note(self, call: str) -> None:
         self.calls.append((threading.current_thread().name, call))
 
+    def set_device(self, device: torch.device) -> None:
+        self.note(f"set {device}")
+
     def Stream(self, device: torch.device) -> Any:
         return SimpleNamespace(record_event=lambda: (self.note("record"), "event")[1])
 
@@ -407,12 +410,16 @@ class Streams:
         return Within()
 
     def current_stream(self, device: torch.device) -> Any:
-        def event() -> Any:
+        def record(event: Any) -> None:
             self.step, step = self.step + 1, self.step
-            return SimpleNamespace(synchronize=lambda: self.note(f"wait for step {step}"))
+            event.synchronize = lambda: self.note(f"wait for step {step}")
 
         wait = lambda event: self.note(f"wait for the {event}")  # noqa: E731
-        return SimpleNamespace(wait_event=wait, record_event=event)
+        return SimpleNamespace(wait_event=wait, record_event=record)
+
+    def Event(self, *, blocking: bool) -> Any:
+        assert blocking  # its wait takes no core from who makes batches
+        return SimpleNamespace()
 
 
 def test_the_training_stream_waits_and_no_thread_does() -> None:
@@ -438,7 +445,7 @@ def test_the_training_stream_waits_and_no_thread_does() -> None:
     maker.exchange = SimpleNamespace(seconds=0.0)
     loader = BatchLoader(maker, prefetch=1, limit=1, side=SideStream(gpu, streams))
     assert len(list(loader)) == 1
-    side = ["enter", "make", "copy to cuda:0", "record", "leave"]
+    side = ["set cuda:0", "enter", "make", "copy to cuda:0", "record", "leave"]
     assert [c for t, c in streams.calls if t == "raygnn-prefetch"] == side
     assert [c for t, c in streams.calls if t == "MainThread"] == ["wait for the event", "keep"]
 

@@ -168,10 +168,13 @@ class DeviceFeatures:
         log.warning("rows are page-locked once for each worker: where they lie %s", failure)
         return False
 
-    def _placed(self, table: Tensor, slots: Tensor, near: object) -> Column:
-        if near is None or not len(slots):
+    def _placed(self, table: Tensor, slots: Tensor, chosen: object) -> Column:
+        if chosen is None or not len(slots):
             return Column(table, None)
-        return Column(table, table[slots].to(self._device))
+        near = torch.empty((len(slots), *table.shape[1:]), dtype=table.dtype, device=self._device)
+        for low in range(0, len(slots), _AT_ONCE):
+            near[low : low + _AT_ONCE].copy_(table[slots[low : low + _AT_ONCE]])
+        return Column(table, near)
 
     @property
     def remote(self) -> int:
