@@ -51,7 +51,7 @@ LINES_TODAY = {
     "preflight": 3_860,
     "storage": 840,
     "checkpoint": 1_780,
-    "worker": 8_640,
+    "worker": 8_660,
     "driver": 4_612,
     "prediction": 1_180,
     "tuning": 550,

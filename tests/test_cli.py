@@ -622,7 +622,7 @@ def test_logs_are_followed_until_the_run_is_over(
 def test_diagnose(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (["first", "--storage", str(storage)], [str(storage / "first")]):
         assert main(["diagnose", *name]) == 0
-        assert "nothing to diagnose: the run is done" in capsys.readouterr().out
+        assert "none: the run is done" in capsys.readouterr().out
         assert main(["diagnose", *name, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["status"], found["cause"]["kind"], found["ranks"]) == ("done", "none", [])

@@ -160,15 +160,15 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
 
 def can_go_on(run: RunDir) -> tuple[str, str]:
     """What to say after Ctrl-C, and what to do then."""
-    what = "interrupted before training began; nothing was written"
-    if run.begun:
-        newest = checkpoint.newest(run.checkpoints)
-        if run.uri is not None:
-            with suppress(RaygnnError):  # of a store that is away what is here is told
-                there = RemoteCheckpoints(run.uri, CHECKPOINTS, "storage").names()
-                newest = max([newest, *there])
-        reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
-        what = f"interrupted; {run.shown} can go on from {reached}"
+    if not run.begun:
+        return "interrupted before training began; nothing was written", "start it again"
+    newest = checkpoint.newest(run.checkpoints)
+    if run.uri is not None:
+        with suppress(RaygnnError):  # of a store that is away what is here is told
+            there = RemoteCheckpoints(run.uri, CHECKPOINTS, "storage").names()
+            newest = max([newest, *there])
+    reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
+    what = f"interrupted; {run.shown} can go on from {reached}"
     return what, "go on with --resume and the same --set, or start over with --overwrite"
 
 
@@ -190,7 +190,7 @@ def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:
             f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
             f"for {steps:,}",
             where=str(run.path),
-            remedy="ask for more of them, or start over with --overwrite",
+            remedy="raise them to train on, or start over with --overwrite",
         )
     if start.checkpoint is not None and start.checkpoint.step > steps:
         raise InputError(

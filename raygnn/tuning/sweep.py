@@ -112,7 +112,7 @@ def tune(
 
 
 def _interrupted(run: RunDir) -> str:
-    if not run.begun:
+    if not (run.begun and (run.path / TRIALS).exists()):
         return "interrupted; nothing was written"
     return f"interrupted; what was measured until then is in {run.path / TRIALS}"
 

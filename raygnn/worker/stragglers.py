@@ -97,7 +97,8 @@ class Stragglers:
 
     def summary(self) -> list[dict[str, Any]]:
         """Each rank's mean ``busy`` and ``wait`` (seconds of a batch), ``host``, and the share of
-        the windows in which it was slow."""
+        the windows in which it was ``slow``: 0 where these are few, or on the whole others took as
+        long."""
         count = max(1, self._windows)
         return [
             {
@@ -105,12 +106,16 @@ class Stragglers:
                 "host": self.host(rank),
                 "busy": busy / count,
                 "wait": waited / count,
-                "slow": slow / count,
+                "slow": slow / count if self._was_slow(rank) else 0.0,
             }
             for rank, (busy, waited, slow) in enumerate(
                 zip(self._busy, self._waited, self._slow_windows)
             )
         ]
+
+    def _was_slow(self, rank: int) -> bool:
+        more = self._busy[rank] - median(_others(self._busy, rank))
+        return self._windows >= _WINDOWS and more > _LEAST
 
     def _start(self, waits: Sequence[float]) -> None:
         ranks = range(len(waits))

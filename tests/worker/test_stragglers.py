@@ -104,6 +104,21 @@ def test_one_that_recovers_and_falls_back_is_told_once() -> None:
     assert watch(None)[0].add(0, slow)["ranks/slowest"] == 1
 
 
+def test_whoever_is_not_slow_on_the_whole_held_up_nobody() -> None:
+    """Nor in fewer windows than it takes to be told."""
+    stragglers, _ = watch()
+    for times in ([0.1, 0.3], [0.3, 0.1]):
+        stragglers.add(0, window(times))
+    stragglers.add(0, window([0.1, 0.3]))
+    assert [rank["slow"] > 0 for rank in stragglers.summary()] == [False, True]
+    stragglers.add(0, window([0.3, 0.1]))
+    assert [rank["slow"] for rank in stragglers.summary()] == [0, 0]
+    stragglers, _ = watch()
+    for _ in range(2):
+        stragglers.add(0, window([0.1, 0.3]))
+    assert [rank["slow"] for rank in stragglers.summary()] == [0, 0]
+
+
 def test_loaders_that_starve_their_ranks() -> None:
     stragglers, told = watch()
     for waits in ([0.001, 0.04, 0.03], [0.04, 0.001, 0.001], [0.001, 0.04, 0.001]) * 2:

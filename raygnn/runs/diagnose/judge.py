@@ -116,7 +116,7 @@ class _Judge:
         status = self.evidence.status
         lines = [f"summary.json: status {status}"]
         if status == "done":
-            return Cause("none", "nothing to diagnose: the run is done", evidence=lines)
+            return Cause("none", "the run is done", evidence=lines)
         if status == "interrupted":
             lines += self._of_interrupted()
             what = "the run was interrupted (Ctrl-C or SIGTERM)"
