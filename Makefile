@@ -69,6 +69,7 @@ setup: .venv/.done
 define install
 	@command -v $(2) >/dev/null || { echo "no $(2) here; name another, such as make PYTHON=python3"; exit 2; }
 	$(2) -m venv $(1)
+	rm -rf $(1)/lib/python3*/site-packages/raygnn  # pip leaves compiled kernels of an earlier installation
 	$(1)/bin/python -m pip install --quiet $(TORCH_ARGS) torch==$(3)
 	$(1)/bin/python -m pip install --quiet torch==$(3) -e ".[dev]" $(4)
 	@touch $(1)/.done
