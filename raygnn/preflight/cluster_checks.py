@@ -21,7 +21,7 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.14"),
     "torch": ("2.4", None),
     "dgl": ("2.1", "2.5"),
-    "ray": ("2.51", "2.61"),
+    "ray": ("2.53", "2.61"),
     "lightning": ("2.4", "3"),
     "torchmetrics": ("1.4", "2"),
 }

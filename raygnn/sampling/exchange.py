@@ -187,7 +187,8 @@ class Exchange:
         first = self.world.rank == 0
         rows = values.new_empty((self.world.size, *values.shape)) if first else None
         pieces = list(rows.unbind()) if rows is not None else None
-        dist.gather(values.contiguous(), pieces, group=self.group, group_dst=0)
+        root = 0 if self.group is None else dist.get_global_rank(self.group, 0)
+        dist.gather(values.contiguous(), pieces, root, self.group)
         return rows
 
     def gather_rows(self, values: Tensor) -> Tensor:
