@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raygnn.config.execution import PlainComm, PowerSgdComm
 from raygnn.config.schema import Config
 
 Settings = Mapping[str, Any]  # dotted key → value, besides what the configuration says
@@ -25,6 +26,10 @@ def apply(config: Config, settings: Settings) -> Config:
     for key, value in settings.items():
         section, _, name = key.partition(".")
         changed = getattr(config, section).model_copy(update={name: value})
+        if name == "compression":  # by which there are other keys
+            kind = PowerSgdComm if value == "powersgd" else PlainComm
+            known = {n: v for n, v in vars(changed).items() if n in kind.model_fields}
+            changed = kind.model_construct(**known)
         config = config.model_copy(update={section: changed})
     return config
 
