@@ -54,7 +54,7 @@ LINES_TODAY = {
     "worker": 8_660,
     "driver": 4_612,
     "prediction": 1_180,
-    "tuning": 550,
+    "tuning": 560,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
