@@ -139,7 +139,7 @@ GPU_PYTHON ?= python3
 GPU_VERSION ?= 3.12
 GPU_ARGS ?=
 gpu:
-	mkdir -p build; PYTHONPATH=.:build/parcel RAYGNN_DATA=$${RAYGNN_DATA:-build/parcel} \
+	mkdir -p build; PYTHONPATH=. RAYGNN_DATA=$${RAYGNN_DATA:-build/parcel} \
 	    $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
 
 gpu-parcel: setup

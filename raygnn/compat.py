@@ -88,10 +88,15 @@ def shut_down_ray(then: Callable[[], object]) -> None:
     import ray
     from ray._private import worker
 
+    undo: Callable[[], None] = lambda: None  # noqa: E731
     if (node := worker._global_node) is not None:
         kill = node.kill_all_processes
-        node.kill_all_processes = lambda **options: (then(), kill(**options))
-    ray.shutdown()
+        ending = lambda **options: (then(), kill(**options))  # noqa: E731
+        undo = _patched([(node, "kill_all_processes", ending)])
+    try:
+        ray.shutdown()
+    finally:
+        undo()  # the node calls it once more when this process ends
 
 
 def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:

@@ -346,8 +346,8 @@ class Courier:
             if self._mirror.primary:  # however long it takes, later ones must not remove it
                 shutil.rmtree(held, ignore_errors=True)
                 shutil.copytree(checkpoint, held, copy_function=os.link)
+            self._before_it_goes()
             if self._is_current():
-                self._before()
                 self._watch(held if self._mirror.primary else checkpoint, checkpoint.name)
             if self._failing:
                 self._events.tell(f"{checkpoint.name} is in {self._mirror} again")
@@ -363,6 +363,12 @@ class Courier:
         finally:
             shutil.rmtree(held, ignore_errors=True)
         return True
+
+    def _before_it_goes(self) -> None:
+        try:
+            self._before()
+        except Exception:  # a checkpoint without its records is better than none
+            log.warning("what belongs to it is not there", exc_info=True)
 
     def _watch(self, path: Path, name: str) -> None:
         """Send one, and tell if the place takes nothing for long."""

@@ -121,6 +121,7 @@ class RayCluster:
         self._looks = threading.Lock()
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
+        self._holds = False  # `_OURS`
         self._up = False  # Ray runs, while not all that we want of it may be there
         self.ours = False  # it goes, or we leave it, when the job ends
 
@@ -188,7 +189,8 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         began = time.monotonic()
-        while self._thread and not self._ended.is_set():
+        began_it = self._thread is not None and self._thread.ident is not None
+        while began_it and not self._ended.is_set():
             limit = _LEAVE if self.local else 0.0  # what tries to connect goes with the process
             if self._up or self._ready.is_set():
                 # for the dead, Ray would wait until it ends this process
@@ -213,10 +215,20 @@ class RayCluster:
             _remove(self._directory)
 
     def _run(self) -> None:
+        try:
+            self._live()
+        finally:
+            if self._holds:
+                _OURS.release()
+            self._ended.set()
+
+    def _live(self) -> None:
         # The thread stays until the end: Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
-        before = dict(os.environ)
+        before = None
         try:
+            self._claim()
+            before = dict(os.environ)
             self._start()
         except BaseException as error:
             self._error = error
@@ -233,12 +245,9 @@ class RayCluster:
             if self._owned:
                 self._owned.close()
             # what was set for Ray, or by it, is not meant for another one in this process
-            for name in os.environ.keys() - before.keys():
+            for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
-                    del os.environ[name]
-            if self.ours:
-                _OURS.release()
-            self._ended.set()
+                    os.environ.pop(name, None)
 
     def _shut_down(self) -> None:
         processes = processes_of(self._directory)
@@ -253,6 +262,19 @@ class RayCluster:
     def _wait_for_guests(self) -> None:
         for thread in filter(threading.Thread.is_alive, self._guests):  # a stop may forbid a start
             thread.join(_LEAVE)
+
+    def _claim(self) -> None:
+        """See that no other job of this process is on a Ray of its own, where this one is to be."""
+        if _connected() and not _OURS.locked():
+            return
+        self._holds = _OURS.acquire(blocking=False)
+        if not self._holds:
+            raise PreflightError(
+                "another job of this process is on its Ray, and a process has one at most",
+                remedy="train one after the other, or each in a process of its own: raygnn.launch",
+            )
+        if not self.local and self._address in (None, "", "local"):
+            raise PreflightError("the Ray that this process was connected to has ended")
 
     def _start(self) -> None:
         for name, value in _QUIET.items():
@@ -271,20 +293,14 @@ class RayCluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         if self._address and not self.local and not _connected():
             self._knock = Knock(self._address)
-        import ray  # which takes as long as the answer
+        import ray  # noqa: F401, which takes as long as the answer
 
         if self._knock is not None:
             self._knock.wait()
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
-        if not ray.is_initialized() or _OURS.locked():
-            if not _OURS.acquire(blocking=False):
-                raise PreflightError(
-                    "another job of this process is on its Ray, and a process has one at most",
-                    remedy="train one after the other, or each in a process of its own: "
-                    "raygnn.launch",
-                )
+        if self._holds:
             self.ours = True
             compat.forget_token()  # of a Ray before
             self._init()

@@ -115,7 +115,7 @@ class Stragglers:
 
     def _was_slow(self, rank: int) -> bool:
         more = self._busy[rank] - median(_others(self._busy, rank))
-        return self._windows >= _WINDOWS and more > _LEAST
+        return self._windows >= _WINDOWS and more > _LEAST * self._windows
 
     def _start(self, waits: Sequence[float]) -> None:
         ranks = range(len(waits))

@@ -192,6 +192,7 @@ def test_three_ranks_go_on_to_the_bit(
 class SparseRows(nn.Module):
     def __init__(self, in_features: int, out_features: int):
         super().__init__()
+        self.register_buffer("sparse", torch.zeros(3))  # a name like any other
         self.rows = nn.Embedding(2, out_features, sparse=True)
         self.linear = nn.Linear(in_features, out_features)
 
@@ -200,6 +201,7 @@ class SparseRows(nn.Module):
         return self.linear(seeds) + self.rows((seeds[:, 0] > 0).long())
 
 
+@pytest.mark.dgl
 def test_sparse_gradients_go_on(make_job: JobFactory) -> None:
     """Of a user's own module; DDP takes no others for them."""
     options: dict[str, Any] = {

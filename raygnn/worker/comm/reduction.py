@@ -102,11 +102,13 @@ class Reduction(pl.Callback):
 
     def _can_lay_out(self, ddp: DistributedDataParallel) -> bool:
         """Whether DDP takes gradients of nothing but zeros for those of a backward pass."""
-        sparse = any(getattr(module, "sparse", False) for module in ddp.modules())
+        embeddings = (m for m in ddp.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+        sparse = any(embedding.sparse for embedding in embeddings)
         return not (sparse or self._comm.static_graph)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._late.clear()  # of a backward pass that raised
+        self._came.clear()  # or of one that DDP did not reduce
 
     def on_after_backward(self, *_: Any) -> None:
         self._reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
