@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import psutil
 
@@ -48,7 +48,7 @@ _GCS_AWAY = 0.5  # share of the time that Ray waits for a GCS to come back, and 
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
-_OURS = threading.Lock()  # held by the one job of this process that is on a Ray of its own
+_CLAIMS = threading.Lock()
 _OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # variables
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
 # Ray lets everybody write to its own directory, in which it follows links: the one around it is
@@ -94,6 +94,8 @@ class RayCluster:
         tell: takes a sentence for the user.
     """
 
+    _owner: ClassVar[RayCluster | None] = None  # of this process's connection, if we made it
+
     def __init__(
         self, config: Config, *, verbose: bool = False, tell: Callable[[str], object] = print
     ):
@@ -121,7 +123,7 @@ class RayCluster:
         self._looks = threading.Lock()
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
-        self._holds = False  # `_OURS`
+        self._caller = threading.get_ident()
         self._up = False  # Ray runs, while not all that we want of it may be there
         self.ours = False  # it goes, or we leave it, when the job ends
 
@@ -218,8 +220,9 @@ class RayCluster:
         try:
             self._live()
         finally:
-            if self._holds:
-                _OURS.release()
+            with _CLAIMS:
+                if RayCluster._owner is self:
+                    RayCluster._owner = None
             self._ended.set()
 
     def _live(self) -> None:
@@ -264,15 +267,19 @@ class RayCluster:
             thread.join(_LEAVE)
 
     def _claim(self) -> None:
-        """See that no other job of this process is on a Ray of its own, where this one is to be."""
-        if _connected() and not _OURS.locked():
-            return
-        self._holds = _OURS.acquire(blocking=False)
-        if not self._holds:
-            raise PreflightError(
-                "another job of this process is on its Ray, and a process has one at most",
-                remedy="train one after the other, or each in a process of its own: raygnn.launch",
-            )
+        """See that no other job ends the connection of this process under this one."""
+        with _CLAIMS:
+            owner = RayCluster._owner
+            # what began in the same thread, before, ends after
+            if _connected() and (owner is None or owner._caller == self._caller):
+                return
+            if owner is not None:
+                raise PreflightError(
+                    "another job of this process is on its Ray, and a process has one at most",
+                    remedy="train one after the other, or each in a process of its own: "
+                    "raygnn.launch",
+                )
+            RayCluster._owner = self
         if not self.local and self._address in (None, "", "local"):
             raise PreflightError("the Ray that this process was connected to has ended")
 
@@ -300,7 +307,7 @@ class RayCluster:
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
-        if self._holds:
+        if RayCluster._owner is self:
             self.ours = True
             compat.forget_token()  # of a Ray before
             self._init()
