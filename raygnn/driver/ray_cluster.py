@@ -281,7 +281,8 @@ class RayCluster:
                 )
             RayCluster._owner = self
         if not self.local and self._address in (None, "", "local"):
-            raise PreflightError("the Ray that this process was connected to has ended")
+            what = "the Ray that this process was connected to has ended"
+            raise PreflightError(what, remedy="start the job again")
 
     def _start(self) -> None:
         for name, value in _QUIET.items():
