@@ -115,7 +115,8 @@ class Stragglers:
 
     def _was_slow(self, rank: int) -> bool:
         more = self._busy[rank] - median(_others(self._busy, rank))
-        return self._windows >= _WINDOWS and more > _LEAST * self._windows
+        # half of what it takes at least in windows in which it is slow, and others are not
+        return self._windows >= _WINDOWS and more > _LEAST / 2 * self._slow_windows[rank]
 
     def _start(self, waits: Sequence[float]) -> None:
         ranks = range(len(waits))
