@@ -88,11 +88,9 @@ def shut_down_ray(then: Callable[[], object]) -> None:
     import ray
     from ray._private import worker
 
-    undo: Callable[[], None] = lambda: None  # noqa: E731
-    if (node := worker._global_node) is not None:
-        kill = node.kill_all_processes
-        ending = lambda **options: (then(), kill(**options))  # noqa: E731
-        undo = _patched([(node, "kill_all_processes", ending)])
+    node: Any = worker._global_node  # None where there is no connection
+    kill: Any = getattr(node, "kill_all_processes", None)
+    undo = _patched([(node, "kill_all_processes", lambda **options: (then(), kill(**options)))])
     try:
         ray.shutdown()
     finally:

@@ -207,13 +207,11 @@ class LowRank:
         relaid: bool,
     ):
         steps = saved.get("steps", 0)
-        exact_to = max(
-            2, comm.powersgd_start, steps + 1 if relaid else 0
-        )  # torch refuses less than 2
+        first = steps + 1 if relaid else 2  # torch refuses less than 2
         self._state = PowerSGDState(
             group,
             matrix_approximation_rank=comm.powersgd_rank,
-            start_powerSGD_iter=exact_to,
+            start_powerSGD_iter=max(2, first, comm.powersgd_start),
             orthogonalization_epsilon=1e-8,  # else a gradient of zeros becomes NaN
             random_seed=seed,
         )
