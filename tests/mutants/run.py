@@ -74,8 +74,10 @@ class Tree:
     """
 
     def __init__(self, root: Path):
-        ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "runs", "*.egg-info")
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
         shutil.copytree(CHECKOUT, root, ignore=ignored, symlinks=True)
+        for written in ("build", "runs"):  # by commands in the checkout; raygnn/runs is a package
+            shutil.rmtree(root / written, ignore_errors=True)
         self.root, self.mutant = root, None
         self._original, self._fresh, self._output = (
             root.with_name(f"{root.name}-{name}") for name in ("original", "fresh", "output")
