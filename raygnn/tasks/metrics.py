@@ -22,8 +22,8 @@ from raygnn.tasks.losses import Loss, plain_targets
 
 _Metric: TypeAlias = Callable[[Tensor, Tensor], Any]
 _CURVES: dict[str, _Metric] = {
-    "roc_auc": binary_auroc,
-    "average_precision": binary_average_precision,
+    "roc_auc": lambda scores, truth: binary_auroc(score_order(scores), truth),
+    "average_precision": lambda scores, truth: binary_average_precision(score_order(scores), truth),
 }
 _RECALL = "recall@"
 
@@ -121,7 +121,6 @@ def classification_metrics(
         the classes that are there, each against the rest.
     """
     classes = outputs.shape[1]
-    scores = outputs.double().softmax(1)
     common: dict[str, Any] = {"process_group": exchange.group, "validate_args": False}
     metrics: dict[str, Metric] = {
         "accuracy": MulticlassAccuracy(classes, average="micro", **common),
@@ -130,14 +129,14 @@ def classification_metrics(
     values = {}
     for name, metric in metrics.items():
         if len(labels):  # torchmetrics can not update with nothing, but it can sum zeros
-            metric.update(scores, labels)
+            metric.update(outputs, labels)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             values[name] = float(metric.compute())
     values["mcc"] = correlation(exchange.sum(_agreement(labels, outputs.argmax(1), classes)))
     if classes == 2 or wanted in _CURVES or wanted.startswith(_RECALL):
         first = 1 if classes == 2 else 0
-        everyone = exchange.gather_rows(scores[:, first:])
+        everyone = exchange.gather_rows(class_log_odds(outputs)[:, first:])
         truth = exchange.gather_rows(labels)
         columns = [(scored, (truth == c).long()) for c, scored in enumerate(everyone.T, first)]
         values |= {name: mean for name, (mean, _) in _over(columns, _CURVES, wanted).items()}
@@ -159,8 +158,7 @@ def label_metrics(
         the means over the labels of which both 0 and 1 are known, NaN where there are none; and of
         label ``k``, if there are several, ``"roc_auc_k"`` and so on.
     """
-    # in float64, in which hardly any two logits become one probability
-    scores = exchange.gather_rows(outputs.double()).sigmoid()
+    scores = exchange.gather_rows(outputs)
     truth = exchange.gather_rows(labels.reshape(outputs.shape))
     columns, values = [], dict[str, float]()
     for column, holds in zip(scores.T, truth.T):
@@ -172,6 +170,38 @@ def label_metrics(
         if len(columns) > 1:
             values |= {f"{name}_{k}": value for k, value in of_label.items()}
     return values
+
+
+def class_log_odds(outputs: Tensor) -> Tensor:
+    """Return ``log(p / (1 - p))`` of each class's probability p, in the order of the probabilities.
+
+    Probabilities of logits that differ by 37 or more round to 1, and their logarithms to 0; log
+    odds stay apart.
+
+    Args:
+        outputs: ``[n, C]`` logits.
+
+    Returns:
+        float64 ``[n, C]``.
+    """
+    wide = outputs.double()
+    if wide.shape[1] == 2:
+        return wide - wide.flip(1)
+    logs = wide.log_softmax(1)
+    best = wide.argmax(1, keepdim=True)
+    of_others = wide.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
+    odds = logs - torch.log1p(-logs.exp())
+    # the probability of the likeliest class alone can be so close to 1 that 1 - p is rounding
+    return odds.scatter(1, best, wide.gather(1, best) - of_others)
+
+
+def score_order(scores: Tensor) -> Tensor:
+    """Return the places of scores ``[n]`` among the distinct ones, float64 from 0 to 1.
+
+    torchmetrics applies a sigmoid to scores outside 0 to 1, which ties those above 37.
+    """
+    order = torch.unique(scores, return_inverse=True)[1].double()
+    return order / order.max().clamp(min=1)
 
 
 def _over(
@@ -205,7 +235,7 @@ def correlation(agreement: Tensor) -> float:
 
 
 def _label_correlation(scores: Tensor, truth: Tensor) -> float:
-    return correlation(_agreement(truth, (scores > 0.5).long(), 2))
+    return correlation(_agreement(truth, (scores > 0).long(), 2))
 
 
 def recall_at(k: int, scores: Tensor, truth: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from raygnn.models.decoders import Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, ListedNegatives
 from raygnn.sampling.seeds import Edges
+from raygnn.tasks.metrics import score_order
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
 _NODES = 1 << 18  # on a device at a time
@@ -400,7 +401,5 @@ def ranked_among_drawn(
     means = _means(exchange.gather_rows(torch.cat(ranks).double().cpu()))
     scored = torch.cat(everyones)
     truth = (torch.arange(len(scored)) < len(everyones[0])).int()
-    # their order as numbers from 0 to 1: others torchmetrics takes for what a sigmoid is to be of
-    order = torch.unique(scored, return_inverse=True)[1].double()
-    precision = binary_average_precision(order / max(1.0, float(order.max())), truth)
+    precision = binary_average_precision(score_order(scored), truth)
     return {**means, "average_precision": float(precision)}

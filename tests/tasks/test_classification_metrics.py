@@ -38,14 +38,6 @@ def test_exact_however_the_nodes_are_spread(classes: int, cuts: list[int]) -> No
         hit = np.sum((guess == c) & (truth == c))
         return 2 * hit / (np.sum(guess == c) + np.sum(truth == c))
 
-    def auc(c: int) -> float:
-        positive, negative = scores[truth == c, c], scores[truth != c, c]
-        return float(np.mean(positive[:, None] > negative[None, :]))
-
-    def precision(c: int) -> float:
-        holds = (truth == c)[np.argsort(-scores[:, c])]
-        return float(np.mean((np.cumsum(holds) / np.arange(1, 201))[holds]))
-
     def recall(c: int) -> float:
         first = np.argsort(-scores[:, c])[:30]
         return float(np.sum(truth[first] == c) / np.sum(truth == c))
@@ -63,13 +55,56 @@ def test_exact_however_the_nodes_are_spread(classes: int, cuts: list[int]) -> No
         "accuracy": np.mean(guess == truth),
         "f1": np.mean([f1(c) for c in range(classes)]),
         "mcc": mcc(),
-        "roc_auc": np.mean([auc(c) for c in ones]),
-        "average_precision": np.mean([precision(c) for c in ones]),
+        "roc_auc": np.mean([area(scores[:, c], truth == c) for c in ones]),
+        "average_precision": np.mean([precision(scores[:, c], truth == c) for c in ones]),
         "recall@30": np.mean([recall(c) for c in ones]),
         "loss": -np.mean(np.log(scores[np.arange(200), truth])),
     }
     for found in run_ranks(len(cuts) - 1, measure, outputs, labels, cuts, "recall@30"):
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+def area(scores: np.ndarray, holds: np.ndarray) -> float:
+    """The share of pairs in order; half of those that are equal."""
+    above = scores[holds][:, None] - scores[~holds][None, :]
+    return float(np.mean((above > 0) + 0.5 * (above == 0)))
+
+
+def precision(scores: np.ndarray, holds: np.ndarray) -> float:
+    """The precision at the score of each row that holds, without ties."""
+    sorted_holds = holds[np.argsort(-scores)]
+    return float(np.mean((np.cumsum(sorted_holds) / np.arange(1, len(holds) + 1))[sorted_holds]))
+
+
+@pytest.mark.parametrize("labels", ["one", "several"])
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("scale", [1.0, 40.0, 120.0])
+def test_probabilities_that_round_to_one_do_not_tie(
+    scale: float, classes: int, labels: str
+) -> None:
+    """As by logits, which scikit-learn is given; of several classes by log odds, also of class 0,
+    which most rows are taken for with near certainty."""
+    draw = np.random.default_rng(classes)
+    truth = draw.integers(0, classes, 1000)
+    holds = np.eye(classes, dtype=bool)[truth]
+    logits = torch.from_numpy((draw.normal(size=holds.shape) + holds) * scale).float()
+    logits[:, 0] += scale
+    outputs = logits.double().numpy()
+    others = [np.delete(outputs, c, 1) for c in range(classes)]
+    columns = [outputs[:, c] - np.logaddexp.reduce(rest, 1) for c, rest in enumerate(others)]
+    targets = torch.from_numpy(truth)
+    if labels == "several":
+        columns, targets = list(outputs.T), torch.from_numpy(holds.astype(int))
+    ones = [1] if classes == 2 and labels == "one" else range(classes)
+    task = read_task(kind="node_classification", labels=labels, metric="recall@50")
+    found = metrics.measure(logits, targets, task, make_loss(task), Exchange(World(0, 1)))
+    first = [np.argsort(-columns[c])[:50] for c in ones]
+    expected = {
+        "roc_auc": np.mean([area(columns[c], holds[:, c]) for c in ones]),
+        "average_precision": np.mean([precision(columns[c], holds[:, c]) for c in ones]),
+        "recall@50": np.mean([holds[f, c].sum() / holds[:, c].sum() for c, f in zip(ones, first)]),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_area_is_left_out_where_nobody_asks() -> None:
