@@ -21,6 +21,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
@@ -33,6 +34,9 @@ from raygnn.tasks.metrics import score_order
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
 _NODES = 1 << 18  # on a device at a time
 _PAIRS = 1 << 16  # of nodes that are compared at a time
+# Products are of multiples of so many queries, and of so many nodes: for other shapes BLAS computes
+# some rows and columns by other kernels, so that equal nodes would get unequal scores.
+_QUERIES, _ROWS = 16, 512
 _HITS = (1, 3, 10, 20, 50, 100)
 _RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
@@ -203,9 +207,11 @@ class Ranking:
                     left = keys if candidates.filtered else None
                     found.append(self._ranks_among(score_of, right, nodes[end], left, end))
                 continue
+            largest = int(np.diff(self._bounds[end]).max())  # of any rank: all have one shape
+            size = min(_NODES, -(-largest // _ROWS) * _ROWS)
             blocks = [
-                decoder.against(kept[end], some.to(device), relation, end).float().cpu()
-                for some in rows[end].split(_NODES)
+                _table(decoder, kept[end], some.to(device), relation, end, size)
+                for some in rows[end].split(size)
             ]
             scores = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
             found.append(self._ranks_of_all(scores, right, self._known[end].find(keys), end))
@@ -340,6 +346,17 @@ class Ranking:
         )
 
 
+def _table(
+    decoder: Decoder, kept: Tensor, nodes: Tensor, relation: Tensor, end: str, size: int
+) -> Tensor:
+    """Return scores float32 ``[Q, K]``, on the CPU, of all queries with at most ``size`` nodes."""
+    more = -len(kept) % _QUERIES
+    queries, kinds = F.pad(kept, (0, 0, 0, more)), F.pad(relation, (0, more))
+    others = F.pad(nodes, (0, 0, 0, size - len(nodes)))
+    scores = decoder.against(queries, others, kinds, end)
+    return scores[: len(kept), : len(nodes)].float().cpu()
+
+
 def _scores(
     decoder: Decoder,
     kept: Tensor,
@@ -353,12 +370,13 @@ def _scores(
     of the nodes at ``end``."""
     scores = [torch.empty(0)]
     for start in range(0, len(query), _PAIRS):
-        some = slice(start, start + _PAIRS)
-        q = torch.from_numpy(query[some]).to(kept.device)
-        nodes = rows[torch.from_numpy(node[some])].to(kept.device)
+        num = len(query[start : start + _PAIRS])
+        some, more = slice(start, start + num), (0, -num % _ROWS)
+        q = torch.from_numpy(np.pad(query[some], more)).to(kept.device)
+        nodes = rows[torch.from_numpy(np.pad(node[some], more))].to(kept.device)
         ends = (nodes, kept[q]) if end == "source" else (kept[q], nodes)
         kinds = None if relation is None else relation[q]
-        scores.append(decoder(*ends, kinds).flatten().float().cpu())
+        scores.append(decoder(*ends, kinds).flatten()[:num].float().cpu())
     return torch.cat(scores)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raygnn.config.model import read_model
-from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
+from raygnn.graph.data import EdgeFrame, EdgeSplit, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import NUMBER
 from raygnn.models.decoders import make_decoder
@@ -202,6 +202,62 @@ def test_hits_above_a_list_are_those_of_ogb(count: int, typed: bool, tmp_path: P
         for found in run_ranks(workers, ranked, meta, etype, "dot", False, False, None, pairs):
             assert found.pop("mrr") == pytest.approx(mrr, abs=1e-12)
             assert found == wanted
+
+
+def ring(nodes: int) -> GraphData:
+    """Edges from each node to the three behind it, all for test."""
+    src = np.repeat(np.arange(nodes), 3)
+    dst = (src + np.tile([1, 2, 3], nodes)) % nodes
+    masks = {f"{name}_mask": np.full(len(src), name == "test") for name in ("train", "val", "test")}
+    frame = NodeFrame(nodes, {"feat": np.zeros((nodes, 1), np.float32)})
+    return GraphData("ring", {PLAIN[0]: frame}, {PLAIN: EdgeFrame(src, dst, masks)})
+
+
+def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, int, str], float]:
+    """Mean reciprocal ranks by decoder, number of queries, and among which nodes."""
+    shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(PLAIN))
+    edges = Edges(shard, exchange, PLAIN)
+    bounds = dict.fromkeys(("source", "target"), shard.bounds[PLAIN[0]])
+    ranker = Ranking(edges, bounds, None, 1)
+    every = np.arange(bounds["target"][-1])
+
+    def everyone(keys: np.ndarray, _: np.ndarray) -> dict[str, np.ndarray]:
+        return dict.fromkeys(("source", "target"), np.tile(every, (len(keys), 1)))
+
+    torch.manual_seed(3)
+    row = torch.randn(50)
+    rows = dict.fromkeys(bounds, row.repeat(shard.owned(PLAIN[0]), 1))
+
+    def sources(own: np.ndarray) -> torch.Tensor:
+        return row.repeat(len(own), 1)
+
+    found = {}
+    for kind in ("dot", "distmult", "complex", "mlp"):
+        decoder = make_decoder(read_model(kind="sage"), kind, 50, 1, 1).eval()
+        for num in range(1, 6):
+            own = edges.chosen(2)[: num if exchange.world.rank == 0 else 0]
+            for among in ("all", "filtered", "unfiltered"):
+                candidates = Candidates(own, everyone, len(every), among == "filtered")
+                found[kind, num, among] = ranker.metrics(
+                    decoder,
+                    own,
+                    sources,
+                    rows,
+                    torch.device("cpu"),
+                    None if among == "all" else candidates,
+                )["mrr"]
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("nodes", [300, 1037])
+def test_equal_rows_tie_in_products_of_any_shape(nodes: int, workers: int, tmp_path: Path) -> None:
+    """The right node has the mean rank of all, or of those that make no edge with the other end."""
+    meta = partitioned(ring(nodes), tmp_path, workers)
+    for found in run_ranks(workers, of_equal_rows, meta):
+        for (_, _, among), reciprocal in found.items():
+            compared = nodes if among == "unfiltered" else nodes - 2
+            assert reciprocal == pytest.approx(2 / (compared + 1)), found
 
 
 def test_rows_that_are_not_finite(tmp_path: Path) -> None:
