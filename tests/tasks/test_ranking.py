@@ -250,7 +250,7 @@ def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, in
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("nodes", [300, 1037])
+@pytest.mark.parametrize("nodes", [7, 13, 300, 1037])
 def test_equal_rows_tie_in_products_of_any_shape(nodes: int, workers: int, tmp_path: Path) -> None:
     """The right node has the mean rank of all, or of those that make no edge with the other end."""
     meta = partitioned(ring(nodes), tmp_path, workers)
