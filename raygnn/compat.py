@@ -343,6 +343,14 @@ def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> None:
     ddp.zero_grad()
 
 
+def before_load(module: Any, hook: Callable[..., None]) -> None:
+    """Have a module call ``hook(module, state, prefix, …)`` before it loads a state."""
+    if hasattr(module, "register_load_state_dict_pre_hook"):
+        module.register_load_state_dict_pre_hook(hook)
+    else:  # before torch 2.5
+        module._register_load_state_dict_pre_hook(hook, with_module=True)
+
+
 def is_view(tensor: Any) -> bool:
     """Whether it shares another tensor's memory, which then must not be written to."""
     return tensor._base is not None

@@ -79,6 +79,15 @@ class HANLayer(Layer):
             {key(t): SemanticAttention(self.width, attention) for t in chosen}
         )
 
+    def biases(self) -> list[tuple[str, str, str]]:
+        """See `Layer`. Candidates that are weighted node by node add no row of their own to all."""
+        found = []
+        for ntype in self.outputs():
+            names = [f"convs.{key(*etype)}.bias" for etype in self.into(ntype)]
+            names += [f"own.{key(ntype)}.bias"] if ntype in self.self_types else []
+            found += [(ntype, name, "") for name in names if len(names) == 1]
+        return found
+
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)
         out = {}
@@ -165,6 +174,11 @@ class HGTLayer(Layer):
                 if spec.edges.get(e)
             }
         )
+
+    def biases(self) -> list[tuple[str, str, str]]:
+        """See `Layer`."""
+        named = ((t, key(t)) for t in self.outputs() if self.into(t))
+        return [(t, f"out.{name}.bias", f"skip.{name}") for t, name in named]
 
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)

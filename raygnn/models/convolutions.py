@@ -290,7 +290,8 @@ class GATConv(nn.Module):
         out = ops.attend(adj, left, share)
         if self.attn_edge is not None:
             out = out + self._messages(adj, share, ops).to(out.dtype)
-        return (out.mean(1) if self.mean_heads else out.flatten(1)) + self.bias
+        rows = out.mean(1) if self.mean_heads else out.flatten(1)
+        return rows if self.bias is None else rows + self.bias
 
     @property
     def _by_head(self) -> Tensor:

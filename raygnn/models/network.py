@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from raygnn.config.model import FamilyConfig
 from raygnn.models.convolutions import Combine
 from raygnn.models.linear import Dropout, join
-from raygnn.models.norm import activation, norm, normalise, repeated
+from raygnn.models.norm import Cancelled, activation, drop_biases, norm, normalise, repeated
 from raygnn.models.typed_layers import Combined, Degrees, Family, Hidden, Layer, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
@@ -120,6 +120,20 @@ class Stack(nn.Module):
             nn.ModuleDict({key(t): norm(config.norm, layer.width) for t in layer.outputs()})
             for layer in layers[:hidden]
         )
+        if config.norm == "batch":
+            found = [(n, layer.biases()) for n, layer in enumerate(layers[:hidden])]
+            drop_biases(
+                self,
+                [
+                    Cancelled(
+                        f"layers.{n}.{bias}",
+                        f"norms.{n}.{key(t)}.running_mean",
+                        share and f"layers.{n}.{share}",
+                    )
+                    for n, biases in found
+                    for t, bias, share in biases
+                ],
+            )
         # a table that the first layer does not read would get no gradient
         read = layers[0].inputs()
         self._categories = {t: named for t, named in schema.categories.items() if t in read}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from raygnn import compat
 
 # sums values over the ranks, in place; the pass that it is part of: "forward" or "backward"
 Sum = Callable[[Tensor, str], Tensor]
@@ -39,6 +41,78 @@ def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
     """What `norm` made, of rows ``[N, width]``; ``counted`` as `BatchNorm.forward` has it."""
     out: Tensor = module(x, counted) if isinstance(module, BatchNorm) else module(x)
     return out
+
+
+class Cancelled(NamedTuple):
+    """A bias that batch normalisation subtracts again: names of entries of a module's state.
+
+    Attributes:
+        bias: the parameter; it adds the same row to all nodes of a type.
+        mean: the running mean of the normalisation that follows.
+        share: a parameter by whose sigmoid the bias is multiplied; "" = by 1.
+    """
+
+    bias: str
+    mean: str
+    share: str = ""
+
+
+def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
+    """Remove biases from a module; its `load_state_dict` still reads states that have them.
+
+    The gradient of such a bias is rounding alone, of which Adam makes steps of its full rate; the
+    running mean follows them late, so that evaluation depends on how sums were rounded.
+    """
+    for name in (one.bias for one in cancelled):
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if isinstance(owner, nn.ParameterDict):
+            del owner[last]
+        else:
+            setattr(owner, last, None)
+    vars(module)["cancelled"] = tuple(cancelled)
+    compat.before_load(module, fold_biases)
+
+
+def fold_biases(module: nn.Module, state: dict[str, Any], prefix: str = "", *_: object) -> None:
+    """Move the biases in a state of before `drop_biases` into the running means: the module
+    evaluates the same.
+
+    Args:
+        state: name → tensor, by names with ``prefix``; it is written to, its tensors are not.
+    """
+    for bias, mean, share in getattr(module, "cancelled", ()):
+        if prefix + bias not in state or prefix + mean not in state:
+            continue
+        row = state.pop(prefix + bias)
+        if share:
+            row = row * state[prefix + share].sigmoid()
+        state[prefix + mean] = state[prefix + mean] - row.to(state[prefix + mean].dtype)
+
+
+def fold_checkpoint(module: nn.Module, state: dict[str, Any], optimizers: list[Any]) -> None:
+    """Drop what optimizers keep of biases in a checkpoint of before `drop_biases`.
+
+    Args:
+        state: the module's own, in its order.
+        optimizers: states of optimizers of all parameters; those in groups stay as they are.
+    """
+    dropped = {
+        f"{name}.{one.bias}".removeprefix(".")
+        for name, child in module.named_modules()
+        for one in getattr(child, "cancelled", ())
+    }
+    known = dropped | {name for name, _ in module.named_parameters()}
+    parameters = [name for name in state if name in known]
+    kept = [number for number, name in enumerate(parameters) if name not in dropped]
+    if len(kept) == len(parameters):
+        return
+    for optimizer in optimizers:
+        (group, *more), values = optimizer["param_groups"], optimizer["state"]
+        if not more and len(group["params"]) == len(parameters):
+            group["params"] = list(range(len(kept)))
+            found = {new: values[old] for new, old in enumerate(kept) if old in values}
+            optimizer["state"] = found
 
 
 @contextmanager

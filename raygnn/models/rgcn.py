@@ -87,6 +87,10 @@ class RGCNLayer(Layer):
             {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
         )
 
+    def biases(self) -> list[tuple[str, str, str]]:
+        """See `Layer`."""
+        return [(t, f"bias.{key(t)}", "") for t in self.outputs()]
+
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)
         out = {}
@@ -101,7 +105,7 @@ class RGCNLayer(Layer):
                     continue
                 rows.append(self._combined(etype, adj, sources))
                 weights.append(self._weight(etype))
-            out[ntype] = affine(rows, weights, self.bias[key(ntype)])
+            out[ntype] = affine(rows, weights, self.bias.get(key(ntype), None))
             for message in messages:
                 out[ntype] = out[ntype] + message
         return out

@@ -23,6 +23,7 @@ from raygnn.checkpoint.writer import Saver
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.config.values import Duration
+from raygnn.models.norm import fold_biases
 from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
@@ -318,6 +319,8 @@ class Averaging(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = trainer.global_step
         values = _values(module)  # on their device, where a checkpoint's are not
+        for name, child in module.named_modules():
+            fold_biases(child, self.average, f"{name}.")
         self.average = {n: a.to(values[n].device) for n, a in self.average.items()}
 
     @torch.no_grad()

@@ -117,6 +117,39 @@ def schema(request: pytest.FixtureRequest) -> Schema:
     return request.param
 
 
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han"])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_bias_that_batch_norm_subtracts_is_only_in_old_states(
+    schema: Schema, kind: str, residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with a state of before evaluates as it did, and trains as it did."""
+    options: dict = {"norm": "batch", "residual": residual, "layers": 3}
+    with monkeypatch.context() as patched:
+        for module in ("network", "typed_layers"):
+            patched.setattr(f"raygnn.models.{module}.drop_biases", lambda *_: None)
+        old = network({"kind": kind}, schema, **options).double()
+    for value in (*old.parameters(), *old.buffers()):
+        if value.is_floating_point():
+            nn.init.uniform_(value, 0.5, 1.5)
+    model = network({"kind": kind}, schema, **options).double()
+    model.load_state_dict(old.state_dict())
+    removed = old.state_dict().keys() - model.state_dict().keys()
+    weighted = kind == "han" and schema is HETEROGENEOUS  # node by node, so that none cancels
+    assert weighted or any("layers.0" in name for name in removed)
+    assert all("bias" in name for name in removed)
+    assert "layers.2.rest.:_N.second.bias" not in removed  # of outputs, which nothing normalises
+    blocks = random_blocks(schema, 3)
+    inputs = blocks, *random_inputs(schema, blocks)
+    for mode in (False, True):
+        found, expected = model.train(mode)(*inputs), old.train(mode)(*inputs)
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    old(*inputs).square().sum().backward()
+    for name, parameter in old.named_parameters():
+        if name in removed:  # rounding alone
+            assert parameter.grad is not None
+            assert parameter.grad.abs().max() < 1e-6, name
+
+
 @pytest.mark.dgl
 @pytest.mark.parametrize("family", FAMILIES, **names)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])

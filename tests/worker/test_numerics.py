@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 
 from raygnn.checkpoint.hashed_files import nothing
+from raygnn.models.norm import Cancelled
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
+from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, train_on_ranks
 
@@ -187,15 +191,16 @@ def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
             assert torch.allclose(tensor, other[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize(("kind", "fanout"), [("sage", 4), ("gin", -1)])  # after layers, and within
+@pytest.mark.parametrize(  # after layers, and within
+    ("kind", "fanout"), [("gcn", -1), ("sage", 4), ("gin", -1), ("gat", -1)]
+)
 def test_batch_norm_is_that_of_the_global_batch(
     kind: str, fanout: int, make_job: JobFactory
 ) -> None:
-    """For any number of workers, although each has a community of its own: the same losses, and the
-    same running variances in the weights that are kept. (The gradient of a bias before the
-    normalisation is rounding alone, of which Adam makes steps; they move the running means.)"""
-    curves, kept = [], []
-    for workers, batch in ((1, 120), (2, 60), (3, 40)):
+    """For any number of workers, although each has a community of its own: the same losses, the
+    same metrics, and the same running statistics in the weights that are kept."""
+    curves, kept, metrics = [], [], []
+    for workers, batch in ((1, 120), (2, 60), (3, 40), (4, 30)):
         config = make_job(
             name=f"by-{workers}",
             model={"kind": kind, "norm": "batch"},
@@ -205,13 +210,46 @@ def test_batch_norm_is_that_of_the_global_batch(
         )
         run = train_on_ranks(config)
         curves.append(losses(run))
+        metrics.append(run.summary["metrics"])
         kept.append(torch.load(run.path / "checkpoints" / "selected.pt", weights_only=True))
-    for curve, weights in zip(curves[1:], kept[1:], strict=True):
+    for curve, weights, found in zip(curves[1:], kept[1:], metrics[1:], strict=True):
         assert np.allclose(curves[0], curve, atol=1e-4), curves
-        variances = [name for name in weights if name.endswith("running_var")]
-        assert variances
-        for name in variances:
+        assert found == pytest.approx(metrics[0], abs=2e-4)
+        statistics = [name for name in weights if "running_" in name]
+        assert statistics
+        for name in statistics:
             assert torch.allclose(weights[name], kept[0][name], rtol=1e-3, atol=1e-3), name
+
+
+def test_a_run_with_biases_before_batch_norm_goes_on(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint that was written before they were left out: losses, averaged weights and
+    metrics are those of a run that has them to its end. With plain SGD, whose steps show gradients
+    as they are, and momentum, which is kept for each parameter."""
+    options: dict[str, Any] = {
+        "model": {"kind": "gin", "norm": "batch"},
+        "train": {"epochs": 3, "optimizer": "sgd", "momentum": 0.9, "lr": 0.05, "ema": 0.9},
+        "sampling": {"batch_size": 100},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+        "cluster": {"workers": 1},
+    }
+    with monkeypatch.context() as patched:
+        for module in ("network", "typed_layers"):
+            patched.setattr(f"raygnn.models.{module}.drop_biases", spread_biases)
+        whole = train_on_ranks(make_job(name="whole", **options))
+    resumed = train_on_ranks(stopped(whole, make_job(name="part", **options), 5), resume=True)
+    assert resumed.summary["steps"] == whole.summary["steps"] == 12
+    assert np.allclose(losses(resumed), losses(whole), atol=1e-5)
+    assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"], abs=1e-4)
+    states = [torch.load(run.path / "checkpoints" / "selected.pt") for run in (resumed, whole)]
+    assert states[0].keys() < states[1].keys()
+
+
+def spread_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
+    """Keep the biases, away from 0."""
+    for one in cancelled:
+        nn.init.uniform_(module.get_parameter(one.bias), 0.5, 1.5)
 
 
 def test_layers_that_are_computed_again_train_the_same_model(make_job: JobFactory) -> None:
