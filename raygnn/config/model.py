@@ -309,7 +309,8 @@ class SageConfig(_EdgeFamily):
 
     kind: Literal["sage"] = Field(description=_KIND)
     aggregator: Literal["mean", "sum", "max"] = Field(
-        "mean", description="How neighbours are combined."
+        "mean",
+        description="How neighbours are combined; a sum over sampled ones is scaled to all.",
     )
 
 

@@ -95,6 +95,14 @@ class LinearConv(nn.Module, ABC):
         """The layer's output ``[D, F_out]`` from combined rows."""
         return linear(self.finish(combined, adj, h_dst, degree), self.weight)
 
+    def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Tensor | None) -> Tensor:
+        """Return sums over sampled neighbours ``[D, F]`` times full / sampled degree, so that their
+        expectation is the sum over all neighbours; others as they are."""
+        if self.reduce != "sum" or degree is None:
+            return rows
+        scale = _wide(degree[: adj.num_dst], rows) / adj.degree.clamp(min=1)
+        return rows * scale.to(rows.dtype).unsqueeze(1)
+
     def forward(
         self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
     ) -> Tensor:
@@ -189,7 +197,8 @@ class SAGEConv(LinearConv):
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
-        return join([combined, self._edges(adj, combined)]) if self.edges else combined
+        rows = join([combined, self._edges(adj, combined)]) if self.edges else combined
+        return self._scaled_up(rows, adj, degree)
 
     def _edges(self, adj: Adjacency, like: Tensor) -> Tensor:
         """The edges' features, combined: ``[D, edges]`` in the dtype of ``like``."""
@@ -202,9 +211,9 @@ class SAGEConv(LinearConv):
 
     def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
         messages = self.combine(adj, z, degree)
-        if not self.edges:
-            return messages
-        return messages + linear(self._edges(adj, z), self.weight[:, -self.edges :])
+        if self.edges:
+            messages = messages + linear(self._edges(adj, z), self.weight[:, -self.edges :])
+        return self._scaled_up(messages, adj, degree)
 
 
 class GATConv(nn.Module):
@@ -371,6 +380,7 @@ class GINConv(LinearConv):
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
+        combined = self._scaled_up(combined, adj, degree)
         if self.eps is None:
             return combined
         return torch.addcmul(combined, h_dst, (1 + self.eps).to(h_dst.dtype))

@@ -19,6 +19,7 @@ from raygnn.config.model import (
     SageConfig,
     UserModelConfig,
 )
+from raygnn.config.schema import SamplingConfig
 from raygnn.config.task import COMPLEX
 from raygnn.errors import ConfigError
 from raygnn.models.attention_layers import HANLayer, HGTLayer
@@ -215,8 +216,18 @@ def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
 
 
 def needs_degree(config: ModelConfig) -> bool:
-    """Whether batches of nodes must carry the degrees of the whole graph."""
+    """True if the model reads the degrees of the whole graph, of full neighbourhoods, too."""
     return config.kind == "gcn"
+
+
+def needs_degree_sampled(config: ModelConfig, sampling: SamplingConfig) -> bool:
+    """True if batches of sampled nodes must carry the degrees of the whole graph: also for sums
+    over neighbours of which some are drawn. With times the full neighbourhood is another for each
+    seed, and is not counted."""
+    sums = config.kind == "gin" or getattr(config, "aggregator", None) == "sum"
+    hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in sampling.fanout]
+    drawn = sampling.time is None and any(fanout >= 0 for hop in hops for fanout in hop)
+    return needs_degree(config) or (sums and drawn)
 
 
 def needs_relation(config: ModelConfig) -> bool:

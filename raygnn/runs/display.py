@@ -42,6 +42,7 @@ _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _SPINNER = 2  # columns
+_FAR = 2.0  # ratio of losses in training and validation that is worth a note
 _OFTEN = 0.2  # of a training's windows
 _BETWEEN_DETAILS = 3.0  # seconds
 
@@ -222,6 +223,12 @@ class Display:
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
         if (loss := summary.get("train_loss")) is not None:
             rows["train/loss"] = f"{loss:.4f} (the last steps)"
+            held = (summary.get("metrics") or {}).get("val/loss", math.nan)
+            if held > _FAR * loss > 0 or 0 < _FAR * held < loss:
+                rows["note"] = (
+                    f"val/loss {held:.4f} is far from train/loss {loss:.4f}: the model overfits, "
+                    "or evaluation differs from training (dropout, fanout, time, negatives)"
+                )
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:

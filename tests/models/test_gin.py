@@ -59,12 +59,12 @@ def network(schema: Schema = ONE, **settings: Any) -> Network:
     return model
 
 
-def parts(model: Network) -> tuple[Any, Tensor, Any]:
-    """Convolution, bias of the MLP's first linear layer, what follows."""
+def parts(model: Network) -> tuple[Any, Any, Any]:
+    """Convolution, bias of the MLP's first linear layer if it has one, what follows."""
     (layer,) = model.layers
     assert isinstance(layer, TypedLayer)
-    (conv,), (bias,), (rest,) = layer.convs.values(), layer.bias.values(), layer.rest.values()
-    return conv, bias, rest
+    (conv,), (rest,) = layer.convs.values(), layer.rest.values()
+    return conv, next(iter(layer.bias.values()), None), rest
 
 
 def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:

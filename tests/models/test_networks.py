@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from raygnn.config.model import read_model
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
+from raygnn.models.convolutions import GCNConv, GINConv, SAGEConv
 from raygnn.models.linear import Dropout
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import norm
@@ -115,6 +118,34 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> 
 @pytest.fixture(params=[HOMOGENEOUS, HETEROGENEOUS], ids=["one type", "typed"])
 def schema(request: pytest.FixtureRequest) -> Schema:
     return request.param
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "sage with edges", "gin"])
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
+    kind: str, projected: bool
+) -> None:
+    """Over all draws of two neighbours of a node that has five, and three of one that has three."""
+    torch.manual_seed(0)
+    conv = {
+        "gcn": lambda: GCNConv(4, 3, same_type=True, kernels="torch"),
+        "sage": lambda: SAGEConv(4, 3, reduce="sum", kernels="torch"),
+        "sage with edges": lambda: SAGEConv(4, 3, edges=2, reduce="sum", kernels="torch"),
+        "gin": lambda: GINConv(4, 3, same_type=True, kernels="torch"),
+    }[kind]().double()
+    x, degree = torch.randn(10, 4).double(), torch.tensor([5, 3, *range(1, 9)])
+    edges = torch.randn(8, 2).double() if "edges" in kind else None
+
+    def output(drawn: Sequence[int]) -> Tensor:
+        chosen = torch.tensor([*drawn, 5, 6, 7])
+        indptr = torch.tensor([0, len(drawn), len(drawn) + 3])
+        adj = Adjacency(indptr, chosen + 2, None, None if edges is None else edges[chosen])
+        if projected:
+            return conv.of_projected(adj, conv.project(x), degree)
+        return conv.transform(conv.combine(adj, x, degree), adj, x[:2], degree)
+
+    draws = [output(drawn) for drawn in itertools.combinations(range(5), 2)]
+    torch.testing.assert_close(torch.stack(draws).mean(0), output(range(5)))
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han"])

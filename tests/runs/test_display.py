@@ -475,3 +475,13 @@ def test_nothing_is_broken_on_a_terminal(width: int) -> None:
     assert last.startswith("epoch 200/200  loss 0.3804")
     words = " ".join(rows).split()
     assert {"1,234,567:", "52.2"} <= {*words}
+
+
+@pytest.mark.parametrize(
+    ("held", "loss", "noted"), [(1.05, 0.37, True), (0.1, 0.3, True), (0.5, 0.37, False)]
+)
+def test_losses_far_apart_are_noted_at_the_end(held: float, loss: float, noted: bool) -> None:
+    screen = Screen()
+    summary = {"status": "done", "metrics": {"val/loss": held}, "train_loss": loss}
+    screen.display.closing(summary, Path("/runs/cora"))
+    assert (f"val/loss {held:.4f} is far from train/loss {loss:.4f}" in screen.text()) == noted

@@ -221,6 +221,19 @@ def test_batch_norm_is_that_of_the_global_batch(
             assert torch.allclose(weights[name], kept[0][name], rtol=1e-3, atol=1e-3), name
 
 
+def test_sums_are_evaluated_at_the_scale_of_training(make_job: JobFactory) -> None:
+    """Of weights that hardly move, with five neighbours of forty: a sum over these alone is so much
+    smaller that losses are not even near."""
+    config = make_job(
+        graph={"degree": 40, "train": 0.5},
+        model={"kind": "sage", "aggregator": "sum"},
+        sampling={"fanout": [5, 5]},
+        train={"epochs": 1, "lr": 1e-8},
+    )
+    summary = train_on_ranks(config).summary
+    assert summary["metrics"]["val/loss"] == pytest.approx(summary["train_loss"], rel=0.4)
+
+
 def test_a_run_with_biases_before_batch_norm_goes_on(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.mapped import large_pages, map_table
 from raygnn.graph.staging.shard import Shard
 from raygnn.graph.validate import check_weights
-from raygnn.models.registry import needs_degree
+from raygnn.models.registry import needs_degree_sampled
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import (
     SCALE,
@@ -107,7 +107,7 @@ def make_store(
         exchange,
         inputs,
         dtype=PRECISIONS[config.precision].dtype,
-        degree_etypes=shard.etypes if needs_degree(config.model) else (),
+        degree_etypes=shard.etypes if needs_degree_sampled(config.model, config.sampling) else (),
         beside=device.type == "cpu",
         **options,
     )

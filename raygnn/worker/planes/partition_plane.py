@@ -21,7 +21,7 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
-from raygnn.models.registry import needs_degree
+from raygnn.models.registry import needs_degree, needs_degree_sampled
 from raygnn.sampling.cache import Scores, choose_for_host, choose_near, degrees, inclusion
 from raygnn.sampling.exchange import Exchange, as_ids
 from raygnn.sampling.features import Inputs, choose_edge_inputs
@@ -352,7 +352,9 @@ class PartitionPlane:
             store=self._store,
             fanouts=self._fanouts,
             inputs=self.inputs,
-            degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
+            degree_etypes=self.shard.etypes
+            if needs_degree_sampled(config.model, config.sampling)
+            else (),
             combine="weighted" if how == "gcn" else how,
             counted=(world.size > 1 or config.sampling.pad)
             and any(isinstance(m, BatchNorm) for m in model.modules()),
