@@ -45,7 +45,7 @@ define test_without_dgl
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-system test-all test-nodgl mutants lint wheel docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -56,6 +56,7 @@ help:
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
+	@echo "make wheel        a wheel of the package: dist"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
 	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
@@ -121,6 +122,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+wheel: setup
+	rm -rf build/lib build/bdist.* dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 # The variable silences an advertisement of the theme's.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -164,4 +169,4 @@ test-instructions: setup
 	$(call test_instructions,default,SSE41,SSE4_2)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-3.13 .venv-nodgl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist .venv .venv-oldest .venv-newest .venv-3.13 .venv-nodgl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

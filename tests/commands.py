@@ -18,14 +18,16 @@ MARK = "RAYGNN_TEST_MARK"
 class Command:
     """One command and everything that it starts, which inherits a mark in its environment."""
 
-    def __init__(self, args: list[str], cwd: Path, **variables: str):
+    def __init__(
+        self, args: list[str], cwd: Path, *, program: list[str] | None = None, **variables: str
+    ):
         self.mark = uuid.uuid4().hex
         self.temp = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are in it
         env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temp)}
         env |= {"PYTHONFAULTHANDLER": "1", **variables}
         env.pop("RAY_AUTH_MODE", None)  # as on a user's machine
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "raygnn", *args],
+            [*(program or [sys.executable, "-m", "raygnn"]), *args],
             cwd=cwd,
             env=env,
             stdout=subprocess.PIPE,
