@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
 import numpy as np
 
 from raygnn.config.values import in_utc
@@ -13,12 +16,98 @@ from raygnn.graph.arrays import Array, IntArray
 _UNITS = (1, 10**3, 10**6, 10**9)  # in a second
 _FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
+_FAR = 73 * 10**8  # seconds; later than 2200, where a time stands for "never" or is a mistake
+_SAMPLED = 1000  # times of each rank that tell the unit
+_NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
 
 
 def unit_of(latest: int) -> int | None:
-    """How many units of times there are in a second, as the latest of them tells; None: they are no
-    points in time of the years 1980 to 2099."""
+    """Return how many units of a time there are in a second; None if it is no point in time of the
+    years 1980 to 2099."""
     return next((unit for unit in _UNITS if _FIRST <= latest / unit < _LAST), None)
+
+
+def sample(times: IntArray) -> IntArray:
+    """Return up to 1,000 times, evenly spaced by position, of int64 ``[n]``."""
+    return np.asarray(times[:: -(-len(times) // _SAMPLED) or 1], np.int64)
+
+
+def typical(times: IntArray) -> int:
+    """Return a time that tells the unit of all: a quantile that is a point in time (50, 95 or 5 %),
+    so that a few times such as the year 9999 do not hide it; else the latest; 0 without any."""
+    if not len(times):
+        return 0
+    quantiles = np.quantile(times, (0.5, 0.95, 0.05), method="nearest").tolist()
+    return next((int(time) for time in quantiles if unit_of(int(time))), int(times.max()))
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """Where the times of one type lie.
+
+    Attributes:
+        of: the type and the array, for messages.
+        times: int64 ``[n]``, a sample, ascending.
+    """
+
+    of: str
+    times: IntArray
+
+    @property
+    def unit(self) -> int | None:
+        """How many units there are in a second; None if the times are no points in time."""
+        return unit_of(typical(self.times))
+
+    @property
+    def is_constant(self) -> bool:
+        """True if nearly all times are one, such as 0 for edges that were always there."""
+        low, high = self._bounds
+        return low == high
+
+    @property
+    def far(self) -> IntArray:
+        """Times after the year 2200, in this unit."""
+        return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        low, high = np.quantile(self.times, (0.02, 0.98), method="nearest")
+        return int(low), int(high)
+
+    def __str__(self) -> str:
+        low, high = self._bounds
+        text = f"{self.of}: {low} to {high}"
+        if self.unit is not None:
+            return f"{text}, {_NAMES[self.unit]} since 1970 ({_day(low, self.unit)} to " + (
+                f"{_day(high, self.unit)})"
+            )
+        if unit_of(high * 86_400) == 1:
+            return f"{text}, perhaps days since 1970"
+        return f"{text}, no points in time since 1970"
+
+
+def _day(time: int, unit: int) -> str:
+    seconds = min(max(time // unit, -62_135_596_800), 253_402_300_799)  # the years 1 to 9999
+    return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
+
+
+def check_units(ranges: list[TimeRange]) -> None:
+    """Raise if times that are compared with one another are in different units.
+
+    Raises:
+        DataError: with two types, their ranges, and what they would mean.
+    """
+    told = [each for each in ranges if len(each.times) and not each.is_constant]
+    units = {each.unit: each for each in told}
+    if len(units) > 1:
+        one, other = list(units.values())[:2]
+        raise DataError(
+            f"times are in different units, so later edges would be seen as earlier ones: {one}; "
+            f"{other}",
+            where="sampling.time",
+            remedy="give all times in one unit; tables convert a column of numbers whose unit is "
+            "named: time: {column: at, unit: s}",
+        )
 
 
 def per_second(latest: int) -> int:
@@ -41,7 +130,7 @@ def moment(value: int | str, latest: int) -> int:
 
     Args:
         value: in these units, or ISO text, of UTC where it has no zone.
-        latest: of the data's times.
+        latest: a time of the data's, see `typical`.
     """
     if isinstance(value, int):
         return value
@@ -58,7 +147,7 @@ def since(times: IntArray, val: float | int | str, test: float | int | str) -> t
         val, test: shares, or such times (see `moment`).
     """
     if not (isinstance(val, float) and isinstance(test, float)):
-        latest = int(times.max(initial=0))
+        latest = typical(times)
         assert not isinstance(val, float)
         assert not isinstance(test, float)
         return moment(val, latest), moment(test, latest)

@@ -87,6 +87,9 @@ class Rank(RankSetup):
         for split in ("val", "test") if unsaid and step is None else ():
             if not plane.count(split) and first:  # of other splits the preflight has said it
                 self.events.tell(f"no {config.task.seeds} are in the split {split!r}")
+        for text in plane.warnings() if step is None else ():
+            if first:
+                self.events.tell(f"warn: {text}")
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []

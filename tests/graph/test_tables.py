@@ -222,6 +222,57 @@ def test_times(values: list[Any], expected: int, tmp_path: Path) -> None:
         assert time[0] // 10 == 1_704_067_200 * 10**5
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("unit", "values", "expected"),
+    [
+        ("s", [1289241911.72836, 5.0, -1.5], [1289241911728360, 5_000_000, -1_500_000]),
+        ("s", [1289241911, 5, -1], [1289241911000000, 5_000_000, -1_000_000]),
+        ("ms", [1289241911728, 5, 0], [1289241911728000, 5000, 0]),
+        ("us", [1289241911728361, 5, 0], [1289241911728361, 5, 0]),
+        ("ns", [1289241911728361999, -1, 0], [1289241911728361, -1, 0]),
+        ("d", [14921.5, 1.0, 0.0], [1_289_217_600_000_000, 86_400_000_000, 0]),
+    ],
+)
+def test_times_whose_unit_is_named(
+    unit: str, values: list[Any], expected: list[int], kind: str, tmp_path: Path
+) -> None:
+    """Are microseconds, as dates in another table are."""
+    spec = changed("edges user:bought:item time", {"column": "at", "unit": unit})
+    data = load_graph(write_shop(tmp_path, kind, spec, bought={"at": values}))
+    assert data.edges[BOUGHT].data["time"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["2024-01-01", "2024-01-02", "2024-01-03"], "give numbers of s since 1970"),
+        ([1.0, float("inf"), 2.0], "inf s is no time"),
+        ([1e300, 1.0, 2.0], "is no time"),
+    ],
+)
+def test_what_is_no_number_of_a_unit(values: list[Any], message: str, tmp_path: Path) -> None:
+    spec = changed("edges user:bought:item time", {"column": "at", "unit": "s"})
+    with pytest.raises(DataError) as caught:
+        load_graph(write_shop(tmp_path, spec=spec, bought={"at": values}))
+    assert message in str(caught.value)
+
+
+def test_fractions_need_a_unit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="time: {column: at, unit: s}"):
+        load_graph(write_shop(tmp_path, "parquet", bought={"at": [1.5, 2.5, 3.5]}))
+
+
+def test_names_with_spaces_around_them(tmp_path: Path) -> None:
+    graph = write_shop(tmp_path)
+    file = tmp_path / "users.csv"
+    first, rest = file.read_text().split("\n", 1)
+    before = load_graph(graph)
+    file.write_text("\n" + ", ".join(first.split(",")) + " \n" + rest)
+    after = load_graph(graph)
+    assert np.array_equal(after.nodes["user"].data["feat"], before.nodes["user"].data["feat"])
+
+
 def test_times_of_nodes(tmp_path: Path) -> None:
     """As those of edges; an array to look at, beside features."""
     spec = changed("nodes user time", "joined")

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError
-from raygnn.graph.times import codes_since, moment, per_second, since
+from raygnn.graph.times import (
+    TimeRange,
+    check_units,
+    codes_since,
+    moment,
+    per_second,
+    sample,
+    since,
+    typical,
+)
 
 SHARES = st.floats(0, 0.49)
 
@@ -50,3 +59,62 @@ def test_times_that_are_no_points_in_time(latest: int) -> None:
     with pytest.raises(DataError, match="it is not clear what a date or a duration is"):
         moment("2026-01-01", latest)
     assert moment(17, latest) == 17
+
+
+UNITS = [1, 10**3, 10**6, 10**9]
+DAY = 86_400
+
+
+def some_times(unit: int, begin: int = 1_600_000_000, days: int = 90) -> np.ndarray:
+    """A thousand times over some days."""
+    return (begin + np.arange(1000) * days * DAY // 1000) * unit
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("other", UNITS)
+@pytest.mark.parametrize("never", [0, 1, 40])
+def test_units_are_compared_by_quantiles(unit: int, other: int, never: int) -> None:
+    one, two = some_times(unit), some_times(other, 1_650_000_000)
+    one[:never] = min(NEVER * unit, 2**62)
+    ranges = [TimeRange("a", np.sort(one)), TimeRange("b", np.sort(two))]
+    if unit == other:
+        check_units(ranges)
+        return
+    with pytest.raises(DataError, match="times are in different units") as caught:
+        check_units(ranges)
+    assert "a: " in caught.value.what
+    assert "2020-" in caught.value.what
+    assert "unit: s" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_days_and_ordinals_are_no_points_in_time(unit: int) -> None:
+    days, ordinals = some_times(1) // DAY, np.arange(20_000)
+    constant = np.zeros(1000, np.int64)  # edges that were always there
+    for numbers in (days, ordinals):
+        check_units([TimeRange("a", numbers), TimeRange("b", np.arange(5, 4000))])
+        with pytest.raises(DataError, match="different units"):
+            check_units([TimeRange("a", numbers), TimeRange("b", some_times(unit))])
+    check_units([TimeRange("a", constant), TimeRange("b", some_times(unit))])
+    assert "perhaps days since 1970" in str(TimeRange("a", days))
+
+
+def test_times_long_ago_have_the_unit_of_later_ones() -> None:
+    """Dates of birth from 1900 on, beside what happened in a year."""
+    births = np.sort(some_times(10**6, -2_200_000_000, 100 * 365))
+    check_units([TimeRange("a", births), TimeRange("b", some_times(10**6))])
+    with pytest.raises(DataError, match="different units"):
+        check_units([TimeRange("a", births), TimeRange("b", some_times(1))])
+
+
+@given(st.integers(0, 5000))
+def test_a_sample_is_small_and_of_the_times(num: int) -> None:
+    taken = sample(np.arange(num))
+    assert len(taken) == min(num, len(taken)) <= 1000
+    assert (len(taken) > 0) == (num > 0)
+    assert typical(np.arange(num)) == (num - 1 if num else 0)
+
+
+def test_splits_by_date_beside_the_year_9999() -> None:
+    times = np.append(some_times(1000), NEVER * 1000)
+    assert since(times, "2020-10-01", "2020-11-01") == (1_601_510_400_000, 1_604_188_800_000)

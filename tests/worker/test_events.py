@@ -240,10 +240,61 @@ def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
     graph.edata["at"] = (graph.edata["at"] + begin) * edges_in
     graph.ndata["when"] = (graph.ndata["when"] + begin) * (10**6 // edges_in)
     dgl().save_graphs(str(file), [graph])
-    names = ["seconds", "microseconds"][:: 1 if edges_in > 1 else -1]
-    message = "'when', .*, is in {} since 1970 .* 'at' of edges in {}".format(*names)
+    names = ["seconds", "microseconds"][:: -1 if edges_in > 1 else 1]
+    message = "'at' of edge type .*, {} since 1970 .*'when' of node type .*, {} since".format(
+        *names
+    )
     with pytest.raises((DataError, RuntimeError), match=message):
         run(tmp_path, file, "node_classification", task={"split": {"by": "time"}})
+
+
+@pytest.mark.dgl
+@pytest.mark.parametrize("part", ["seeds", "edges"])
+def test_the_year_9999_does_not_hide_other_units(part: str, tmp_path: Path) -> None:
+    """It stands for never, in the data of many; milliseconds beside seconds."""
+    file, begin = tmp_path / "graph.dgl", 1_700_000_000
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.edata["at"] = graph.edata["at"] + begin
+    graph.ndata["when"] = (graph.ndata["when"] + begin) * 1000
+    never = 253_402_214_400
+    (graph.ndata["when"] if part == "seeds" else graph.edata["at"])[:3] = never
+    dgl().save_graphs(str(file), [graph])
+    task = {"split": {"by": "time"}}
+    with pytest.raises((DataError, RuntimeError), match="times are in different units"):
+        run(tmp_path, file, "node_classification", task=task)
+
+
+@pytest.mark.dgl
+def test_times_far_away_are_named(tmp_path: Path) -> None:
+    file, begin = tmp_path / "graph.dgl", 1_700_000_000
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.edata["at"] = graph.edata["at"] + begin
+    graph.ndata["when"] = graph.ndata["when"] + begin
+    graph.edata["at"][:40] = 253_402_214_400
+    dgl().save_graphs(str(file), [graph])
+    done = run(tmp_path, file, "node_classification", task={"split": {"by": "time"}})
+    told = " ".join(json.loads(line)["text"] for line in (done.path / "logs" / EVENTS).open())
+    assert "'at' of edge type '_N:_E:_N': some times are after the year 2200, such as 25340" in told
+
+
+@pytest.mark.dgl
+@pytest.mark.parametrize("kind", ["node_classification", "edge_classification"])
+def test_seeds_that_see_nothing_are_named(kind: str, tmp_path: Path) -> None:
+    """Edges of a seed's own time count as later."""
+    file = tmp_path / "graph.dgl"
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.ndata["when"][:] = graph.edata["at"][:] = 7
+    masks = torch.arange(len(graph.edata["at"])) % 3, torch.arange(graph.num_nodes()) % 3
+    for code, split in enumerate(("train", "val", "test")):
+        graph.edata[f"{split}_mask"], graph.ndata[f"{split}_mask"] = (m == code for m in masks)
+    dgl().save_graphs(str(file), [graph])
+    done = run(tmp_path, file, kind, task={"split": None})
+    told = " ".join(json.loads(line)["text"] for line in (done.path / "logs" / EVENTS).open())
+    assert "seeds for training have an in-edge that is earlier than the seed" in told
+    assert told.startswith("warn: 0 of 1") or told.startswith("warn: 0 of 1,334")
 
 
 @pytest.mark.dgl

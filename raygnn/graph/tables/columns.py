@@ -12,11 +12,14 @@ import pyarrow.compute as pc
 from raygnn.config.places import size
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
+from raygnn.graph.tables.description import TimeColumn
 from raygnn.graph.tables.reader import Chunk
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # of which int64 has all, each written in one way
 _LARGEST = float(np.finfo(np.float32).max)
 _WIDEST = 1 << 20  # numbers of a row
+_MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # of a unit
+_LATEST = 2.0**62  # microseconds
 _LARGE = 1 << 28  # bytes, from which on growth is compared with the available memory
 
 Array = np.ndarray[Any, Any]
@@ -290,15 +293,19 @@ def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tupl
 
 
 class Times:
-    """Whole numbers as they are, points in time as microseconds since 1970, int64."""
+    """Whole numbers as they are, points in time, and numbers whose unit is named, as microseconds
+    since 1970, int64."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: TimeColumn | None = None):
+        self._unit = None if time is None else time.unit
         self._to: pa.DataType | None = None
 
     def of(self, chunk: Chunk, column: str) -> Array:
         """int64 ``[n]``; raises DataError for what is neither, or not what came before, and for
         nulls."""
         refuse_nulls(chunk, column, "give each row a time, or leave time out")
+        if self._unit is not None:
+            return _microseconds(chunk, column, self._unit)
         return to_numpy(pc.cast(self.array(chunk, column), pa.int64()))
 
     def array(self, chunk: Chunk, column: str) -> pa.Array:
@@ -308,7 +315,8 @@ class Times:
             return pa.nulls(len(array), self._to or pa.timestamp("us"))
         remedy = (
             "give whole numbers, or points in time such as 2024-05-01 12:30:00.123456, not both; "
-            "of these all with a zone, or none"
+            "of these all with a zone, or none; name the unit of other numbers: "
+            f"time: {{column: {column}, unit: s}}"
         )
         kind = array.type
         temporal, text = pa.types.is_temporal(kind), chunk.text(column)
@@ -321,6 +329,26 @@ class Times:
         if not text and temporal != pa.types.is_temporal(to):
             raise chunk.error(0, column, f"the column is {kind}, and was {to}", remedy)
         return cast(chunk, column, array, to, remedy)
+
+
+def _microseconds(chunk: Chunk, column: str, unit: str) -> Array:
+    """Return numbers of a unit as microseconds, cut downwards, int64 ``[n]``."""
+    array, scale = chunk.columns[column], _MICROSECONDS[unit]
+    kind, remedy = array.type, f"give numbers of {unit} since 1970, or leave the unit out"
+    if not (chunk.text(column) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise chunk.error(0, column, f"the column is {kind}", remedy)
+    if scale < 1 or pa.types.is_integer(kind):  # whole numbers, which float64 would round
+        numbers = to_numpy(cast(chunk, column, array, pa.int64(), remedy))
+    else:
+        numbers = to_numpy(cast(chunk, column, array, pa.float64(), remedy))
+    wrong = ~(np.abs(numbers.astype(np.float64)) * scale < _LATEST)
+    if wrong.any():
+        row = first(wrong)
+        raise chunk.error(row, column, f"{numbers[row]} {unit} is no time", remedy)
+    if numbers.dtype == np.int64:
+        return numbers * int(scale) if scale >= 1 else numbers // 1000
+    # a microsecond that float64 misses by a little is that microsecond
+    return np.floor(numbers * scale + 0.25).astype(np.int64)
 
 
 def _time_type(array: pa.Array) -> pa.DataType:

@@ -83,6 +83,17 @@ def _since(value: str) -> str:
         return value
 
 
+class TimeColumn(Section):
+    """A column that says when rows are."""
+
+    column: Text = Field(description="Name of the column.")
+    unit: Literal["d", "s", "ms", "us", "ns"] | None = Field(
+        None,
+        description="Unit of numbers since 1970, which may then have fractions: d, s, ms, us or "
+        "ns. They become microseconds, as points in time do; null = whole numbers stay as they are.",
+    )
+
+
 class Category(Section):
     """A column of words or whole numbers, each of which gets a learned row, or a feature."""
 
@@ -163,8 +174,10 @@ class Table(Section):
             must(len, "a column, or a list of columns"),
         ],
     ] = Field({}, description="Array name → column or columns of numbers, or what becomes some.")
-    time: Text | None = Field(
-        None, description="Column of whole numbers, or of points in time: array time."
+    time: Annotated[TimeColumn, BeforeValidator(_column)] | None = Field(
+        None,
+        description="Column of whole numbers, or of points in time: array time. All tables of a "
+        "graph must have one unit; name the unit of numbers beside dates.",
     )
     fill: float | None = Field(None, description="Number in place of missing features.")
     label: Names | None = Field(

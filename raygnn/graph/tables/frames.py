@@ -281,9 +281,9 @@ class Nodes:
             for name, category in table.categories.items()
         }
         self._targets = Targets(table, "node", vocabulary.get("label"))
-        self._times, self._when = Times(), Growing(np.int64)
+        self._times, self._when = Times(table.time), Growing(np.int64)
         columns = [table.id, *(category.column for category in table.categories.values())]
-        columns += [*self._targets.columns, *([] if table.time is None else [table.time])]
+        columns += [*self._targets.columns, *([] if table.time is None else [table.time.column])]
         self.reader = _reader(table, files, columns, self.features)
 
     def read(self) -> None:
@@ -297,7 +297,7 @@ class Nodes:
             for category in self._categories.values():
                 category.add(chunk)
             if self.table.time is not None:
-                self._when.append(self._times.of(chunk, self.table.time))
+                self._when.append(self._times.of(chunk, self.table.time.column))
             self._targets.add(chunk)
         self.ids.close(self.reader, self.table.id)
 
@@ -329,7 +329,8 @@ def _reader(
 
 def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> Reader:
     """A reader of the table's columns."""
-    columns = [table.source, table.target, table.weight, table.time]
+    time = None if table.time is None else table.time.column
+    columns = [table.source, table.target, table.weight, time]
     columns += Targets(table, "edge").columns
     named = [column for column in columns if column is not None]
     return _reader(table, files, named, EdgeColumns(table).features)
@@ -348,7 +349,7 @@ class EdgeColumns:
         dtypes = {"weight": np.float32} if table.weight is not None else {}
         self.dtypes: dict[str, Any] = dtypes | ({"time": np.int64} if table.time else {})
         self.features = {name: Features(c, table.fill) for name, c in table.features.items()}
-        self._times = Times()
+        self._times = Times(table.time)
 
     def rows(self, chunk: Chunk, ids: tuple[Ids, Ids]) -> tuple[Array, dict[str, Array]]:
         """Which rows are kept, and what these are: ``src``, ``dst`` and the arrays.
@@ -372,7 +373,7 @@ class EdgeColumns:
         if table.weight is not None:
             rows["weight"] = _weights(chunk, table.weight)
         if table.time is not None:
-            rows["time"] = self._times.of(chunk, table.time)
+            rows["time"] = self._times.of(chunk, table.time.column)
         rows |= {name: matrix.rows(chunk) for name, matrix in self.features.items()}
         return keep, rows if keep.all() else {name: array[keep] for name, array in rows.items()}
 

@@ -226,7 +226,11 @@ class Reader:
         # to Arrow, what follows a quote that nobody closes is a value of the last column
         last = list(names)[-1]
         columns = list(dict.fromkeys([*self.columns, last]))
-        read = pa.csv.ReadOptions(block_size=_BLOCK, column_names=self._header)
+        # names with spaces around them are read without
+        given, skip = self._header, 0
+        if given is None and names != (head := self._head(file))[0]:
+            given, skip = names, head[1]
+        read = pa.csv.ReadOptions(block_size=_BLOCK, column_names=given, skip_rows=skip)
         parse = pa.csv.ParseOptions(
             delimiter=separator,
             newlines_in_values=self._header is None,
@@ -270,18 +274,25 @@ class Reader:
         return csv.reader(text, delimiter=self._separator(file)), len(start)
 
     def names(self, file: AnyPath) -> list[str]:
-        """The names of the columns. Raises DataError where there is no line with them."""
+        """Return the names of the columns, of a CSV without spaces around them. Raises DataError if
+        there is no line with them."""
         check_file(file)
         if not _is_text(file):
             with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
                 return list(opened.schema_arrow.names)
+        return [name.strip() for name in self._head(file)[0]]
+
+    def _head(self, file: AnyPath) -> tuple[list[str], int]:
+        """Return the names of the columns of a CSV as they are written, and the number of the last
+        line with them."""
         try:
-            names = next((row for row in self._start(file)[0] if row), [])
+            rows: Any = self._start(file)[0]
+            names: list[str] = next((row for row in rows if row), [])
         except (csv.Error, *UNPACKING_ERRORS) as error:
             raise _wrong_text(str(file), f"the line of names cannot be read: {error}") from None
         if not names:
             raise _wrong_text(str(file), "there is no line with the names of the columns")
-        return names
+        return names, rows.line_num
 
     def _sample(self, file: AnyPath) -> tuple[list[list[str]], float]:
         """The first rows of a file, and how many times that the whole file is."""
@@ -296,7 +307,7 @@ class Reader:
         rows, times = self._sample(file)
         if not rows:
             return unpacked_size(file)
-        names = list(self._header or rows[0])
+        names = list(self._header or map(str.strip, rows[0]))
         read = [at for at, name in enumerate(names) if name in self.columns]
         held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
         return int(held * times)

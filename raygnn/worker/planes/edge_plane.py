@@ -92,7 +92,8 @@ class EdgePlane(PartitionPlane):
         edges = Edges(shard, self.control, self.etype)
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
-            self.clock.check(times_of(stored, f"edge type {self.of!r}", self.time), self.time)
+            kind = f"edge type {self.of!r}"
+            self.clock.check(times_of(stored, kind, self.time), kind, self.time)
         return edges
 
     @property
@@ -180,6 +181,14 @@ class EdgePlane(PartitionPlane):
         assert isinstance(task.model, EdgeModel)
         seeds, own, share = self.seeds()
         return self.make_batches(task.model.encoder, seeds, own, share)
+
+    def warnings(self) -> list[str]:
+        """See `Plane`: of the ends that messages reach, those of the edges' targets."""
+        own = self._chosen("train")
+        times = None
+        if self.time is not None:
+            times = np.asarray(self.edges.column(self.time), np.int64)[own]
+        return self.unreached(self.etype[2], self.edges.dst[own], times)
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""

@@ -265,6 +265,10 @@ class GraphPlane:
         """See `Plane`."""
         return self._maker.identity
 
+    def warnings(self) -> list[str]:
+        """See `Plane`."""
+        return []
+
     def count(self, split: str) -> int:
         """See `Plane`."""
         return len(self._numbers(split))

@@ -131,6 +131,11 @@ class MultitaskPlane(PartitionPlane):
         rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].of(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
+    def warnings(self) -> list[str]:
+        """See `Plane`."""
+        found = {name: plane.warnings() for name, plane in self.planes.items()}
+        return [f"task {name}: {text}" for name, texts in found.items() for text in texts]
+
     def count(self, split: str) -> int:
         """See `Plane`: of all tasks, or of the one that is asked about."""
         request = self.job.request

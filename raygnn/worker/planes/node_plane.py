@@ -152,6 +152,12 @@ class NodePlane(PartitionPlane):
         seeds, own, share = self.seeds()
         return self.make_batches(task.model, seeds, own, share)
 
+    def warnings(self) -> list[str]:
+        """See `Plane`."""
+        ids = owned_nodes(self.shard, self.ntype, "train", self.labels)
+        ids = ids + self.shard.first(self.ntype)
+        return self.unreached(self.ntype, ids, self._times(ids))
+
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """As ranks are assigned them, with ``own`` and ``share`` of `make_batches`. Collective.
 

@@ -52,6 +52,8 @@ T = TypeVar("T", bound=Task)
 
 log = logging.getLogger("raygnn")
 
+_REACHED = 0.05  # share of seeds that messages reach, below which a run is warned about
+
 
 @dataclass
 class PartitionPlane:
@@ -176,9 +178,50 @@ class PartitionPlane:
         if self.time is None:
             return None
         stored = self.shard.node_data[ntype].get(self.time)
-        times = times_of(stored, f"node type {ntype!r}", self.time)
-        self.clock.check(times, self.time)
+        kind = f"node type {ntype!r}"
+        times = times_of(stored, kind, self.time)
+        self.clock.check(times, kind, self.time)
         return times
+
+    def unreached(self, ntype: str, ids: np.ndarray, times: np.ndarray | None) -> list[str]:
+        """Return warnings about times, and if nearly no message reaches the seeds for training.
+        Collective.
+
+        Args:
+            ids: global ids of own nodes of the type, int64 ``[n]``; times: when each is predicted,
+                int64 ``[n]``, None = at no time of its own.
+        """
+        if not self.config.model.depth:
+            return self.clock.warnings  # it passes no messages
+        reached, anywhere = {}, np.zeros(len(ids), bool)
+        for etype, rows in self.shard.topology.items():
+            if etype[2] != ntype or not rows.num:
+                continue
+            start, end = rows.indptr[ids - rows.first], rows.indptr[ids - rows.first + 1]
+            sees = end > start
+            if times is not None and rows.times is not None:
+                sees[sees] = rows.times[start[sees]] < times[sees]  # ascending within each list
+            reached[etype_str(etype)] = int(sees.sum())
+            anywhere |= sees
+        found = self.control.sum(torch.tensor([len(ids), int(anywhere.sum()), *reached.values()]))
+        total, some, *each = found.tolist()
+        by_type = dict(zip(reached, each))
+        warnings = self.clock.warnings
+        earlier = "" if times is None else " that is earlier than the seed"
+        silent = [name for name, count in by_type.items() if not count]
+        if total and some < _REACHED * total:
+            told = "; ".join(f"{name}: {count:,}" for name, count in by_type.items())
+            remedy = "edges of the seed's own time count as later" if earlier else "see reverse"
+            warnings.append(
+                f"{some:,} of {total:,} seeds for training have an in-edge{earlier}, so the others "
+                f"see nothing but themselves ({told}; {remedy})"
+            )
+        elif total and earlier and silent:
+            warnings.append(
+                f"0 of {total:,} seeds for training have an in-edge{earlier} of "
+                f"{' and of '.join(map(repr, silent))}"
+            )
+        return list(dict.fromkeys(warnings))
 
     def validates(self, split: str) -> bool:
         """Whether a split is evaluated again and again."""

@@ -96,6 +96,10 @@ class Plane(Protocol):
         """
         ...
 
+    def warnings(self) -> list[str]:
+        """Texts for the user about data that can be trained on, but hardly as meant."""
+        ...
+
     def count(self, split: str) -> int:
         """Seeds of all ranks in a split."""
         ...

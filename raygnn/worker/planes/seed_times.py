@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,30 +12,43 @@ import torch
 from raygnn.config.task import NodeTaskConfig
 from raygnn.config.values import Duration
 from raygnn.errors import DataError
+from raygnn.graph.data import etype_str
 from raygnn.graph.staging.shard import Shard
-from raygnn.graph.times import codes_since, moment, per_second, since, unit_of
+from raygnn.graph.times import (
+    TimeRange,
+    check_units,
+    codes_since,
+    moment,
+    per_second,
+    sample,
+    since,
+    typical,
+)
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Timing
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.worker.job import SPLITS, Job
 
-_NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
-
 
 @dataclass(frozen=True)
 class Clock:
-    """What ``sampling.time`` and a request mean in the data's times. Collective."""
+    """What ``sampling.time`` and a request mean in the data's times. Collective.
+
+    Attributes:
+        warnings: about times that were compared so far.
+    """
 
     job: Job
     shard: Shard
     control: Exchange
+    warnings: list[str] = field(default_factory=list)
 
     @cached_property
     def at(self) -> int | None:
         """The time that predictions are asked for at; None = at the seeds' own."""
         asked = None if self.job.request is None else self.job.request.at
         try:
-            return None if asked is None else moment(asked, self._last)
+            return None if asked is None else moment(asked, self._typical)
         except DataError as error:
             error.where = f"--at {asked}"
             raise
@@ -48,7 +61,7 @@ class Clock:
             return None
         window = time.window
         if isinstance(window, Duration):
-            window = max(1, round(window.seconds * per_second(self._last)))
+            window = max(1, round(window.seconds * per_second(self._typical)))
         return Timing(self.latest, window)
 
     @property
@@ -57,32 +70,45 @@ class Clock:
         time = self.job.config.sampling.time
         return time is not None and time.strategy == "latest"
 
-    def check(self, times: np.ndarray, name: str) -> None:
-        """Refuse times of seeds that are in other units than those of edges: seeds would see all
-        edges, later ones included, or none. Collective.
+    def check(self, times: np.ndarray, kind: str, name: str) -> None:
+        """Refuse times of seeds, or of edge types, in different units: seeds would see later edges,
+        or none. Collective.
 
         Args:
-            times: of this rank's seeds, int64 ``[n]``; name: of their array.
+            times: of this rank's seeds, int64 ``[n]``; kind: what the seeds are; name: of their
+                array.
+
+        Raises:
+            DataError: the units differ.
         """
-        latest = self.control.max(int(times.max(initial=0)))
-        units = unit_of(latest), unit_of(self._last)
-        if None not in units and units[0] != units[1]:
-            ours, theirs = (_NAMES[unit] for unit in units if unit is not None)
-            time = self.job.config.sampling.time
-            assert time is not None
-            raise DataError(
-                f"array {name!r}, which says when seeds are predicted, is in {ours} since 1970 "
-                f"(up to {latest}), and {time.edges!r} of edges in {theirs} (up to {self._last})",
-                where="sampling.time",
-                remedy="give both in the same units",
-            )
+        ranges = [*self._ranges, self._range(f"{name!r} of {kind} (the seeds)", times)]
+        check_units(ranges)
+        for each in ranges:
+            if len(each.far):
+                text = f"{each.of}: some times are after the year 2200, such as {each.far[-1]}"
+                self.warnings.append(text)
 
     @cached_property
-    def _last(self) -> int:
-        """The latest time of any edge."""
-        lists = self.shard.topology.values()
-        times = [rows.times for rows in lists if rows.times is not None]
-        return self.control.max(max((int(some.max(initial=0)) for some in times), default=0))
+    def _ranges(self) -> list[TimeRange]:
+        """Ranges of the times of each edge type, in the order of the types."""
+        time, found = self.job.config.sampling.time, []
+        for etype, rows in self.shard.topology.items():
+            if rows.times is not None and time is not None:
+                first, last = int(rows.indptr[0]), int(rows.indptr[-1])
+                of = f"{time.edges!r} of edge type {etype_str(etype)!r}"
+                found.append(self._range(of, rows.times[first:last]))
+        return found
+
+    def _range(self, of: str, times: np.ndarray) -> TimeRange:
+        everyones = self.control.gather_rows(torch.from_numpy(sample(times))).numpy()
+        return TimeRange(of, np.sort(everyones))
+
+    @cached_property
+    def _typical(self) -> int:
+        """A time of an edge, which tells the unit of all."""
+        check_units(self._ranges)
+        times = [each.times for each in self._ranges if not each.is_constant]
+        return typical(np.concatenate(times or [np.zeros(0, np.int64)]))
 
 
 def times_of(values: Any, kind: str, name: str) -> np.ndarray:
@@ -127,8 +153,8 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
             if labels is not None:
                 times_of_seeds = times[known(labels).numpy()]
             everyones = exchange.gather_rows(torch.from_numpy(times_of_seeds)).numpy()
-        else:  # of dates the latest time says what they are
-            everyones = np.array([exchange.max(int(times.max(initial=0)))])
+        else:  # a sample tells what dates are
+            everyones = exchange.gather_rows(torch.from_numpy(sample(times))).numpy()
         codes = codes_since(times, since(everyones, *given))
         for code, split in enumerate(SPLITS):
             arrays[f"{split}_mask"] = torch.from_numpy(codes == code)
