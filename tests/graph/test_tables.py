@@ -259,7 +259,7 @@ def test_what_is_no_number_of_a_unit(values: list[Any], message: str, tmp_path: 
 
 
 def test_fractions_need_a_unit(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="time: {column: at, unit: s}"):
+    with pytest.raises(DataError, match=r"time: \{column: at, unit: s\}"):
         load_graph(write_shop(tmp_path, "parquet", bought={"at": [1.5, 2.5, 3.5]}))
 
 

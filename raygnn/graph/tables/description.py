@@ -90,7 +90,8 @@ class TimeColumn(Section):
     unit: Literal["d", "s", "ms", "us", "ns"] | None = Field(
         None,
         description="Unit of numbers since 1970, which may then have fractions: d, s, ms, us or "
-        "ns. They become microseconds, as points in time do; null = whole numbers stay as they are.",
+        "ns. They become microseconds, as points in time do; null = whole numbers stay as they "
+        "are.",
     )
 
 
