@@ -35,8 +35,12 @@ ABOUT = {
     ),
     "versions_supported": About(
         "Outside of these ranges raygnn has not been tried. DGL from the Python index does not "
-        f"even import on a newer torch by itself ({_issue('dmlc/dgl', 7822)}).",
-        "Install the version that the finding names, best with `-c constraints.txt`.",
+        f"even import on a newer torch by itself ({_issue('dmlc/dgl', 7822)}). With a newer Ray, "
+        "torch or Lightning a private name that raygnn uses may be missing: then public names are "
+        "used, which costs what the note says and changes no result.",
+        "Install the version that the finding names, best with `-c constraints.txt`. Set "
+        "`RAYGNN_PLAIN=1` to use public names only, such as when a job fails inside of a newer "
+        "version.",
     ),
     "versions_uniform": About(
         "Ranks with other versions may disagree about a collective hours later; Ray refuses a "

@@ -1,8 +1,11 @@
-"""Every private or patched name of Ray, Lightning and torch: nowhere else is one of them used.
+"""Every private or patched name of Ray, Lightning and torch; no other module uses one.
 
-Each was seen in ray 2.51 and 2.60, lightning 2.4 and 2.6, torch 2.4 and 2.13, unless said
-otherwise. Where a version may lack it, what is here does without. Of each it says what breaks
-without it, or what it saves: seconds of CPU are those of one process on a 2-core machine.
+A function here that uses such names is decorated with `private`, which calls a function of public
+names instead if a name is missing or takes other arguments, or if `PLAIN` is set. What is lost then
+is comfort, not correctness: `missing_comforts` says what, and ``raygnn check`` shows it.
+
+The names were compared in ray 2.53 to 2.60, lightning 2.4 to 2.6 and torch 2.4 to 2.15. Seconds of
+CPU are those of one process on a 2-core machine.
 """
 
 from __future__ import annotations
@@ -13,31 +16,36 @@ import copy
 import functools
 import importlib
 import importlib.util
+import inspect
+import os
+import re
+import socket
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+# Environment variable; 1 = use public names only.
+PLAIN = "RAYGNN_PLAIN"
 
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _FAILURES = "ray.train.v2._internal.execution.failure_handling"
 
-# What Ray Train's classes are derived from, imported when they are asked for:
-# name here → module and name there.
+# Base classes of our policies for Ray Train, imported on first use: name here → module and name
+# there.
 _CLASSES = {
-    # the communication variables of a rank must be set before its process group is made, which a
-    # training function is too late for
-    "TorchBackend": ("ray.train.torch.config", "_TorchBackend"),
-    # Ray's policies start with what they were told some time ago, and wait in silence for nodes
-    # that do not come; its elastic one starts anew, also with fewer workers, without a checkpoint
+    # Ray's policies decide by resources that they read some time ago, and wait in silence for nodes
+    # that do not come; its elastic policy restarts without a checkpoint.
     "FixedScalingPolicy": (_SCALING, "FixedScalingPolicy"),
     "NoopDecision": (_SCALING, "NoopDecision"),
     "ResizeDecision": (_SCALING, "ResizeDecision"),
     "ScalingDecision": (_SCALING, "ScalingDecision"),
-    # a policy of scaling is not told which placement group the ranks hold
+    # A scaling policy does not know the placement group that the ranks hold.
     "WorkerGroupCallback": ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
-    # a failure that a new start would meet again would be met max_failures times
+    # Ray's failure policy restarts max_failures times after a failure that every restart meets.
     "DefaultFailurePolicy": (_FAILURES, "DefaultFailurePolicy"),
     "FailureDecision": (_FAILURES, "FailureDecision"),
 }
@@ -50,22 +58,116 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(module), original)
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_COMFORTS: list[tuple[tuple[str, ...], str]] = []  # private names, and what is lost without them
+
+
+def private(
+    *names: str, otherwise: Callable[..., Any], loses: str
+) -> Callable[[_Function], _Function]:
+    """Decorate a function that uses private names: ``otherwise`` is called, with the same
+    arguments, if one of them is not usable or `PLAIN` is set.
+
+    Args:
+        names: ``"module:attribute"`` each; ``"module:attribute(a, b)"`` for a function with the
+            names of the parameters that we pass; ``"package<2.7"`` for a version that is not known.
+        loses: what is lost, for ``raygnn check``.
+    """
+    _COMFORTS.append((names, loses))
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            chosen = otherwise if _unusable(names, os.environ.get(PLAIN)) else function
+            return chosen(*args, **options)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def missing_comforts() -> list[tuple[str, str]]:
+    """Return why private names are not used here, with what is lost; imports what they are in."""
+    plain = os.environ.get(PLAIN)
+    return [(why, loses) for names, loses in _COMFORTS if (why := _unusable(names, plain))]
+
+
+@functools.cache
+def _unusable(names: tuple[str, ...], plain: str | None) -> str:
+    """Return why private names are not to be used; empty if they are."""
+    if plain == "1":
+        return f"{PLAIN} is set"
+    for name in names:
+        library, _, limit = name.partition("<")
+        if limit:
+            installed = metadata.version(library)
+            if _minor(installed) >= _minor(limit):
+                return f"{library} {installed} is newer than those that were compared"
+            continue
+        match = re.fullmatch(r"([\w.]+):([\w.]+)(?:\((.*)\))?", name)
+        assert match is not None, name
+        module, path, parameters = match.groups()
+        try:
+            owner: Any = importlib.import_module(module)
+            found = functools.reduce(getattr, path.split("."), owner)
+        except (ImportError, AttributeError):
+            return f"{module}.{path} is missing"
+        if parameters is not None and not _takes(found, re.findall(r"\w+", parameters)):
+            return f"{module}.{path} takes other arguments than ({parameters})"
+    return ""
+
+
+def _minor(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def _takes(function: Any, names: list[str]) -> bool:
+    """True if a function can be called with these parameters, and with no others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return True
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {each.name for each in parameters if each.kind not in variadic}
+    needed = {
+        each.name
+        for each in parameters
+        if each.default is inspect.Parameter.empty and each.kind not in variadic
+    }
+    takes_any = any(each.kind in variadic for each in parameters)
+    return needed <= set(names) and (takes_any or set(names) <= named)
+
+
 # ── Ray ──────────────────────────────────────────────────────────────────────────────────────
 
-# Imported first by every process of a local Ray, each of which imports Ray and torch: a tenth of
-# the garbage collector's passes, since imports make no garbage. Saves 0.7 of 3.1 s in each of
-# its processes.
+# Module that every process of an embedded Ray imports first. Each imports Ray and torch; with a
+# tenth of the garbage collector's passes, since imports make no garbage, that takes 2.4 instead of
+# 3.1 s.
 PRELOAD = {"RAY_preload_python_modules": "raygnn.worker.preload"}
 
-# a program that ends when the head node at its argument lets it in; Ray's own connection asks for
-# minutes, and gives the reason in the words of its C++ libraries, if at all
+# Program that exits when the head node at its argument has accepted it. Ray's own connection waits
+# for minutes and reports a refusal in the words of its C++ libraries, if at all.
 KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
+def _nothing(*args: Any, **options: Any) -> None:
+    """Do nothing, in place of a comfort."""
+
+
+def _undo_nothing(*args: Any, **options: Any) -> Callable[[], None]:
+    return _nothing
+
+
+@private(
+    "ray._private.auto_init_hook:enable_auto_connect",
+    "ray._private.worker:print_to_stdstream",
+    otherwise=_undo_nothing,
+    loses="Ray's own lines about workers that ended are shown beside ours",
+)
 def quiet_ray(*, mute: bool) -> Callable[[], None]:
-    """Keep Ray from starting another one for who still asks after the end of ours, and from
-    printing, whatever it was told, on this process's output that a worker has gone, which we say
-    in our own words; returns what undoes that."""
+    """Prevent Ray from starting a new instance when a late call arrives after shutdown and, if
+    ``mute``, from printing that a worker ended, which we report ourselves; returns what undoes
+    that."""
     from ray._private import auto_init_hook, worker
 
     changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
@@ -74,21 +176,37 @@ def quiet_ray(*, mute: bool) -> Callable[[], None]:
     return _patched(changes)
 
 
+@private(
+    "ray._raylet:AuthenticationTokenLoader.instance",
+    otherwise=_nothing,
+    loses="a process cannot connect to two clusters with different tokens",
+)
 def forget_token() -> None:
-    """Have Ray, which keeps the first token of a process, look again which it is to show."""
-    with contextlib.suppress(ImportError):  # a Ray without tokens
-        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    """Have Ray, which keeps the first token of a process, read it again."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-        AuthenticationTokenLoader.instance().reset_cache()
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
+def _shut_down_ray(then: Callable[[], object]) -> None:
+    import ray
+
+    ray.shutdown()
+    then()
+
+
+@private(
+    "ray._private.worker:_global_node",
+    otherwise=_shut_down_ray,
+    loses="SIGTERM ends the command at once while Ray shuts down",
+)
 def shut_down_ray(then: Callable[[], object]) -> None:
-    """End Ray, or the connection to it. ``then`` is called when its core has gone, which takes what
-    SIGTERM does along, before its processes are waited for."""
+    """Shut down Ray, or the connection to it. ``then`` is called after its core has ended, which
+    resets the handler of SIGTERM, and before its processes are waited for."""
     import ray
     from ray._private import worker
 
-    node: Any = worker._global_node  # None where there is no connection
+    node: Any = worker._global_node  # None if there is no connection
     kill: Any = getattr(node, "kill_all_processes", None)
     undo = _patched([(node, "kill_all_processes", lambda **options: (then(), kill(**options)))])
     try:
@@ -98,7 +216,7 @@ def shut_down_ray(then: Callable[[], object]) -> None:
 
 
 def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
-    """Set attributes that are there, as ``(owner, name, value)``; returns what undoes that."""
+    """Set existing attributes, ``(owner, name, value)`` each; returns what undoes that."""
     changes = [change for change in changes if hasattr(change[0], change[1])]
     before = [getattr(owner, name) for owner, name, _ in changes]
     for owner, name, value in changes:
@@ -111,14 +229,20 @@ def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
     return undo
 
 
+@private(
+    "ray._private.services:ConsolePopen",
+    "ray._private.node:Node",
+    otherwise=lambda *, logs: contextlib.nullcontext(),
+    loses="an embedded Ray starts 3 s later, and Ctrl-C ends its processes before a checkpoint",
+)
 @contextlib.contextmanager
 def own_session(*, logs: bool) -> Iterator[None]:
-    """Let what Ray starts have a session of its own, and be less: no autoscaler of one node, no
-    server of the dashboard's, which is waited for, and no reader of workers' output without
-    ``logs``. These three take 3 s, and the wait for them as long.
+    """Start the processes of an embedded Ray in a session of their own, without an autoscaler, the
+    dashboard's server and, unless ``logs``, the reader of workers' output. These three take 3 s,
+    and the wait for them as long.
 
-    What a terminal or a job manager sends to all of us would end Ray's processes first, and us in
-    the middle of waiting for them: an interrupted run would not save.
+    Signals that a terminal or a job manager sends to the whole process group would otherwise end
+    Ray's processes first: an interrupted run would not save a checkpoint.
     """
     from ray._private import node, services
 
@@ -136,56 +260,100 @@ def own_session(*, logs: bool) -> Iterator[None]:
         undo()
 
 
-def actors_of(job: str) -> list[Mapping[str, Any]]:
-    """The actors of a job, by its id in hexadecimal; what is public for that needs the dashboard,
-    which a local Ray has not."""
+@private(
+    "ray._private.state:actors(job_id)",
+    otherwise=_nothing,
+    loses="worker processes that die as soon as they start are reported after Ray's own timeout",
+)
+def actors_of(job: str) -> list[Mapping[str, Any]] | None:
+    """Return the actors of a job, by its id in hexadecimal; None if they cannot be listed. The
+    public function needs the dashboard, which an embedded Ray does not have."""
     import ray
     from ray._private import state
 
     return list(state.actors(job_id=ray.JobID(bytes.fromhex(job))).values())
 
 
+@private(
+    "ray._private.worker:global_worker",
+    otherwise=_nothing,
+    loses="a job that does not stop in time ends when its command disconnects from Ray",
+)
 def kill_actors(class_name: str) -> None:
-    """Kill this process's actors of a class, of which Ray Train hands out no handle."""
+    """Kill this process's actors of a class; Ray Train returns no handle of them."""
     import ray
     from ray._private.worker import global_worker
 
-    for actor in actors_of(ray.get_runtime_context().get_job_id()):
+    for actor in actors_of(ray.get_runtime_context().get_job_id()) or ():
         if actor["ActorClassName"] == class_name and actor["State"] != "DEAD":
             actor_id = ray.ActorID(bytes.fromhex(actor["ActorID"]))
             global_worker.core_worker.kill_actor(actor_id, True)
 
 
+@private(
+    "ray._private.state:state.available_resources_per_node",
+    otherwise=dict,
+    loses="free resources are counted without those that other jobs hold",
+)
 def free_resources() -> dict[str, dict[str, float]]:
-    """Node id → what is free on it; what is public says it of all nodes together."""
+    """Return node id → its free resources; the public function returns their sum over all nodes."""
     from ray._private import state
 
     free: dict[str, dict[str, float]] = state.state.available_resources_per_node()
     return free
 
 
+@private(
+    "ray._private.state:state.get_draining_nodes",
+    otherwise=dict,
+    loses="no checkpoint is written when the cloud announces that it takes a node away",
+)
 def draining_nodes() -> dict[str, float | None]:
-    """The ids of the nodes that are to go, and in how many seconds; None where nobody says. As Ray
-    Train's own watcher asks; without it a notice of the cloud's would cost up to
+    """Return the ids of nodes that are being drained → seconds until they go, None if unknown.
+
+    Ray Train's own watcher asks the same way. Without it an announced preemption costs up to
     ``fault.checkpoint_every``."""
     from ray._private import state
 
-    now, ask = time.time(), getattr(state.state, "get_draining_nodes", None)
-    deadlines: Mapping[str, int] = ask() if ask is not None else {}
+    now = time.time()
+    deadlines: Mapping[str, int] = state.state.get_draining_nodes()
     return {node: at / 1000 - now if at else None for node, at in deadlines.items()}
 
 
 def held_group(worker_group: Any) -> Any:
-    """The placement group of Ray Train's workers."""
+    """Return the placement group of Ray Train's workers."""
     state = worker_group.get_worker_group_state()
     handle = getattr(state, "placement_group_handle", None)  # in 2.60
     return state.placement_group if handle is None else handle.placement_group
 
 
 def resources_of(scaling_config: Any) -> dict[str, float]:
-    """What a worker takes, by name, as Ray Train counts it."""
+    """Return the resources of one worker by name, as Ray Train counts them."""
     needs: dict[str, float] = scaling_config._resources_per_worker_not_none
     return needs
+
+
+@private(
+    *(f"{module}:{name}" for module, name in _CLASSES.values()),
+    f"{_SCALING}:FixedScalingPolicy(scaling_config)",
+    f"{_SCALING}:FixedScalingPolicy.make_decision_for_non_running_worker_group(self)",
+    f"{_SCALING}:FixedScalingPolicy.make_decision_for_running_worker_group"
+    "(self, worker_group_state, worker_group_status)",
+    f"{_SCALING}:ResizeDecision(num_workers, resources_per_worker)",
+    f"{_FAILURES}:DefaultFailurePolicy(failure_config)",
+    f"{_FAILURES}:DefaultFailurePolicy.make_decision(self, training_failed_error)",
+    "ray.train:ScalingConfig._resources_per_worker_not_none",
+    "ray.train.torch:TorchTrainer._initialize_and_run_controller",
+    "ray.train.torch:TorchTrainer._create_default_callbacks(self)",
+    "ray.train.v2._internal.execution.controller:TrainController.run(self)",
+    "ray.train.v2._internal.execution.worker_group:WorkerGroup.poll_status(self, timeout)",
+    otherwise=lambda: False,
+    loses="Ray Train scales and restarts by its own policies: a run waits for nodes without saying "
+    "so, and restarts after failures that a restart meets again",
+)
+def scales_itself() -> bool:
+    """True if Ray Train can run with our scaling and failure policies."""
+    return True
 
 
 def lean_trainer(
@@ -197,15 +365,16 @@ def lean_trainer(
     stopped: Callable[[], bool],
     died: Callable[[], bool],
 ) -> type[Any]:
-    """A TorchTrainer with policies of ours, that starts fewer processes, of 1 to 3 s each.
+    """Return a TorchTrainer class with our policies, which starts up to four processes less, of 1
+    to 3 s each; see `scales_itself`.
 
-    It starts none when it was stopped before: calls of a Ray that has ended, or ``died``, end this
+    It starts none if it was stopped before: calls of a Ray that has ended, or ``died``, end this
     process.
 
-    One serves Ray Data's datasets, of which there are none. On a Ray that goes with this process
-    the controller is in it, in the thread that calls ``fit``, and two more are not needed, which
-    Ray would start one after the other before any rank: who removes the placement group if the
-    controller dies, and who is told what to ask an autoscaler for.
+    One of them serves Ray Data's datasets, which are not used. On an embedded Ray the controller
+    runs in this process, in the thread that calls ``fit``, and two more are not needed, which Ray
+    would start one after the other before any rank: one removes the placement group if the
+    controller dies, one sends requests to an autoscaler.
     """
     from ray.runtime_context import RuntimeContext
     from ray.train.torch import TorchTrainer
@@ -216,7 +385,7 @@ def lean_trainer(
 
     class Ranks(WorkerGroup):
         def poll_status(self, timeout: float | None = None) -> Any:
-            if died():  # which must be asked for nothing more
+            if died():  # any further call of Ray would end this process
                 raise asyncio.CancelledError
             return super().poll_status(timeout)
 
@@ -234,7 +403,7 @@ def lean_trainer(
             for request in ("send", "maybe_send", "cancel"):  # not in 2.51
                 setattr(policy, f"_{request}_resource_request", lambda: None)
             controller = Controller(**arguments)
-            # it hands ranks a way to itself, through which they would ask for what they reported
+            # it passes ranks its actor handle, which they would query for what they reported
             undo = _patched([(RuntimeContext, "current_actor", None)])
             try:
                 asyncio.run(controller.run())
@@ -252,12 +421,21 @@ def lean_trainer(
 # ── torch and torchmetrics ───────────────────────────────────────────────────────────────────
 
 
+def _import_torchmetrics() -> None:
+    import torchmetrics  # noqa: F401
+
+
+@private(
+    "torchmetrics<1.10",
+    otherwise=_import_torchmetrics,
+    loses="every rank starts 1 s later",
+)
 def import_torchmetrics() -> None:
     """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in
     every rank (torchmetrics 1.4 to 1.9).
 
-    It wants that module only to see whether an old name is there, for the sake of a package for
-    speech. Afterwards scipy.signal is imported as usual by whoever needs it.
+    It reads that module only to learn whether an old name exists, for a package for speech.
+    Afterwards scipy.signal is imported as usual by whatever needs it.
     """
     wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
     known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
@@ -267,30 +445,95 @@ def import_torchmetrics() -> None:
     stand_in.hamming = None  # type: ignore[attr-defined]
     sys.modules["scipy.signal"] = stand_in
     try:
-        import torchmetrics  # noqa: F401
+        _import_torchmetrics()
     finally:
         del sys.modules["scipy.signal"]
 
 
-def group_timeout(device: Any) -> int:
-    """Seconds of the default process group's timeout: whether it is the planned one can be seen
-    nowhere else."""
+@private(
+    "torch.distributed.distributed_c10d:_get_default_group()",
+    "torch.distributed:ProcessGroup._get_backend",
+    otherwise=_nothing,
+    loses="the timeout of the process group is not compared with the planned one",
+)
+def group_timeout(device: Any) -> int | None:
+    """Return the timeout of the default process group in seconds; None if it cannot be read."""
     import torch.distributed as dist
 
     group = dist.distributed_c10d._get_default_group()
     return int(group._get_backend(device).options._timeout.total_seconds())
 
 
+def _shared_store() -> Any:
+    """Return a store of its own for all ranks. Collective."""
+    import torch.distributed as dist
+
+    host, master = os.environ.get("MASTER_ADDR", "localhost"), dist.get_rank() == 0
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if master else None
+    port: list[Any] = [None if store is None else store.port]
+    dist.broadcast_object_list(port)
+    return store or dist.TCPStore(host, port[0], is_master=False)
+
+
+@private(
+    "torch.distributed.distributed_c10d:_get_default_store()",
+    otherwise=_shared_store,
+    loses="ranks report failures to each other over a port of its own",
+)
 def default_store() -> Any:
-    """The store of the default process group: another one would need a port of its own."""
+    """Return the store of the default process group. Collective where that is private."""
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
 
 
+@private(
+    "torch.distributed.rendezvous:TCPStore",
+    otherwise=_nothing,
+    loses="rank 0's store listens on every address of its machine, not on the planned one alone",
+)
+def listen_on_own_address() -> None:
+    """Have the stores of this process, created from now on, listen on their own address alone."""
+    # torch.distributed.rendezvous is also the name of a function
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    module.TCPStore = _store
+
+
+def _store(host_name: str, port: int, **options: Any) -> Any:
+    """Return a TCPStore; on rank 0 with a socket that is bound to ``host_name``."""
+    from torch.distributed import TCPStore
+
+    if options.get("is_master") and (listener := _bound(host_name, port)) is not None:
+        options["master_listen_fd"] = listener.detach()  # the store owns it
+    return TCPStore(host_name, port, **options)
+
+
+def _bound(host: str, port: int) -> socket.socket | None:
+    """Return a listening socket; None if the address is not one of this machine's interfaces (as
+    behind address translation) or is in use, which torch then reports."""
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        return listener
+    except OSError:
+        if listener is not None:
+            listener.close()
+        return None
+
+
+@private(
+    "torch._C:_distributed_c10d",
+    otherwise=list,
+    loses="the collective that a rank hangs in is not named",
+)
 def flight_recorders() -> list[Callable[..., bytes]]:
-    """What dumps the collectives that a rank has made, with gloo and others, and with NCCL;
-    without it nobody can say which one a rank hangs in."""
+    """Return the functions that dump a rank's collectives, of gloo and of NCCL."""
     import torch
 
     names = ("_dump_fr_trace", "_dump_nccl_trace")
@@ -298,42 +541,75 @@ def flight_recorders() -> list[Callable[..., bytes]]:
     return [dump for dump in dumps if dump is not None]
 
 
+def _copy_each(targets: list[Any], sources: list[Any]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+@private(
+    "torch:_foreach_copy_",
+    otherwise=_copy_each,
+    loses="steps with many buffers take longer",
+)
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
-    """Copy tensors of one type and device: one kernel on a GPU. Of 60 small buffers on a CPU it
-    takes 25 us, and one by one 55."""
+    """Copy tensors of one type and device: one kernel on a GPU. On a CPU, 60 small buffers take
+    25 us instead of 55."""
     import torch
 
     torch._foreach_copy_(targets, sources)
 
 
+@private(
+    "torch:_foreach_norm",
+    otherwise=lambda tensors: [tensor.norm() for tensor in tensors],
+    loses="the check for gradients that are not finite takes longer",
+)
 def norms(tensors: list[Any]) -> list[Any]:
-    """Of each tensor, with one kernel on a GPU: ``torch.nn.utils.get_total_norm`` is not in 2.4."""
+    """Return the norm of each tensor, by one kernel on a GPU."""
     import torch
 
     return list(torch._foreach_norm(tensors))
 
 
+@private(
+    "torch.nn.parallel:DistributedDataParallel._check_reducer_finalized(self)",
+    otherwise=_nothing,
+    loses="a parameter without a gradient on one rank is reported by DDP one step later",
+)
 def check_reduced(ddp: Any) -> None:
-    """Ask DDP whether all gradients came; it would say so in the next forward pass only, when
-    other ranks wait.
+    """Raise if a gradient is missing; DDP reports it in the next forward pass, when the other ranks
+    already wait.
 
     Raises:
-        RuntimeError: of some none came; the text has their numbers.
+        RuntimeError: with the numbers of the parameters.
     """
     ddp._check_reducer_finalized()
 
 
+@private(
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data(self)",
+    otherwise=lambda ddp, *, rebuilt: [],
+    loses="the report does not show the sizes of DDP's buckets",
+)
 def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
-    """Bytes of DDP's buckets, as it made them anew after the first step, which it does not do
-    where it looks for unused parameters; what a run's report says of buckets."""
+    """Return the bytes of DDP's buckets as rebuilt after the first step; with ``rebuilt`` False,
+    for a DDP that looks for unused parameters, as they were at first."""
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
     return [int(size) for size in sizes.split(", ") if size]
 
 
-def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> None:
-    """Have DDP lay out its buckets as after a first backward pass in which gradients come in this
-    order, before there is one. Collective."""
+BUCKET_ORDER = "the first step after a resume may round differently from three workers on"
+
+
+@private(
+    "torch.distributed:Reducer._rebuild_buckets",
+    otherwise=lambda ddp, parameters: False,
+    loses=BUCKET_ORDER,
+)
+def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
+    """Have DDP build its buckets as after a first backward pass in which gradients arrive in this
+    order, before there is one; returns True if it did. Collective."""
     import torch
 
     ddp.reducer.prepare_for_backward([])
@@ -341,6 +617,7 @@ def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> None:
         parameter.backward(torch.zeros_like(parameter))
     ddp.reducer._rebuild_buckets()
     ddp.zero_grad()
+    return True
 
 
 def before_load(module: Any, hook: Callable[..., None]) -> None:
@@ -351,22 +628,32 @@ def before_load(module: Any, hook: Callable[..., None]) -> None:
         module._register_load_state_dict_pre_hook(hook, with_module=True)
 
 
+@private("torch:Tensor._base", otherwise=lambda tensor: True, loses="one more copy in typed layers")
 def is_view(tensor: Any) -> bool:
-    """Whether it shares another tensor's memory, which then must not be written to."""
+    """True if a tensor may share another's memory, which then must not be written to."""
     return tensor._base is not None
 
 
 def with_model(module: Any, model: Any) -> Any:
-    """A shallow copy of a module whose ``model`` is another one; ``copy.copy`` alone shares the
-    table of parts."""
+    """Return a shallow copy of a module whose ``model`` is another one; after ``copy.copy`` alone
+    the two would share their table of submodules."""
     other = copy.copy(module)
     other._modules = {**module._modules, "model": model}
     return other
 
 
+def _no_linear(x: Any, weight: Any, bias: Any) -> Any:
+    raise NotImplementedError("torch.ops.mkldnn._linear_pointwise is not used")
+
+
+@private(
+    "torch:ops.mkldnn._linear_pointwise",
+    otherwise=_no_linear,
+    loses="linear layers on a CPU take longer",
+)
 def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
-    """A linear transform that adds the bias in the same pass, as torch's compiler calls it:
-    otherwise the bias is laid over the output before.
+    """Return ``x @ weight.T + bias`` by oneDNN, as torch's compiler calls it: the bias is added in
+    the same pass instead of filling the output first.
 
     Raises:
         NotImplementedError: this torch lacks it, or was built without oneDNN.
@@ -374,16 +661,19 @@ def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
     """
     import torch
 
-    if not torch.backends.mkldnn.is_available() or not hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    ):
-        raise NotImplementedError("no torch.ops.mkldnn._linear_pointwise")
+    if not torch.backends.mkldnn.is_available():
+        raise NotImplementedError("torch was built without oneDNN")
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
 
 
+@private(
+    "torch:ops.aten._embedding_bag_per_sample_weights_backward",
+    otherwise=lambda grad, rows, index, start, bag: (grad[bag] * rows[index]).sum(1),
+    loses="gradients of edge weights take more memory",
+)
 def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: Any) -> Any:
-    """The gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
-    ``grad[bag]`` and ``rows[index]``. Without it both would be laid out, ``[E, F]`` each."""
+    """Return the gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
+    ``grad[bag]`` and ``rows[index]``, without these two being allocated, ``[E, F]`` each."""
     import torch
 
     dtype = grad.dtype
@@ -397,28 +687,35 @@ def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: A
 # ── Lightning ────────────────────────────────────────────────────────────────────────────────
 
 
+@private(
+    "lightning<2.7",
+    "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop",
+    "lightning.pytorch.loops.utilities:_block_parallel_sync_behavior(strategy)",
+    otherwise=_nothing,
+    loses="Lightning's own training loop runs, which takes about 1,400 Python calls more per step",
+)
 def lean_steps(trainer: Any) -> None:
-    """Let a step ask only those that have a hook, and look up once an epoch what stays as it is: of
-    1,850 Python calls that a step takes beside the engine's, 470 are left.
+    """Have a training step call only callbacks that define a hook, and look up once per epoch what
+    does not change: of the 1,850 Python calls that a step takes beside the engine's, 470 are left.
 
-    What hooks are given, their order, what `LightningModule.log` keeps, and the loop's counts and
-    state are Lightning's. Its own loop makes the steps of which there may be more to know: with a
-    gradient scaler, loggers of Lightning's or an ``optimizer_step`` of the user's, and the first
-    one after a checkpoint. Nor do ranks wait for a word about SIGTERM, which newer versions let
-    them do before every batch: ours comes from the driver.
+    Arguments and order of hooks, what `LightningModule.log` keeps, and the loop's counts and state
+    are Lightning's. Lightning's own loop runs a step with a gradient scaler, loggers or a
+    user-defined ``optimizer_step``, and the first one after a checkpoint. Ranks do not exchange
+    whether they received SIGTERM before every batch, as in newer versions: the driver notifies
+    them.
     """
     import torch
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
     from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 
-    hooks: dict[str, list[Callable[..., Any]]] = {}  # name → those of callbacks that do something
+    hooks: dict[str, list[Callable[..., Any]]] = {}  # name → those that callbacks define
     plain = takes_index = False
 
     def call(name: str, *args: Any, **named: Any) -> Any:
-        """Of the callbacks, then of the module, whose answer it returns."""
+        """Call a hook of the callbacks, then of the module, and return the module's result."""
         module = trainer.lightning_module
-        facts = vars(module)  # torch looks at length at what is set
+        facts = vars(module)  # nn.Module.__setattr__ is slow
         before, facts["_current_fx_name"] = facts["_current_fx_name"], name
         for hook in hooks.get(name, ()):
             hook(trainer, module, *args)

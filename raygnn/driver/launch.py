@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
@@ -284,25 +285,30 @@ def make_trainer(
         died: whether Ray has.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
 
-    from raygnn.driver.scaling import Failures, Group, Scaling
     from raygnn.worker.comm.backend import CommConfig
 
     config = job.config
     cluster = config.cluster
     known = {field.name for field in fields(FailureConfig)}
+    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+    ours = compat.scales_itself()
     scaling_config = ScalingConfig(
-        num_workers=workers,
+        num_workers=workers if ours or fewest == workers else (fewest, workers),
         use_gpu=cluster.gpus_per_worker > 0,
         resources_per_worker=cluster.worker_needs,
     )
-    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
-    Group.held = None  # an earlier job's, of this process
-    policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
-    failure_policy = partial(Failures, stopped=stopped if local else None)
-    trainer_class = compat.lean_trainer(
-        policy, failure_policy, Group(), local=local, stopped=stopped, died=died
-    )
+    trainer_class = TorchTrainer
+    if ours:
+        from raygnn.driver.scaling import Failures, Group, Scaling
+
+        Group.held = None  # an earlier job's, of this process
+        policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
+        failure_policy = partial(Failures, stopped=stopped if local else None)
+        trainer_class = compat.lean_trainer(
+            policy, failure_policy, Group(), local=local, stopped=stopped, died=died
+        )
     return trainer_class(
         train_loop,
         train_loop_config=job,  # passed on as it is
@@ -321,7 +327,13 @@ def make_trainer(
                 **{name: failures for name in ("max_preemption_failures",) if name in known},
             ),
             # from their first moment what is the same on all nodes; the backend sees to the rest
-            worker_runtime_env={"env_vars": {**ALLOCATOR, **comm.everywhere()}},
+            worker_runtime_env={
+                "env_vars": {
+                    **ALLOCATOR,
+                    **{n: os.environ[n] for n in (compat.PLAIN,) if n in os.environ},
+                    **comm.everywhere(),
+                }
+            },
         ),
     )
 

@@ -166,6 +166,12 @@ class Startup:
         import ray
 
         actors = compat.actors_of(ray.get_runtime_context().get_job_id())
+        if actors is None:
+            return (
+                "room"
+                if self._groups("PENDING", "RESCHEDULING")
+                else ("done" if self._groups("CREATED") else "controller")
+            )
         workers = [a["State"] for a in actors if a["ActorClassName"] == WORKER]
         alive = workers.count("ALIVE")
         coming = len(workers) - alive - workers.count("DEAD")
@@ -178,18 +184,18 @@ class Startup:
         controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
         # our policy asks for what there is
         waits = self._workers < self._most and "ALIVE" in controllers
-        room = waits or self._pending()
+        room = waits or self._groups("PENDING", "RESCHEDULING")
         self.detail = (
             f"waiting for room for {self._workers} workers" if room else "starting Ray Train"
         )
         return "room" if room else "controller"
 
-    def _pending(self) -> bool:
-        """Whether Ray has not yet found room for workers like ours."""
+    def _groups(self, *states: str) -> bool:
+        """True if a placement group for as many workers as ours is in one of these states."""
         from ray.util import placement_group_table
 
         return any(
-            group["state"] in ("PENDING", "RESCHEDULING") and len(group["bundles"]) == self._workers
+            group["state"] in states and self._workers <= len(group["bundles"]) <= self._most
             for group in placement_group_table().values()
         )
 

@@ -7,13 +7,15 @@ disagree about a collective hours later, or train another model than one would t
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from raygnn import compat
 from raygnn.config.places import size
 from raygnn.preflight.facts import Interface, NodeFacts
-from raygnn.preflight.findings import Finding, Job, error, some, warn
+from raygnn.preflight.findings import Finding, Job, error, info, some, warn
 from raygnn.preflight.links import Link
 
 # package → (oldest, first that is too new); the ranges of pyproject.toml
@@ -21,10 +23,12 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.14"),
     "torch": ("2.4", None),
     "dgl": ("2.1", "2.5"),
-    "ray": ("2.53", "2.61"),
-    "lightning": ("2.4", "3"),
-    "torchmetrics": ("1.4", "2"),
+    "ray": ("2.53", None),
+    "lightning": ("2.4", None),
+    "torchmetrics": ("1.4", None),
 }
+# Package → first version whose private names were not compared, see `raygnn.compat`.
+UNSEEN = {"torch": "2.16", "ray": "2.61", "lightning": "2.7"}
 HIGH_LATENCY_MS = 5.0
 LOW_MBITS = 9_000.0  # what a line of 10 Gbit/s carries is 9.4
 
@@ -60,7 +64,8 @@ def nodes_answer(job: Job) -> Iterator[Finding]:
 
 
 def versions_supported(job: Job) -> Iterator[Finding]:
-    """Python and the packages are of versions that raygnn works with."""
+    """Python and the packages are of versions that raygnn works with; which comforts are lost with
+    a newer one, or with `RAYGNN_PLAIN`."""
     for name, (oldest, limit) in SUPPORTED.items():
         unsupported: dict[str, list[str]] = defaultdict(list)
         for node in job.nodes:
@@ -77,6 +82,25 @@ def versions_supported(job: Job) -> Iterator[Finding]:
                 + ", with Python 3.12 or older, or uninstall it" * (name == "dgl"),
                 nodes,
             )
+    newer = {
+        f"{name} {version}"
+        for name, limit in UNSEEN.items()
+        for node in job.nodes
+        if (version := node.versions.get(name)) and not supported(version, "0", limit)
+    }
+    if not newer and not os.environ.get(compat.PLAIN):
+        return
+    lost: dict[str, list[str]] = defaultdict(list)
+    for why, loses in compat.missing_comforts():
+        lost[why].append(loses)
+    for why, losses in lost.items():
+        yield info(f"{why}, so public names are used: {'; '.join(losses)}")
+    for name in sorted(newer) if not lost else ():
+        yield info(
+            f"{name} is newer than the versions that raygnn was compared with; the private names "
+            "that it uses are all there",
+            f"if the job fails inside of that package, set {compat.PLAIN}=1",
+        )
 
 
 def versions_uniform(job: Job) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ worker compares what it got with what was planned.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
@@ -20,7 +19,6 @@ import ray
 import torch
 import torch.distributed as dist
 from ray.train.torch import TorchConfig
-from torch.distributed import TCPStore
 
 from raygnn import compat
 from raygnn.config.places import HIDDEN, is_secret
@@ -53,11 +51,11 @@ class CommConfig(TorchConfig):
         return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 
     @property
-    def backend_cls(self) -> type[compat.TorchBackend]:
+    def backend_cls(self) -> type[Any]:
         return _CommBackend
 
 
-class _CommBackend(compat.TorchBackend):
+class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
     def on_start(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
         plan, logs = backend_config.plan, backend_config.logs
         worker_group.execute(_apply, plan)
@@ -90,7 +88,7 @@ def _apply(plan: CommPlan) -> None:
     _given.update({variable.name: variable.value for variable in variables})
     os.environ.update(_given)
     dist.set_debug_level_from_env()  # torch read it when it was imported
-    listen_on_own_address()
+    compat.listen_on_own_address()
 
 
 _given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
@@ -101,7 +99,8 @@ def _in_force() -> dict[str, Any]:
     backend = dist.get_backend()
     timeout = compat.group_timeout(torch.device("cuda" if backend == "nccl" else "cpu"))
     variables = {name: os.environ.get(name) for name in _given}
-    return {**variables, "backend": backend, "timeout": timeout}
+    known = {} if timeout is None else {"timeout": timeout}
+    return {**variables, "backend": backend, **known}
 
 
 def _describe() -> dict[str, Any]:
@@ -127,7 +126,7 @@ def _verify(plan: CommPlan) -> None:
     found = _in_force()
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
     for name, wanted in planned.items():
-        if found[name] != wanted:
+        if name in found and found[name] != wanted:
             raise TrainingError(
                 f"{name} is {_shown(name, found[name])!r} after the process group was made, "
                 f"planned {_shown(name, wanted)!r}",
@@ -139,37 +138,3 @@ def _verify(plan: CommPlan) -> None:
 
 def _shown(name: str, value: Any) -> Any:
     return HIDDEN if is_secret(name, str(value)) else value
-
-
-def listen_on_own_address() -> None:
-    """Have the process groups of this process, made from now on, do so."""
-    # torch.distributed.rendezvous is the function of that name
-    module: Any = importlib.import_module("torch.distributed.rendezvous")
-    if hasattr(module, "TCPStore"):  # not a public name
-        module.TCPStore = _store
-
-
-def _store(host_name: str, port: int, **options: Any) -> TCPStore:
-    """A TCPStore; as the master, with a socket that is bound to ``host_name``."""
-    if options.get("is_master") and (listener := _bound(host_name, port)) is not None:
-        options["master_listen_fd"] = listener.detach()  # the store's from here on
-    return TCPStore(host_name, port, **options)
-
-
-def _bound(host: str, port: int) -> socket.socket | None:
-    """A listening socket; None where the address is not this machine's as it sees itself (behind
-    a translation of addresses), or is in use, which torch then says in its own way."""
-    listener = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-        return listener
-    except OSError:
-        if listener is not None:
-            listener.close()
-        return None

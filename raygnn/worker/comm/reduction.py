@@ -73,8 +73,8 @@ class Reduction(pl.Callback):
         compression, overlap = self._comm.compression, self._comm.overlap
         relaid = not self._comm.find_unused_parameters  # else the first buckets stay
         if relaid and sorted(self._order) == list(range(len(gradients))) and self._can_lay_out(ddp):
-            compat.lay_out_buckets(ddp, [gradients[number] for number in self._order])
-            relaid = False
+            ordered = [gradients[number] for number in self._order]
+            relaid = not compat.lay_out_buckets(ddp, ordered)
         if relaid:
             came = self._came.append
             self._watching = [p.register_post_accumulate_grad_hook(came) for p in gradients]

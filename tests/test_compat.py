@@ -1,0 +1,118 @@
+"""Private names of Ray, Lightning and torch: what happens without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.nn.parallel import DistributedDataParallel
+
+from raygnn import compat
+from tests.commands import Command
+from tests.small_jobs import JobFactory, job, losses, selected, train_on_ranks
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What was looked up is looked up again, before and after."""
+    compat._unusable.cache_clear()
+    yield
+    compat._unusable.cache_clear()
+
+
+def norm_by(*names: str) -> Callable[[float], float]:
+    @compat.private(*names, otherwise=lambda x: -x, loses="the sign")
+    def keep(x: float) -> float:
+        return x
+
+    compat._COMFORTS.pop()
+    return keep
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        ("math:sqrt", True),
+        ("json:dumps(obj, indent)", True),
+        ("json:dumps(obj, width)", True),  # it takes any, by **kw
+        ("shutil:which(cmd, mode, path)", True),
+        ("shutil:which(cmd, place)", False),  # another parameter
+        ("shutil:which(mode)", False),  # one that is needed is not passed
+        ("shutil:nowhere", False),
+        ("no_such_package.inner:name", False),
+        ("torch<999", True),
+        ("torch<2.3", False),
+    ],
+)
+def test_a_name_that_is_missing_or_takes_other_arguments_is_not_used(name: str, used: bool) -> None:
+    assert norm_by(name)(2.0) == (2.0 if used else -2.0)
+
+
+def test_public_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = norm_by("math:sqrt")
+    assert compat.missing_comforts() == []
+    monkeypatch.setenv(compat.PLAIN, "1")
+    assert keep(2.0) == -2.0
+    lost = compat.missing_comforts()
+    assert len(lost) > 15
+    assert {why for why, _ in lost} == {"RAYGNN_PLAIN is set"}
+
+
+def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DistributedDataParallel, "_check_reducer_finalized", lambda self, more: 1)
+    ((why, loses),) = compat.missing_comforts()
+    assert why.endswith("_check_reducer_finalized takes other arguments than (self)")
+    assert "without a gradient" in loses
+    compat.check_reduced(None)  # would fail
+
+
+def test_public_names_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(5, 3), torch.randn(7)]
+    index, start = torch.tensor([0, 2, 1, 1]), torch.tensor([0, 1, 3])
+    bag, rows, grad = torch.tensor([0, 1, 1, 2]), torch.randn(3, 4), torch.randn(3, 4)
+
+    def results() -> list[torch.Tensor]:
+        copies = [torch.zeros(5, 3), torch.zeros(7)]
+        compat.copy_all(copies, tensors)
+        weights = compat.weight_gradient_of_bags(grad, rows, index, start, bag)
+        return [*copies, *compat.norms(tensors), weights]
+
+    private = results()
+    monkeypatch.setenv(compat.PLAIN, "1")
+    for ours, public in zip(private, results(), strict=True):
+        torch.testing.assert_close(public, ours)
+
+
+def test_ranks_train_the_same_with_public_names(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("private", "public"):
+        if name == "public":
+            monkeypatch.setenv(compat.PLAIN, "1")
+        sections: dict[str, Any] = {"train": {"epochs": 2, "clip": 0.5}, "model": {"norm": "batch"}}
+        run = train_on_ranks(make_job(name=name, **sections))
+        found.append((losses(run), selected(run)))
+    (ours, weights), (public, others) = found
+    torch.testing.assert_close(torch.as_tensor(public), torch.as_tensor(ours))
+    for name in weights:
+        torch.testing.assert_close(others[name], weights[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, [1, 2]])
+def test_a_command_with_public_names(workers: Any, tmp_path: Path) -> None:
+    """Trains, and ends without a process or directory left behind."""
+    settings = job(tmp_path, train={"epochs": 2}, cluster={"workers": workers, "num_cpus": 2})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))
+    command = Command(["train", "job.yaml"], tmp_path, **{compat.PLAIN: "1"})
+    code, out, err = command.finish(300)
+    assert code == 0, out + err
+    assert "status         done" in out
+    assert command.left_behind() == []
