@@ -45,13 +45,14 @@ define test_without_dgl
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-all test-nodgl mutants lint wheel docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-system test-plain test-all test-nodgl mutants lint wheel docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
 	@echo "make test-system  those of whole commands and clusters"
+	@echo "make test-plain   those with public names of Ray, Lightning and torch only"
 	@echo "make test-nodgl   the fast tests that need no DGL, in an environment without it"
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
@@ -106,6 +107,11 @@ test: setup
 
 test-system: setup
 	$(call tests,.venv,$(SYSTEM))
+
+# With public names of Ray, Lightning and torch only.
+test-plain: export RAYGNN_PLAIN = 1
+test-plain: setup
+	$(call tests,.venv,$(SYSTEM) not comfort and)
 
 test-all: setup
 	$(call tests,.venv)

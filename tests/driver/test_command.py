@@ -70,6 +70,7 @@ def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> No
 
 
 @pytest.mark.alone
+@pytest.mark.comfort
 def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "model": {"kind": f"{MODELS}:Slow"},
@@ -255,6 +256,7 @@ def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: 
 
 
 @SLOW
+@pytest.mark.comfort
 def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -> None:
     """Its Ray goes with it, and the run goes on from the newest checkpoint."""
     sections: dict[str, Any] = {
@@ -292,6 +294,7 @@ def test_a_reader_that_goes(run: Callable[..., Command], tmp_path: Path) -> None
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
 
 
+@pytest.mark.comfort
 def test_workers_that_cannot_start(run: Callable[..., Command], tmp_path: Path) -> None:
     command = run("train", comm={"env": {"PYTHONHOME": "/nowhere"}})
     code, _, err = command.finish()
@@ -340,6 +343,7 @@ print("closed", ray.is_initialized(), ray._private.auto_init_hook.enable_auto_co
 """
 
 
+@pytest.mark.comfort
 def test_who_asks_after_the_end_starts_no_other_ray() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LATECOMER],
@@ -382,6 +386,7 @@ print("handled", ended.wait(10), {n for n in os.environ if before.get(n) != os.e
 """
 
 
+@pytest.mark.comfort
 def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
     """With a token that was made for each; not two at once. What SIGTERM does stays the caller's,
     and no variable."""

@@ -75,7 +75,7 @@ def test_run_directory(make_job: JobFactory) -> None:
     ].values()
     for record in comm:
         given = record["given"]
-        assert (given.pop("backend"), given.pop("timeout")) == ("gloo", 1800)
+        assert (given.pop("backend"), given.pop("timeout", 1800)) == ("gloo", 1800)
         assert given == {variable["name"]: variable["value"] for variable in planned}
 
 
