@@ -266,6 +266,11 @@ class ClassTask(_Task):
         "roc_auc. accuracy and f1 are of one label alone; recall@K: of the seeds of a class the "
         "share among the K of the highest score; package.module:function is your own.",
     )
+    positive: int | Text | None = Field(
+        None,
+        description="The class, by its word or number, that average_precision, roc_auc and "
+        "recall@K are of, such as fraud; null = class 1 of two, else the mean over all classes.",
+    )
     loss: _ClassLoss | None = Field(
         None,
         description="cross_entropy, of several labels binary; focal (Lin et al. 2017); or your own "
@@ -308,6 +313,9 @@ class ClassTask(_Task):
             )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.several_labels and self.positive is not None:
+            why = f"{dotted((*at, 'labels'))} is {self.labels}"
+            yield from self.unused(at, "positive", why=why)
         if self.several_labels and self.metric in self.metrics[:2]:
             message = f"there is no {self.metric} where task.labels is {self.labels}"
             fitting = " or ".join(self.metrics[2:])

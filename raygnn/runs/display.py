@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
+from raygnn.runs.metrics_files import of_class
 from raygnn.runs.output import Output
 from raygnn.runs.progress_line import Progress, ProgressLine
 from raygnn.runs.run_directory import LOGS, REPORT
@@ -215,9 +216,14 @@ class Display:
         rows |= {
             name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})
         }
+        rows |= {name: f"{value}{of_class(name, summary)}" for name, value in rows.items()}
         if (best := summary.get("best_epoch")) is not None:  # counted from 0
-            selected = [name for name in rows if name.startswith("val/")]
-            rows |= {name: f"{rows[name]} (best epoch, {best + 1})" for name in selected}
+            of = "last" if summary.get("selected") == "last" else "best"
+            told = f"best epoch, {best + 1}" if of == "best" else "last epoch"
+            rows |= {name: f"{rows[name]} ({told})" for name in rows if name.startswith("val/")}
+            if of == "last":
+                kept = _sorted_metrics(summary.get("best_metrics") or {})
+                rows |= {f"{name}, best": f"{value:.4f} (epoch {best + 1})" for name, value in kept}
         if not any(name.startswith("test/") for name in rows):  # what selected is what is reported
             last = _sorted_metrics(summary.get("last_metrics") or {})
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}

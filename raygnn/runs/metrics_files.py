@@ -62,6 +62,7 @@ SHARED_PARTS = ("communicate", "peers")  # time that a rank spends for or becaus
 GROUPS = ("seconds", "bytes", "use", "memory", "network")
 
 _MOST_WAITING = 64 * 2**20  # bytes
+_OF_ONE_CLASS = ("average_precision", "roc_auc", "recall@")  # metrics
 _MOST_AT_ONCE = 4 * 2**20  # bytes that are read
 
 
@@ -281,3 +282,12 @@ def _bytes_until(path: Path, step: int) -> int:
                 break  # an evaluation comes after the checkpoint of its step, and will again
             end += len(line)
     return end
+
+
+def of_class(metric: str, summary: Mapping[str, Any]) -> str:
+    """Return `` of 'fraud'`` for a metric of one class, such as ``test/average_precision``; else
+    an empty text."""
+    split, _, name = metric.rpartition("/")
+    words = summary.get("positive")
+    word = words.get(split.partition("/")[2]) if isinstance(words, Mapping) else None
+    return f" of {word!r}" if word is not None and name.startswith(_OF_ONE_CLASS) else ""

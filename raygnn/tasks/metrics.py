@@ -29,15 +29,24 @@ _RECALL = "recall@"
 
 
 def measure(
-    outputs: Tensor, targets: Tensor, config: TaskConfig, loss: Loss, exchange: Exchange
+    outputs: Tensor,
+    targets: Tensor,
+    config: TaskConfig,
+    loss: Loss,
+    exchange: Exchange,
+    positive: int | None = None,
 ) -> dict[str, float]:
     """The metrics of a task; see `classification_metrics`, `label_metrics` and
-    `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective."""
+    `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective.
+
+    Args:
+        positive: number of the class ``task.positive``.
+    """
     chosen = config.chosen_metric
     if config.several_labels:
         values = label_metrics(outputs, targets, chosen, exchange)
     elif config.classifies:
-        values = classification_metrics(outputs, targets, chosen, exchange)
+        values = classification_metrics(outputs, targets, chosen, exchange, positive)
     else:
         values = regression_metrics(outputs, targets, exchange)
     total, num = loss(outputs, targets).double().sum(), torch.tensor(len(targets)).double()
@@ -105,7 +114,11 @@ def regression_metrics(outputs: Tensor, targets: Tensor, exchange: Exchange) -> 
 
 
 def classification_metrics(
-    outputs: Tensor, labels: Tensor, wanted: str, exchange: Exchange
+    outputs: Tensor,
+    labels: Tensor,
+    wanted: str,
+    exchange: Exchange,
+    positive: int | None = None,
 ) -> dict[str, float]:
     """Metrics over the nodes of all ranks. Collective.
 
@@ -113,12 +126,13 @@ def classification_metrics(
         outputs: float32 ``[n, C]`` logits of this rank's nodes; n may be 0.
         labels: int64 ``[n]``.
         wanted: the metric that is asked for.
+        positive: the class that the metrics of one class are of; None = 1 of two, else all.
 
     Returns:
         ``"accuracy"``, ``"f1"`` (macro average) and ``"mcc"``; and, for which all ranks need all
         scores, ``"roc_auc"`` and ``"average_precision"`` where one of them is wanted or there are
-        two classes, and ``"recall@K"`` where that is wanted: of class 1 of two, else the mean over
-        the classes that are there, each against the rest.
+        two classes, and ``"recall@K"`` where that is wanted: of the positive class, else the mean
+        over the classes that are there, each against the rest.
     """
     classes = outputs.shape[1]
     common: dict[str, Any] = {"process_group": exchange.group, "validate_args": False}
@@ -135,10 +149,12 @@ def classification_metrics(
             values[name] = float(metric.compute())
     values["mcc"] = correlation(exchange.sum(_agreement(labels, outputs.argmax(1), classes)))
     if classes == 2 or wanted in _CURVES or wanted.startswith(_RECALL):
-        first = 1 if classes == 2 else 0
-        everyone = exchange.gather_rows(class_log_odds(outputs)[:, first:])
+        if positive is None and classes == 2:
+            positive = 1
+        chosen = list(range(classes)) if positive is None else [positive]
+        everyone = exchange.gather_rows(class_log_odds(outputs)[:, chosen])
         truth = exchange.gather_rows(labels)
-        columns = [(scored, (truth == c).long()) for c, scored in enumerate(everyone.T, first)]
+        columns = [(scored, (truth == c).long()) for c, scored in zip(chosen, everyone.T)]
         values |= {name: mean for name, (mean, _) in _over(columns, _CURVES, wanted).items()}
     return values
 

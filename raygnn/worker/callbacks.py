@@ -74,6 +74,7 @@ class Evaluation(pl.Callback):
         self.best: float | None = None
         self.best_epoch = -1
         self.best_weights: dict[str, Tensor] = {}
+        self.best_metrics: dict[str, float] = {}  # of the best epoch's evaluation
         self.newest: dict[str, float] = {}  # metrics of the last evaluation
         self._mark: float | None = None  # what the next improvement is measured from
         self._mark_epoch = -1
@@ -105,6 +106,7 @@ class Evaluation(pl.Callback):
                 score = -score
             if self.best is None or score > self.best or math.isnan(self.best):
                 self.best, self.best_epoch = score, epoch
+                self.best_metrics = {f"val/{name}": value for name, value in values.items()}
                 state = module.state_dict()
                 self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
                 if module.embeddings is not None:
@@ -133,6 +135,7 @@ class Evaluation(pl.Callback):
             "best": self.best,
             "best_epoch": self.best_epoch,
             "best_weights": self.best_weights,
+            "best_metrics": self.best_metrics,
             "mark": self._mark,
             "mark_epoch": self._mark_epoch,
             "newest": self.newest,
@@ -141,6 +144,7 @@ class Evaluation(pl.Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.best = state["epoch"], state["best"]
         self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
+        self.best_metrics = state.get("best_metrics", {})
         self._mark = state.get("mark", self.best)
         self._mark_epoch = state.get("mark_epoch", self.best_epoch)
         self.newest = state.get("newest", {})

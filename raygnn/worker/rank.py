@@ -154,6 +154,9 @@ class Rank(RankSetup):
         self.events.flush()
         result = {
             "metrics": metrics,
+            "selected": config.train.select,
+            "positive": plane.positives(),
+            "best_metrics": evaluation.best_metrics,
             "last_metrics": evaluation.newest,
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from raygnn.config.places import size
-from raygnn.runs.metrics_files import Record, number
+from raygnn.runs.metrics_files import Record, number, of_class
 from raygnn.runs.progress_line import clock
 from raygnn.runs.report.source import Source
 
@@ -55,7 +55,8 @@ def tiles(source: Source) -> Iterator[Tile]:
     ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
     for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
         usual = metrics[key] == 0 or 1e-3 <= abs(metrics[key]) < 1e4
-        yield Tile(key, f"{metrics[key]:.4f}" if usual else f"{metrics[key]:,.5g}")
+        value = f"{metrics[key]:.4f}" if usual else f"{metrics[key]:,.5g}"
+        yield Tile(key + of_class(key, summary), value)
     losses = [number(record["train/loss"]) for record in records if "train/loss" in record]
     if losses:
         mood = "" if math.isfinite(losses[-1]) else _BAD

@@ -188,7 +188,9 @@ class EdgePlane(PartitionPlane):
         times = None
         if self.time is not None:
             times = np.asarray(self.edges.column(self.time), np.int64)[own]
-        return self.unreached(self.etype[2], self.edges.dst[own], times)
+        reached = self.unreached(self.etype[2], self.edges.dst[own], times)
+        links = self.config.task.of_links
+        return reached if links else [*reached, *self.one_class(self._trained())]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""
@@ -213,7 +215,8 @@ class EdgePlane(PartitionPlane):
     def _timed(self) -> TimedEdges:
         """What runs the model over edges at their times."""
         seeds = partial(self._seeds, self.edges)
-        return TimedEdges(self.config, self.edges, self.inference, self.ranks.device, seeds)
+        given = self.config, self.edges, self.inference, self.ranks.device, seeds
+        return TimedEdges(*given, self.positive)
 
     @cached_property
     def _listed(self) -> dict[str, ListedNegatives]:
@@ -295,7 +298,7 @@ class EdgePlane(PartitionPlane):
             )
         outputs = self._outputs(model, rows, own)
         labels = self.labels[torch.from_numpy(own)]
-        return measure(outputs, labels, self.config.task, task.loss, self.control)
+        return measure(outputs, labels, self.config.task, task.loss, self.control, self.positive)
 
     @cached_property
     def _evaluation(self) -> Negatives | None:

@@ -39,6 +39,7 @@ from raygnn.worker.planes.prediction_rows import (
     chunk_rows,
     numbers_of,
 )
+from raygnn.worker.planes.vocabulary import positive_class, positive_word
 
 log = logging.getLogger("raygnn")
 
@@ -164,7 +165,9 @@ class GraphPlane:
                     where=self._where,
                     remedy="see what the model says of them with raygnn predict",
                 )
-        values = measure(outputs, y, config.task, task.loss, self.ranks.control)
+        of_class = config.task.classifies
+        positive = positive_class(self.job, self.schema.out_features) if of_class else None
+        values = measure(outputs, y, config.task, task.loss, self.ranks.control, positive)
         return {**values, "left_out": float(left_out)} if left_out else values
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
@@ -268,6 +271,13 @@ class GraphPlane:
     def warnings(self) -> list[str]:
         """See `Plane`."""
         return []
+
+    def positives(self) -> dict[str, str]:
+        """See `Plane`."""
+        if not self.config.task.classifies:
+            return {}
+        word = positive_word(self.job, self.schema.out_features)
+        return {} if word is None else {"": word}
 
     def count(self, split: str) -> int:
         """See `Plane`."""

@@ -131,6 +131,11 @@ class MultitaskPlane(PartitionPlane):
         rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].of(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
+    def positives(self) -> dict[str, str]:
+        """See `Plane`."""
+        found = {name: plane.positives() for name, plane in self.planes.items()}
+        return {name: words[""] for name, words in found.items() if words}
+
     def warnings(self) -> list[str]:
         """See `Plane`."""
         found = {name: plane.warnings() for name, plane in self.planes.items()}

@@ -87,7 +87,7 @@ class NodePlane(PartitionPlane):
             task.model, self.ntype, owned, times=self._times(owned), again=again
         )
         targets = self.labels[torch.from_numpy(owned - self.shard.first(self.ntype))]
-        return measure(outputs, targets, self.config.task, task.loss, self.control)
+        return measure(outputs, targets, self.config.task, task.loss, self.control, self.positive)
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Node type → global ids of the nodes whose rows an evaluation reads."""
@@ -156,7 +156,8 @@ class NodePlane(PartitionPlane):
         """See `Plane`."""
         ids = owned_nodes(self.shard, self.ntype, "train", self.labels)
         ids = ids + self.shard.first(self.ntype)
-        return self.unreached(self.ntype, ids, self._times(ids))
+        reached = self.unreached(self.ntype, ids, self._times(ids))
+        return [*reached, *self.one_class(self._trained())]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """As ranks are assigned them, with ``own`` and ``share`` of `make_batches`. Collective.

@@ -43,7 +43,14 @@ from raygnn.worker.planes.model_inputs import (
 )
 from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
-from raygnn.worker.planes.vocabulary import count_numbers, edge_reads, relations
+from raygnn.worker.planes.vocabulary import (
+    count_numbers,
+    edge_reads,
+    one_class_warnings,
+    positive_class,
+    positive_word,
+    relations,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,6 +78,11 @@ class PartitionPlane:
     inputs: dict[str, Inputs]
     within: PartitionPlane | None = None
     _store: Any = field(default=None, init=False)
+
+    if TYPE_CHECKING:
+
+        @property
+        def out_features(self) -> int: ...
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
@@ -182,6 +194,29 @@ class PartitionPlane:
         times = times_of(stored, kind, self.time)
         self.clock.check(times, kind, self.time)
         return times
+
+    @cached_property
+    def positive(self) -> int | None:
+        """Number of the class ``task.positive``, which metrics of one class are of. Collective."""
+        task = self.config.task
+        return positive_class(self.job, self.out_features) if task.classifies else None
+
+    def positives(self) -> dict[str, str]:
+        """See `Plane`."""
+        if not self.config.task.classifies:
+            return {}
+        word = positive_word(self.job, self.out_features)
+        return {} if word is None else {"": word}
+
+    def one_class(self, labels: Tensor) -> list[str]:
+        """Return warnings about the class that metrics are of. Collective.
+
+        Args:
+            labels: of this rank's seeds for training.
+        """
+        if not self.config.task.classifies:
+            return []
+        return one_class_warnings(self.job, labels, self.out_features, self.control)
 
     def unreached(self, ntype: str, ids: np.ndarray, times: np.ndarray | None) -> list[str]:
         """Return warnings about times, and if nearly no message reaches the seeds for training.

@@ -96,6 +96,10 @@ class Plane(Protocol):
         """
         ...
 
+    def positives(self) -> dict[str, str]:
+        """Task, "" of one alone → the class that its metrics of one class are of."""
+        ...
+
     def warnings(self) -> list[str]:
         """Texts for the user about data that can be trained on, but hardly as meant."""
         ...

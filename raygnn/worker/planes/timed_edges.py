@@ -34,6 +34,7 @@ class TimedEdges:
         edges: all of the type.
         seeds: positions of edges, and what draws, or lists, nodes in place of their ends → where
             batches of them start.
+        positive: see `measure`.
     """
 
     config: Config
@@ -41,6 +42,7 @@ class TimedEdges:
     inference: Inference
     device: torch.device
     seeds: Callable[..., EdgeSeeds]
+    positive: int | None = None
 
     def outputs(self, model: EdgeModel, own: np.ndarray) -> Tensor:
         """Float32 ``[n, out_features]``, on the CPU."""
@@ -60,7 +62,8 @@ class TimedEdges:
         task, control = self.config.task, self.edges.exchange
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
-            return measure(self.outputs(model, own), given, task, loss, control)
+            outputs = self.outputs(model, own)
+            return measure(outputs, given, task, loss, control, self.positive)
         draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
         there, absent, counts = zip(*self._decoded(model, own, *draws))
         both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
-from raygnn.errors import DataError
+from raygnn.config.task import ClassTask
+from raygnn.errors import ConfigError, DataError
 from raygnn.graph.collection import read_collection
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
@@ -26,6 +29,8 @@ from raygnn.worker.job import Job, Sizes
 from raygnn.worker.planes.plane import PRECISIONS
 
 DEFAULT = "relation"
+# words of two classes of which the second is the one to find
+_PLAIN_CLASSES = {("0", "1"), ("no", "yes"), ("false", "true"), ("n", "y"), ("f", "t")}
 _AGAIN = (
     "make the partition again with graph.vocabulary, the run's checkpoints/selected.json, or name "
     "the tables with graph.path"
@@ -148,6 +153,71 @@ def words(job: Job) -> Words:
         for key, values in names.items()
         if key in targets or key.rpartition("/")[2] in wanted
     }
+
+
+def target_words(job: Job) -> Sequence[Any]:
+    """Return the words of the classes 0, 1, … of a job of one task; empty if they are numbers."""
+    names = words(job)
+    if job.config.task.of_graphs:
+        return names.get("label", ())
+    kind = job.ntype if job.edges is None else etype_str(job.edges.etype)
+    return names.get(f"{kind}/{job.config.task.target}", ())
+
+
+def positive_class(job: Job, classes: int) -> int | None:
+    """Return the number of the class ``task.positive``; None if it is not set.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    wanted = getattr(job.config.task, "positive", None)
+    if wanted is None:
+        return None
+    known = [str(word) for word in target_words(job) or range(classes)]
+    if str(wanted) not in known:
+        raise ConfigError(
+            f"there is no class {wanted!r}; the classes are {', '.join(known[:20])}",
+            where="task.positive",
+            remedy="name one of them",
+        )
+    return known.index(str(wanted))
+
+
+def positive_word(job: Job, classes: int) -> str | None:
+    """Return the class that the metrics of one class are of; None if they are means over all."""
+    number = positive_class(job, classes)
+    if number is None and classes == 2:
+        number = 1
+    known = target_words(job)
+    return None if number is None else str(known[number] if number < len(known) else number)
+
+
+def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange) -> list[str]:
+    """Return warnings about the class that the metrics of one class are of. Collective.
+
+    Args:
+        labels: int64 ``[n]`` of this rank's seeds for training; -1 = unknown.
+    """
+    task, word, texts = job.config.task, positive_word(job, classes), []
+    if not isinstance(task, ClassTask) or task.several_labels or word is None:
+        return []
+    counts = control.sum(torch.bincount(labels[labels >= 0], minlength=classes))
+    known = [str(each) for each in target_words(job)]
+    share = float(counts[known.index(word) if known else int(word)] / counts.sum().clamp(min=1))
+    plain = not known or tuple(each.lower() for each in known) in _PLAIN_CLASSES
+    if task.positive is None and not plain:
+        (other,) = set(known) - {word}
+        texts.append(
+            f"average_precision, roc_auc and recall@K are of class {word!r}; set task.positive to "
+            f"{other!r} if that is the one to find"
+        )
+    wanted = task.chosen_metric == "average_precision" or task.chosen_metric.startswith("recall@")
+    if share > 0.5 and (wanted or not plain):
+        texts.append(
+            f"class {word!r}, which average_precision is of, is {share:.1%} of the training seeds: "
+            "the metric is high whatever the model does"
+        )
+    return texts
 
 
 def check(trained: Words, found: Words) -> None:
