@@ -33,7 +33,7 @@ SYSTEM := not slow and system and
 # Tests whose outcome depends on a processor's arithmetic, and the names that ATen, oneDNN and MKL have
 # for the instructions of older ones.
 ARITHMETIC := tests/models tests/sampling tests/tasks $(addprefix tests/worker/test_,$(addsuffix .py,\
-    numerics averaging powersgd reduction edge_tasks graph_tasks embeddings sharding mixed_dtypes several_tasks))
+    numerics averaging reduction edge_tasks graph_tasks embeddings sharding mixed_dtypes multitask))
 define test_instructions
 	ATEN_CPU_CAPABILITY=$(1) ONEDNN_MAX_CPU_ISA=$(2) MKL_ENABLE_INSTRUCTIONS=$(3) \
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)

@@ -288,3 +288,18 @@ class Hooked(Plain):
         for callback in self.trainer.callbacks:
             if isinstance(callback, Witness):
                 callback.met += self.met
+
+
+class Away(pl.Callback):
+    """Takes a file away when training ends, as a storage that is out of reach.
+
+    Args:
+        file: which one.
+    """
+
+    def __init__(self, file: str):
+        self.file = Path(file)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if module.global_rank == 0:
+            self.file.rename(self.file.with_suffix(".away"))

@@ -161,3 +161,26 @@ def test_an_example_without_arguments_shows_how_it_is_called(name: str) -> None:
     assert done.returncode == 1
     assert f"{name}.py" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_path_that_is_named_exists() -> None:
+    """In the pages, the Makefile and the script of every change: a rename leaves none behind."""
+    folders = [f.name for f in CHECKOUT.iterdir() if f.is_dir() and f.name.isalpha()]
+    named = re.compile(rf"(?<![\w./-])(?:{'|'.join(folders)})/[\w./*-]*\w")
+    pages = [
+        CHECKOUT / "README.md",
+        CHECKOUT / "CONTRIBUTING.md",
+        CHECKOUT / ".ci" / "run",
+        *DOCS.glob("*.md"),
+    ]
+    texts = {page.name: page.read_text() for page in pages}
+    targets = re.findall(r"^([\w-]+):", (CHECKOUT / "Makefile").read_text(), re.M)
+    dry = ["make", "--dry-run", "--always-make", *targets]
+    texts["Makefile"] = subprocess.run(
+        dry, cwd=CHECKOUT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    for name, text in texts.items():
+        made = {"build", "dist", "runs"}
+        for path in set(named.findall(re.sub(r"\S*\$\S*", "", text))):
+            assert path.split("/")[0] in made or list(CHECKOUT.glob(path)), f"{name}: {path}"
+    assert len(named.findall(texts["Makefile"])) > 20

@@ -34,14 +34,13 @@ PARSED = {
     "raygnn predict RUN --out today.parquet": "the same",
     "raygnn predict RUN --task": "tests/worker/test_multitask.py does it",
     "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",
-    "raygnn train jobs/cora-gcn.yaml --set train.lr=0.02 --set name=cora-lr --resume": (
-        "tests/driver/test_command.py runs it"
-    ),
+    "raygnn train jobs/planted.yaml --resume": "tests/driver/test_command.py runs it",
+    "raygnn train company/job.yaml": "tests/prediction/test_transformed_tables.py has such tables",
     "raygnn train first.yaml --set": "another --set is run",
     "raygnn --version": "test_readme.py runs it",
     "raygnn config-schema": "test_readme.py runs it",
 }
-RUN = "cora-lr"  # the run of the README's command
+RUN = "planted"  # the run of the README's command
 STANDS_FOR = {"RUN": RUN, "cora-gcn": RUN, "runs/cora-gcn": f"runs/{RUN}"}
 LIMIT = 240  # seconds for all of them
 
@@ -104,9 +103,8 @@ def run(steps: list[list[str] | str], here: Path) -> str:
 def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
     quick, coming = (CHECKOUT / "docs" / f"{name}.md" for name in ("quick-start", "coming-from"))
     (tmp_path / "jobs").mkdir()
-    job = yaml.safe_load((CHECKOUT / "jobs" / "cora-gcn.yaml").read_text())
-    job = {**job, "graph": GRAPH, "sampling": {}}
-    (tmp_path / "jobs" / "cora-gcn.yaml").write_text(tiny(job))
+    job = yaml.safe_load((CHECKOUT / "jobs" / "planted.yaml").read_text())
+    (tmp_path / "jobs" / "planted.yaml").write_text(tiny({**job, "graph": GRAPH}))
     (first,) = map(yaml.safe_load, blocks("yaml", quick))
     (theirs,) = map(yaml.safe_load, blocks("yaml", coming))
     changes = {"graph.nodes": 600, "graph.features": 8}

@@ -35,7 +35,11 @@ RAYGNN = Path(sys.executable).with_name("raygnn")
 # needs a cluster. What of it can be checked without that, is.
 NOT_RUN = {"make", "pip", "ray", "cd", "python3", "tensorboard", "."}
 ON_THE_PAGE = ("first.yaml", "theirs.yaml")
-ELSEWHERE = {"job.yaml": "jobs/cora-gcn.yaml", "own_model.yaml": "examples/own_model.yaml"}
+ELSEWHERE = {
+    "job.yaml": "jobs/cora-gcn.yaml",
+    "company/job.yaml": "jobs/planted.yaml",
+    "own_model.yaml": "examples/own_model.yaml",
+}
 
 
 def commands() -> list[str]:

@@ -172,25 +172,23 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
     return what, "go on with --resume and the same --set, or start over with --overwrite"
 
 
-def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:
-    """Refuse to go on where there is nothing left to do.
+def finished(config: Config, plan: Plan, run: RunDir, start: Start) -> str:
+    """Return what to say of a run that has made all its steps; empty if there is something to do.
 
     Raises:
-        InputError: the run is done, or went further than the configuration now says.
+        InputError: the newest checkpoint is further than the configuration says.
     """
     per_epoch = plan.steps_per_epoch(config)
     if per_epoch is None or not start.resumed:
-        return  # the ranks will see
+        return ""  # the ranks will see
     steps = config.train.epochs * per_epoch
     if config.train.max_steps is not None:
         steps = min(steps, config.train.max_steps)
     done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
     if done and done >= steps:
-        raise InputError(
+        return (
             f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
-            f"for {steps:,}",
-            where=str(run.path),
-            remedy="raise them to train on, or start over with --overwrite",
+            f"for {steps:,}; raise them to train on, or start over with --overwrite"
         )
     if start.checkpoint is not None and start.checkpoint.step > steps:
         raise InputError(
@@ -199,6 +197,7 @@ def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:
             where=str(start.checkpoint.state.parent),
             remedy="repeat the --set options of the first start, or start over with --overwrite",
         )
+    return ""
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:

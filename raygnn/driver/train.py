@@ -30,8 +30,8 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.resume import (
     can_go_on,
     check_mirror,
-    check_steps,
     find_start,
+    finished,
     only_fetched,
     resume_mode,
 )
@@ -115,7 +115,9 @@ def train(
         workers = session.workers
         start = find_start(config, run, workers, show, resume=resume)
         session.make_plan(start.global_batch)
-        check_steps(config, session.plan, run, start)
+        if done := finished(config, session.plan, run, start):
+            show.note(done)
+            return _opened(run)
         if not resume:
             check_mirror(config, run, overwrite=overwrite)
         session.begin()
@@ -137,7 +139,11 @@ def train(
         rows = [list(operator.values()) for operator in operators["top"]]
         show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)
     show.closing(summary, run.shown)
-    # what a store did not take is here still
+    return _opened(run)
+
+
+def _opened(run: RunDir) -> Run:
+    """Return the run: here as long as files are that the store did not take."""
     return Run(run.path) if run.uri is None or is_run(run.path) else open_run(run.uri.text)
 
 

@@ -81,6 +81,9 @@ class Rank(RankSetup):
             rows=rows,
             patience=self.storage_timeout,
         )
+        # read now: the partition's storage may be away when training ends
+        facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
+        positives = plane.positives()
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
         unsaid = any(one.split_time or one.task.of_edges for one in config.by_task.values())
@@ -136,7 +139,6 @@ class Rank(RankSetup):
             with storage_errors(self.directory):
                 files = rows.write(weights.rows_draft(self.directory))
         if self.ranks.first:
-            facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
             facts["class_weights"] = task.class_weights
             self._retry(lambda: weights.save(self.directory, task.model, facts, files))
             if self.place is not None:
@@ -155,7 +157,7 @@ class Rank(RankSetup):
         result = {
             "metrics": metrics,
             "selected": config.train.select,
-            "positive": plane.positives(),
+            "positive": positives,
             "best_metrics": evaluation.best_metrics,
             "last_metrics": evaluation.newest,
             "steps": trainer.global_step,

@@ -22,7 +22,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.metrics import classification_metrics
-from tests.small_jobs import job, train_on_ranks
+from tests.small_jobs import ensure_partition, job, train_on_ranks
 
 PAYMENTS = 600
 
@@ -115,3 +115,19 @@ def test_the_best_and_the_last_epoch_have_a_name_each(tmp_path: Path) -> None:
     assert "(last epoch)" in lines["val/accuracy"]
     assert f"(epoch {done.summary['best_epoch'] + 1})" in lines["val/accuracy, best"]
     assert "best epoch" not in text.getvalue()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_of_the_partition_is_read_when_training_has_ended(
+    several: bool, tmp_path: Path
+) -> None:
+    """Its storage may be away by then, for longer than the run lasts."""
+    task = {"kind": "node_classification", "positive": "fraud"}
+    values = job(tmp_path, **({"tasks": {"a": task, "b": task}} if several else {"task": task}))
+    values["graph"] = {"format": "tables", "path": str(payments(tmp_path, ("fraud", "ok")))}
+    place = ensure_partition(load_config(values), 2).directory
+    (manifest,) = Path(str(place)).glob("raygnn.json")
+    values["train"]["callbacks"] = {"tests.own_steps:Away": {"file": str(manifest)}}
+    done = train_on_ranks(load_config(values))
+    assert not manifest.exists()
+    assert done.summary["positive"] == ({"a": "fraud", "b": "fraud"} if several else {"": "fraud"})

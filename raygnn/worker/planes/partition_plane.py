@@ -206,6 +206,7 @@ class PartitionPlane:
         if not self.config.task.classifies:
             return {}
         word = positive_word(self.job, self.out_features)
+        _ = self.positive  # evaluations read nothing of the partition
         return {} if word is None else {"": word}
 
     def one_class(self, labels: Tensor) -> list[str]:
@@ -460,7 +461,7 @@ class PartitionPlane:
             originals[ntype] = self.ranks.host.publish(small if fits else ids)
         return originals
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What the partition was made from, however many parts it has; of one that others made,
         how much there is of it."""
