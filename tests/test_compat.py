@@ -12,6 +12,7 @@ import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn import compat
+from raygnn.compat import fallbacks
 from tests.commands import Command
 from tests.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
@@ -19,9 +20,9 @@ from tests.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """What was looked up is looked up again, before and after."""
-    compat._unusable.cache_clear()
+    fallbacks._unusable.cache_clear()
     yield
-    compat._unusable.cache_clear()
+    fallbacks._unusable.cache_clear()
 
 
 def norm_by(*names: str) -> Callable[[float], float]:
@@ -29,7 +30,7 @@ def norm_by(*names: str) -> Callable[[float], float]:
     def keep(x: float) -> float:
         return x
 
-    compat._COMFORTS.pop()
+    fallbacks._COMFORTS.pop()
     return keep
 
 

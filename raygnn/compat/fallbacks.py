@@ -1,0 +1,98 @@
+"""What is called where a private name of another library cannot be used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, TypeVar
+
+# Environment variable; 1 = use public names only.
+PLAIN = "RAYGNN_PLAIN"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_COMFORTS: list[tuple[tuple[str, ...], str]] = []  # private names, and what is lost without them
+
+
+def private(
+    *names: str, otherwise: Callable[..., Any], loses: str
+) -> Callable[[_Function], _Function]:
+    """Decorate a function that uses private names: ``otherwise`` is called, with the same
+    arguments, if one of them is not usable or `PLAIN` is set.
+
+    Args:
+        names: ``"module:attribute"`` each; ``"module:attribute(a, b)"`` for a function with the
+            names of the parameters that we pass; ``"package<2.7"`` for a version that is not known.
+        loses: what is lost, for ``raygnn check``.
+    """
+    _COMFORTS.append((names, loses))
+
+    def decorate(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            chosen = otherwise if _unusable(names, os.environ.get(PLAIN)) else function
+            return chosen(*args, **options)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def missing_comforts() -> list[tuple[str, str]]:
+    """Return why private names are not used here, with what is lost; imports what they are in."""
+    plain = os.environ.get(PLAIN)
+    return [(why, loses) for names, loses in _COMFORTS if (why := _unusable(names, plain))]
+
+
+@functools.cache
+def _unusable(names: tuple[str, ...], plain: str | None) -> str:
+    """Return why private names are not to be used; empty if they are."""
+    if plain == "1":
+        return f"{PLAIN} is set"
+    for name in names:
+        library, _, limit = name.partition("<")
+        if limit:
+            installed = metadata.version(library)
+            if _minor(installed) >= _minor(limit):
+                return f"{library} {installed} is newer than those that were compared"
+            continue
+        match = re.fullmatch(r"([\w.]+):([\w.]+)(?:\((.*)\))?", name)
+        assert match is not None, name
+        module, path, parameters = match.groups()
+        try:
+            owner: Any = importlib.import_module(module)
+            found = functools.reduce(getattr, path.split("."), owner)
+        except (ImportError, AttributeError):
+            return f"{module}.{path} is missing"
+        if parameters is not None and not _takes(found, re.findall(r"\w+", parameters)):
+            return f"{module}.{path} takes other arguments than ({parameters})"
+    return ""
+
+
+def _minor(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def _takes(function: Any, names: list[str]) -> bool:
+    """True if a function can be called with these parameters, and with no others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return True
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {each.name for each in parameters if each.kind not in variadic}
+    needed = {
+        each.name
+        for each in parameters
+        if each.default is inspect.Parameter.empty and each.kind not in variadic
+    }
+    takes_any = any(each.kind in variadic for each in parameters)
+    return needed <= set(names) and (takes_any or set(names) <= named)
+
+
+def nothing(*args: Any, **options: Any) -> None:
+    """Do nothing, in place of a comfort."""

@@ -1,0 +1,314 @@
+"""Private names of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from raygnn.compat.fallbacks import nothing, private
+
+_SCALING = "ray.train.v2._internal.execution.scaling_policy"
+_FAILURES = "ray.train.v2._internal.execution.failure_handling"
+
+# Base classes of our policies for Ray Train, imported on first use: name here → module and name
+# there.
+_CLASSES = {
+    # Ray's policies decide by resources that they read some time ago, and wait in silence for nodes
+    # that do not come; its elastic policy restarts without a checkpoint.
+    "FixedScalingPolicy": (_SCALING, "FixedScalingPolicy"),
+    "NoopDecision": (_SCALING, "NoopDecision"),
+    "ResizeDecision": (_SCALING, "ResizeDecision"),
+    "ScalingDecision": (_SCALING, "ScalingDecision"),
+    # A scaling policy does not know the placement group that the ranks hold.
+    "WorkerGroupCallback": ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
+    # Ray's failure policy restarts max_failures times after a failure that every restart meets.
+    "DefaultFailurePolicy": (_FAILURES, "DefaultFailurePolicy"),
+    "FailureDecision": (_FAILURES, "FailureDecision"),
+}
+
+
+def base_class(name: str) -> Any:
+    """Return a class of `_CLASSES`. Raises AttributeError for another name."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module 'raygnn.compat' has no attribute {name!r}")
+    module, original = _CLASSES[name]
+    return getattr(importlib.import_module(module), original)
+
+
+# Module that every process of an embedded Ray imports first. Each imports Ray and torch; with a
+# tenth of the garbage collector's passes, since imports make no garbage, that takes 2.4 instead of
+# 3.1 s.
+PRELOAD = {"RAY_preload_python_modules": "raygnn.worker.preload"}
+
+# Program that exits when the head node at its argument has accepted it. Ray's own connection waits
+# for minutes and reports a refusal in the words of its C++ libraries, if at all.
+KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+
+
+def _undo_nothing(*args: Any, **options: Any) -> Callable[[], None]:
+    return nothing
+
+
+@private(
+    "ray._private.auto_init_hook:enable_auto_connect",
+    "ray._private.worker:print_to_stdstream",
+    otherwise=_undo_nothing,
+    loses="Ray's own lines about workers that ended are shown beside ours",
+)
+def quiet_ray(*, mute: bool) -> Callable[[], None]:
+    """Prevent Ray from starting a new instance when a late call arrives after shutdown and, if
+    ``mute``, from printing that a worker ended, which we report ourselves; returns what undoes
+    that."""
+    from ray._private import auto_init_hook, worker
+
+    changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
+    if mute:
+        changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
+    return _patched(changes)
+
+
+@private(
+    "ray._raylet:AuthenticationTokenLoader.instance",
+    otherwise=nothing,
+    loses="a process cannot connect to two clusters with different tokens",
+)
+def forget_token() -> None:
+    """Have Ray, which keeps the first token of a process, read it again."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _shut_down_ray(then: Callable[[], object]) -> None:
+    import ray
+
+    ray.shutdown()
+    then()
+
+
+@private(
+    "ray._private.worker:_global_node",
+    otherwise=_shut_down_ray,
+    loses="SIGTERM ends the command at once while Ray shuts down",
+)
+def shut_down_ray(then: Callable[[], object]) -> None:
+    """Shut down Ray, or the connection to it. ``then`` is called after its core has ended, which
+    resets the handler of SIGTERM, and before its processes are waited for."""
+    import ray
+    from ray._private import worker
+
+    node: Any = worker._global_node  # None if there is no connection
+    kill: Any = getattr(node, "kill_all_processes", None)
+    undo = _patched([(node, "kill_all_processes", lambda **options: (then(), kill(**options)))])
+    try:
+        ray.shutdown()
+    finally:
+        undo()  # the node calls it once more when this process ends
+
+
+def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Set existing attributes, ``(owner, name, value)`` each; returns what undoes that."""
+    changes = [change for change in changes if hasattr(change[0], change[1])]
+    before = [getattr(owner, name) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+
+    def undo() -> None:
+        for (owner, name, _), value in zip(changes, before, strict=True):
+            setattr(owner, name, value)
+
+    return undo
+
+
+@private(
+    "ray._private.services:ConsolePopen",
+    "ray._private.node:Node",
+    otherwise=lambda *, logs: contextlib.nullcontext(),
+    loses="an embedded Ray starts 3 s later, and Ctrl-C ends its processes before a checkpoint",
+)
+@contextlib.contextmanager
+def own_session(*, logs: bool) -> Iterator[None]:
+    """Start the processes of an embedded Ray in a session of their own, without an autoscaler, the
+    dashboard's server and, unless ``logs``, the reader of workers' output. These three take 3 s,
+    and the wait for them as long.
+
+    Signals that a terminal or a job manager sends to the whole process group would otherwise end
+    Ray's processes first: an interrupted run would not save a checkpoint.
+    """
+    from ray._private import node, services
+
+    popen = getattr(services, "ConsolePopen", None)
+    idle = ["start_monitor", "start_api_server", *([] if logs else ["start_log_monitor"])]
+    undo = _patched(
+        [
+            (services, "ConsolePopen", popen and functools.partial(popen, start_new_session=True)),
+            *((node.Node, name, lambda *args, **options: None) for name in idle),
+        ]
+    )
+    try:
+        yield
+    finally:
+        undo()
+
+
+@private(
+    "ray._private.state:actors(job_id)",
+    otherwise=nothing,
+    loses="worker processes that die as soon as they start are reported after Ray's own timeout",
+)
+def actors_of(job: str) -> list[Mapping[str, Any]] | None:
+    """Return the actors of a job, by its id in hexadecimal; None if they cannot be listed. The
+    public function needs the dashboard, which an embedded Ray does not have."""
+    import ray
+    from ray._private import state
+
+    return list(state.actors(job_id=ray.JobID(bytes.fromhex(job))).values())
+
+
+@private(
+    "ray._private.worker:global_worker",
+    otherwise=nothing,
+    loses="a job that does not stop in time ends when its command disconnects from Ray",
+)
+def kill_actors(class_name: str) -> None:
+    """Kill this process's actors of a class; Ray Train returns no handle of them."""
+    import ray
+    from ray._private.worker import global_worker
+
+    for actor in actors_of(ray.get_runtime_context().get_job_id()) or ():
+        if actor["ActorClassName"] == class_name and actor["State"] != "DEAD":
+            actor_id = ray.ActorID(bytes.fromhex(actor["ActorID"]))
+            global_worker.core_worker.kill_actor(actor_id, True)
+
+
+@private(
+    "ray._private.state:state.available_resources_per_node",
+    otherwise=dict,
+    loses="free resources are counted without those that other jobs hold",
+)
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return node id → its free resources; the public function returns their sum over all nodes."""
+    from ray._private import state
+
+    free: dict[str, dict[str, float]] = state.state.available_resources_per_node()
+    return free
+
+
+@private(
+    "ray._private.state:state.get_draining_nodes",
+    otherwise=dict,
+    loses="no checkpoint is written when the cloud announces that it takes a node away",
+)
+def draining_nodes() -> dict[str, float | None]:
+    """Return the ids of nodes that are being drained → seconds until they go, None if unknown.
+
+    Ray Train's own watcher asks the same way. Without it an announced preemption costs up to
+    ``fault.checkpoint_every``."""
+    from ray._private import state
+
+    now = time.time()
+    deadlines: Mapping[str, int] = state.state.get_draining_nodes()
+    return {node: at / 1000 - now if at else None for node, at in deadlines.items()}
+
+
+def held_group(worker_group: Any) -> Any:
+    """Return the placement group of Ray Train's workers."""
+    state = worker_group.get_worker_group_state()
+    handle = getattr(state, "placement_group_handle", None)  # in 2.60
+    return state.placement_group if handle is None else handle.placement_group
+
+
+def resources_of(scaling_config: Any) -> dict[str, float]:
+    """Return the resources of one worker by name, as Ray Train counts them."""
+    needs: dict[str, float] = scaling_config._resources_per_worker_not_none
+    return needs
+
+
+@private(
+    *(f"{module}:{name}" for module, name in _CLASSES.values()),
+    f"{_SCALING}:FixedScalingPolicy(scaling_config)",
+    f"{_SCALING}:FixedScalingPolicy.make_decision_for_non_running_worker_group(self)",
+    f"{_SCALING}:FixedScalingPolicy.make_decision_for_running_worker_group"
+    "(self, worker_group_state, worker_group_status)",
+    f"{_SCALING}:ResizeDecision(num_workers, resources_per_worker)",
+    f"{_FAILURES}:DefaultFailurePolicy(failure_config)",
+    f"{_FAILURES}:DefaultFailurePolicy.make_decision(self, training_failed_error)",
+    "ray.train:ScalingConfig._resources_per_worker_not_none",
+    "ray.train.torch:TorchTrainer._initialize_and_run_controller",
+    "ray.train.torch:TorchTrainer._create_default_callbacks(self)",
+    "ray.train.v2._internal.execution.controller:TrainController.run(self)",
+    "ray.train.v2._internal.execution.worker_group:WorkerGroup.poll_status(self, timeout)",
+    otherwise=lambda: False,
+    loses="Ray Train scales and restarts by its own policies: a run waits for nodes without saying "
+    "so, and restarts after failures that a restart meets again",
+)
+def scales_itself() -> bool:
+    """True if Ray Train can run with our scaling and failure policies."""
+    return True
+
+
+def lean_trainer(
+    policy: Any,
+    failures: Any,
+    callback: Any,
+    *,
+    local: bool,
+    stopped: Callable[[], bool],
+    died: Callable[[], bool],
+) -> type[Any]:
+    """Return a TorchTrainer class with our policies, which starts up to four processes less, of 1
+    to 3 s each; see `scales_itself`.
+
+    It starts none if it was stopped before: calls of a Ray that has ended, or ``died``, end this
+    process.
+
+    One of them serves Ray Data's datasets, which are not used. On an embedded Ray the controller
+    runs in this process, in the thread that calls ``fit``, and two more are not needed, which Ray
+    would start one after the other before any rank: one removes the placement group if the
+    controller dies, one sends requests to an autoscaler.
+    """
+    from ray.runtime_context import RuntimeContext
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup
+
+    idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
+
+    class Ranks(WorkerGroup):
+        def poll_status(self, timeout: float | None = None) -> Any:
+            if died():  # any further call of Ray would end this process
+                raise asyncio.CancelledError
+            return super().poll_status(timeout)
+
+    class Controller(TrainController):
+        worker_group_cls = Ranks
+
+    class LeanTrainer(TorchTrainer):
+        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            if stopped():
+                raise RuntimeError("stopped before it began")
+            arguments["scaling_policy"] = policy
+            arguments["failure_policy"] = failures(self.run_config.failure_config)
+            if not local:
+                return super()._initialize_and_run_controller(**arguments)
+            for request in ("send", "maybe_send", "cancel"):  # not in 2.51
+                setattr(policy, f"_{request}_resource_request", lambda: None)
+            controller = Controller(**arguments)
+            # it passes ranks its actor handle, which they would query for what they reported
+            undo = _patched([(RuntimeContext, "current_actor", None)])
+            try:
+                asyncio.run(controller.run())
+            finally:
+                undo()
+            return controller.get_result()
+
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks: list[Any] = super()._create_default_callbacks()
+            return [callback, *(each for each in callbacks if type(each).__name__ not in idle)]
+
+    return LeanTrainer

@@ -1,0 +1,278 @@
+"""Private names of torch and torchmetrics."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from raygnn.compat.fallbacks import nothing, private
+
+
+def _import_torchmetrics() -> None:
+    import torchmetrics  # noqa: F401
+
+
+@private(
+    "torchmetrics<1.10",
+    otherwise=_import_torchmetrics,
+    loses="every rank starts 1 s later",
+)
+def import_torchmetrics() -> None:
+    """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in
+    every rank (torchmetrics 1.4 to 1.9).
+
+    It reads that module only to learn whether an old name exists, for a package for speech.
+    Afterwards scipy.signal is imported as usual by whatever needs it.
+    """
+    wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
+    known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
+    if known or any(importlib.util.find_spec(name) for name in wanted_by):
+        return
+    stand_in = ModuleType("scipy.signal")
+    stand_in.hamming = None  # type: ignore[attr-defined]
+    sys.modules["scipy.signal"] = stand_in
+    try:
+        _import_torchmetrics()
+    finally:
+        del sys.modules["scipy.signal"]
+
+
+@private(
+    "torch.distributed.distributed_c10d:_get_default_group()",
+    "torch.distributed:ProcessGroup._get_backend",
+    otherwise=nothing,
+    loses="the timeout of the process group is not compared with the planned one",
+)
+def group_timeout(device: Any) -> int | None:
+    """Return the timeout of the default process group in seconds; None if it cannot be read."""
+    import torch.distributed as dist
+
+    group = dist.distributed_c10d._get_default_group()
+    return int(group._get_backend(device).options._timeout.total_seconds())
+
+
+def _shared_store() -> Any:
+    """Return a store of its own for all ranks. Collective."""
+    import torch.distributed as dist
+
+    host, master = os.environ.get("MASTER_ADDR", "localhost"), dist.get_rank() == 0
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if master else None
+    port: list[Any] = [None if store is None else store.port]
+    dist.broadcast_object_list(port)
+    return store or dist.TCPStore(host, port[0], is_master=False)
+
+
+@private(
+    "torch.distributed.distributed_c10d:_get_default_store()",
+    otherwise=_shared_store,
+    loses="ranks report failures to each other over a port of its own",
+)
+def default_store() -> Any:
+    """Return the store of the default process group. Collective where that is private."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+@private(
+    "torch.distributed.rendezvous:TCPStore",
+    otherwise=nothing,
+    loses="rank 0's store listens on every address of its machine, not on the planned one alone",
+)
+def listen_on_own_address() -> None:
+    """Have the stores of this process, created from now on, listen on their own address alone."""
+    # torch.distributed.rendezvous is also the name of a function
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    module.TCPStore = _store
+
+
+def _store(host_name: str, port: int, **options: Any) -> Any:
+    """Return a TCPStore; on rank 0 with a socket that is bound to ``host_name``."""
+    from torch.distributed import TCPStore
+
+    if options.get("is_master") and (listener := _bound(host_name, port)) is not None:
+        options["master_listen_fd"] = listener.detach()  # the store owns it
+    return TCPStore(host_name, port, **options)
+
+
+def _bound(host: str, port: int) -> socket.socket | None:
+    """Return a listening socket; None if the address is not one of this machine's interfaces (as
+    behind address translation) or is in use, which torch then reports."""
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        return listener
+    except OSError:
+        if listener is not None:
+            listener.close()
+        return None
+
+
+@private(
+    "torch._C:_distributed_c10d",
+    otherwise=list,
+    loses="the collective that a rank hangs in is not named",
+)
+def flight_recorders() -> list[Callable[..., bytes]]:
+    """Return the functions that dump a rank's collectives, of gloo and of NCCL."""
+    import torch
+
+    names = ("_dump_fr_trace", "_dump_nccl_trace")
+    dumps = [getattr(torch._C._distributed_c10d, name, None) for name in names]
+    return [dump for dump in dumps if dump is not None]
+
+
+def _copy_each(targets: list[Any], sources: list[Any]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+@private(
+    "torch:_foreach_copy_",
+    otherwise=_copy_each,
+    loses="steps with many buffers take longer",
+)
+def copy_all(targets: list[Any], sources: list[Any]) -> None:
+    """Copy tensors of one type and device: one kernel on a GPU. On a CPU, 60 small buffers take
+    25 us instead of 55."""
+    import torch
+
+    torch._foreach_copy_(targets, sources)
+
+
+@private(
+    "torch:_foreach_norm",
+    otherwise=lambda tensors: [tensor.norm() for tensor in tensors],
+    loses="the check for gradients that are not finite takes longer",
+)
+def norms(tensors: list[Any]) -> list[Any]:
+    """Return the norm of each tensor, by one kernel on a GPU."""
+    import torch
+
+    return list(torch._foreach_norm(tensors))
+
+
+@private(
+    "torch.nn.parallel:DistributedDataParallel._check_reducer_finalized(self)",
+    otherwise=nothing,
+    loses="a parameter without a gradient on one rank is reported by DDP one step later",
+)
+def check_reduced(ddp: Any) -> None:
+    """Raise if a gradient is missing; DDP reports it in the next forward pass, when the other ranks
+    already wait.
+
+    Raises:
+        RuntimeError: with the numbers of the parameters.
+    """
+    ddp._check_reducer_finalized()
+
+
+@private(
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data(self)",
+    otherwise=lambda ddp, *, rebuilt: [],
+    loses="the report does not show the sizes of DDP's buckets",
+)
+def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
+    """Return the bytes of DDP's buckets as rebuilt after the first step; with ``rebuilt`` False,
+    for a DDP that looks for unused parameters, as they were at first."""
+    logged = ddp._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
+    return [int(size) for size in sizes.split(", ") if size]
+
+
+BUCKET_ORDER = "the first step after a resume may round differently from three workers on"
+
+
+@private(
+    "torch.distributed:Reducer._rebuild_buckets",
+    otherwise=lambda ddp, parameters: False,
+    loses=BUCKET_ORDER,
+)
+def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
+    """Have DDP build its buckets as after a first backward pass in which gradients arrive in this
+    order, before there is one; returns True if it did. Collective."""
+    import torch
+
+    ddp.reducer.prepare_for_backward([])
+    for parameter in parameters:
+        parameter.backward(torch.zeros_like(parameter))
+    ddp.reducer._rebuild_buckets()
+    ddp.zero_grad()
+    return True
+
+
+def before_load(module: Any, hook: Callable[..., None]) -> None:
+    """Have a module call ``hook(module, state, prefix, …)`` before it loads a state."""
+    if hasattr(module, "register_load_state_dict_pre_hook"):
+        module.register_load_state_dict_pre_hook(hook)
+    else:  # before torch 2.5
+        module._register_load_state_dict_pre_hook(hook, with_module=True)
+
+
+@private("torch:Tensor._base", otherwise=lambda tensor: True, loses="one more copy in typed layers")
+def is_view(tensor: Any) -> bool:
+    """True if a tensor may share another's memory, which then must not be written to."""
+    return tensor._base is not None
+
+
+def with_model(module: Any, model: Any) -> Any:
+    """Return a shallow copy of a module whose ``model`` is another one; after ``copy.copy`` alone
+    the two would share their table of submodules."""
+    other = copy.copy(module)
+    other._modules = {**module._modules, "model": model}
+    return other
+
+
+def _no_linear(x: Any, weight: Any, bias: Any) -> Any:
+    raise NotImplementedError("torch.ops.mkldnn._linear_pointwise is not used")
+
+
+@private(
+    "torch:ops.mkldnn._linear_pointwise",
+    otherwise=_no_linear,
+    loses="linear layers on a CPU take longer",
+)
+def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
+    """Return ``x @ weight.T + bias`` by oneDNN, as torch's compiler calls it: the bias is added in
+    the same pass instead of filling the output first.
+
+    Raises:
+        NotImplementedError: this torch lacks it, or was built without oneDNN.
+        RuntimeError: oneDNN has no such product for this processor.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        raise NotImplementedError("torch was built without oneDNN")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
+
+
+@private(
+    "torch:ops.aten._embedding_bag_per_sample_weights_backward",
+    otherwise=lambda grad, rows, index, start, bag: (grad[bag] * rows[index]).sum(1),
+    loses="gradients of edge weights take more memory",
+)
+def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: Any) -> Any:
+    """Return the gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
+    ``grad[bag]`` and ``rows[index]``, without these two being allocated, ``[E, F]`` each."""
+    import torch
+
+    dtype = grad.dtype
+    if grad.is_cuda and dtype == torch.bfloat16:  # CUDA has no kernel for it (pytorch#185808)
+        grad, rows = grad.float(), rows.float()
+    return torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        grad, rows, index, start, bag, 0
+    ).to(dtype)
