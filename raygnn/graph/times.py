@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import combinations
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _UNITS = (1, 10**3, 10**6, 10**9)  # in a second
 _FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
 _FAR = 73 * 10**8  # seconds; later than 2200, where a time stands for "never" or is a mistake
+_APART = 20  # times larger numbers are in another unit; minutes are 60 seconds
 _SAMPLED = 1000  # times of each rank that tell the unit
 _NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
 
@@ -28,8 +30,9 @@ def unit_of(latest: int) -> int | None:
 
 
 def sample(times: IntArray) -> IntArray:
-    """Return up to 1,000 times, evenly spaced by position, of int64 ``[n]``."""
-    return np.asarray(times[:: -(-len(times) // _SAMPLED) or 1], np.int64)
+    """Return up to 1,001 times, evenly spaced by position, and the latest, of int64 ``[n]``."""
+    spaced = np.asarray(times[:: -(-len(times) // _SAMPLED) or 1], np.int64)
+    return np.append(spaced, times.max()).astype(np.int64) if len(spaced) < len(times) else spaced
 
 
 def typical(times: IntArray) -> int:
@@ -59,15 +62,28 @@ class TimeRange:
         return unit_of(typical(self.times))
 
     @property
-    def is_constant(self) -> bool:
-        """True if nearly all times are one, such as 0 for edges that were always there."""
+    def is_informative(self) -> bool:
+        """True if the times tell a unit: not those that are nearly all one number and no point in
+        time, such as 0 for edges that were always there. Seeds of one date do tell it."""
+        if not len(self.times):
+            return False
         low, high = self._bounds
-        return low == high
+        return low != high or self.unit is not None
 
     @property
     def far(self) -> IntArray:
         """Times after the year 2200, in this unit."""
         return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
+
+    def differs(self, other: TimeRange) -> bool:
+        """Return whether the other times are in another unit. Where only one is a point in time,
+        numbers of about the same size are in one unit: dates before 1980, or an ordinal."""
+        if self.unit == other.unit:
+            return False
+        if self.unit is not None and other.unit is not None:
+            return True
+        sizes = [max(1, *(abs(bound) for bound in each._bounds)) for each in (self, other)]
+        return max(sizes) >= _APART * min(sizes)
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -97,10 +113,10 @@ def check_units(ranges: list[TimeRange]) -> None:
     Raises:
         DataError: with two types, their ranges, and what they would mean.
     """
-    told = [each for each in ranges if len(each.times) and not each.is_constant]
-    units = {each.unit: each for each in told}
-    if len(units) > 1:
-        one, other = list(units.values())[:2]
+    told = [each for each in ranges if each.is_informative]
+    for one, other in combinations(told, 2):
+        if not one.differs(other):
+            continue
         raise DataError(
             f"times are in different units, so later edges would be seen as earlier ones: {one}; "
             f"{other}",

@@ -107,10 +107,35 @@ def test_times_long_ago_have_the_unit_of_later_ones() -> None:
         check_units([TimeRange("a", births), TimeRange("b", some_times(1))])
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("other", UNITS)
+def test_seeds_of_one_date_tell_their_unit(unit: int, other: int) -> None:
+    seeds = np.full(500, 1_650_000_000 * unit)
+    ranges = [TimeRange("edges", some_times(other)), TimeRange("seeds", seeds)]
+    if unit == other:
+        check_units(ranges)
+        return
+    with pytest.raises(DataError, match="different units"):
+        check_units(ranges)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (some_times(10**6, 200_000_000), some_times(10**6)),  # 1976, and 2020
+        (np.arange(0, 2 * 10**9, 10**6), np.arange(0, 2 * 10**8, 10**5)),  # steps of a recording
+    ],
+    ids=["dates before 1980", "ordinals"],
+)
+def test_numbers_of_about_one_size_are_in_one_unit(one: np.ndarray, two: np.ndarray) -> None:
+    check_units([TimeRange("a", one), TimeRange("b", two)])
+
+
 @given(st.integers(0, 5000))
 def test_a_sample_is_small_and_of_the_times(num: int) -> None:
     taken = sample(np.arange(num))
-    assert len(taken) == min(num, len(taken)) <= 1000
+    assert len(taken) == min(num, len(taken)) <= 1001
+    assert not num or taken[-1] == num - 1  # one far time among many is named, too
     assert (len(taken) > 0) == (num > 0)
     assert typical(np.arange(num)) == (num - 1 if num else 0)
 

@@ -245,7 +245,14 @@ class PartitionPlane:
         warnings = self.clock.warnings
         earlier = "" if times is None else " that is earlier than the seed"
         silent = [name for name, count in by_type.items() if not count]
-        if total and some < _REACHED * total:
+        if total and not by_type:
+            begin = [etype_str(etype) for etype in self.shard.topology if etype[0] == ntype]
+            warnings.append(
+                f"0 of {total:,} seeds for training have an in-edge: no edge type ends at node "
+                f"type {ntype!r}, so no message reaches it; set reverse, as for tables, for "
+                f"{' or '.join(map(repr, begin)) or 'an edge type that begins there'}"
+            )
+        elif total and some < _REACHED * total:
             told = "; ".join(f"{name}: {count:,}" for name, count in by_type.items())
             remedy = "edges of the seed's own time count as later" if earlier else "see reverse"
             warnings.append(

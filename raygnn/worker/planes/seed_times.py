@@ -107,7 +107,7 @@ class Clock:
     def _typical(self) -> int:
         """A time of an edge, which tells the unit of all."""
         check_units(self._ranges)
-        times = [each.times for each in self._ranges if not each.is_constant]
+        times = [each.times for each in self._ranges if each.is_informative]
         return typical(np.concatenate(times or [np.zeros(0, np.int64)]))
 
 
