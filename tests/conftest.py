@@ -52,6 +52,12 @@ MAY_SKIP = re.compile(
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What training records of runs does not go into the state of the user who runs the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without DGL, tests that need it are none."""
     if not dgl.installed():

@@ -27,9 +27,10 @@ from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_
 from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
 from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
+from raygnn.runs import trust
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import RunDir
+from raygnn.runs.run_directory import RunDir, read_config
 from raygnn.sampling.exchange import Exchange
 from raygnn.storage.remote import AnyPath
 from raygnn.worker import callbacks
@@ -275,6 +276,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             check_mirror(config, run, overwrite=False)
         start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
+        trust.record(read_config(run.path))
         job = Job(
             config,
             place,

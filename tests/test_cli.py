@@ -189,7 +189,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_predictions_are_given_their_arguments(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = {"split": "all", "new_data": False, "storage": "runs", "verbose": False}
+    what = {"split": "all", "new_data": False, "trust": False, "storage": "runs", "verbose": False}
     what |= {"overrides": [], "display": True, "at": None}
     file = {"out": "a.parquet", "overwrite": False}
     every = {"task": None, "scores": False, "ids": None, "fanout": None}

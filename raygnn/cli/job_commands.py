@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.cli.options import (
     command,
-    find_user_modules,
     job_command,
     overwrite_or_resume,
     print_json,
@@ -73,6 +72,7 @@ def add(commands: Any) -> None:
 
 def _submit(args: argparse.Namespace) -> int:
     from raygnn.config.places import size
+    from raygnn.config.values import find_user_modules
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import prepare, send
 

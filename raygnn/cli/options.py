@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from raygnn.runs.output import say
+from raygnn.runs.output import printable, say
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -86,15 +84,10 @@ def overwrite_or_resume(parser: argparse.ArgumentParser) -> None:
 
 def load(args: argparse.Namespace, **sections: Any) -> Any:
     from raygnn.config.load import load_config
+    from raygnn.config.values import find_user_modules
 
     find_user_modules()
     return load_config(args.config, args.set, **sections)
-
-
-def find_user_modules() -> None:
-    """Find package.module:Class in the current directory, as Python does for a script."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 def print_json(args: argparse.Namespace, facts: Any) -> None:
@@ -104,4 +97,4 @@ def print_json(args: argparse.Namespace, facts: Any) -> None:
 
 def print_result(args: argparse.Namespace, facts: Any, text: str) -> None:
     """The facts with ``--json``, else the text."""
-    say(json.dumps(facts, indent=2) if args.json else text)
+    say(json.dumps(facts, indent=2) if args.json else printable(text))

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from raygnn.cli.options import (
-    find_user_modules,
     overrides,
     print_json,
     print_result,
@@ -76,6 +75,11 @@ def add(commands: Any) -> None:
             help="from what was before this time, such as 2026-01-31, or a number in the units of "
             "the data's times; without: of each at its own (sampling.time)",
         )
+        parser.add_argument(
+            "--trust",
+            action="store_true",
+            help="import the classes that the run names, though another user or machine trained it",
+        )
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
@@ -120,7 +124,6 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    find_user_modules()
     from raygnn.prediction.export import export
 
     made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
@@ -130,7 +133,6 @@ def _export(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names, and those of all three, as their functions take them."""
-    find_user_modules()
-    names += ("split", "at", "new_data", "storage", "verbose", "started")
+    names += ("split", "at", "new_data", "trust", "storage", "verbose", "started")
     options = {name: getattr(args, name) for name in names}
     return {**options, "overrides": args.set, "display": not args.json}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -398,7 +399,7 @@ def _json_values(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+CLASS_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TASK = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _ADDRESS = re.compile(r"auto|local|([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
@@ -476,7 +477,7 @@ Storage: TypeAlias = Annotated[
 ]
 UserClass: TypeAlias = Annotated[
     str,
-    must(_CLASS.fullmatch, "package.module:Class"),
+    must(CLASS_PATTERN.fullmatch, "package.module:Class"),
     WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
 ]
 UserFunction: TypeAlias = UserClass  # the unions that it is in say what is expected
@@ -514,7 +515,7 @@ def class_problems(spec: str, at: KeyPath, kind: str = "class") -> Iterator[Prob
     import or a module-level ``__getattr__``, is taken at its word.
     """
     module, _, name = spec.partition(":")
-    source = _find(module)
+    source = find_module(module)
     if isinstance(source, str):
         message = f"there is no module {source} to import {name} from"
         remedy = (
@@ -535,8 +536,14 @@ def class_problems(spec: str, at: KeyPath, kind: str = "class") -> Iterator[Prob
             yield Problem(at, f"{show(spec)}: {source.origin} has no {name}", remedy)
 
 
-def _find(module: str) -> ModuleSpec | str:
-    """The module's spec, or the dotted name that could not be found."""
+def find_user_modules() -> None:
+    """Find package.module:Class in the current directory, as Python does for a script."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def find_module(module: str) -> ModuleSpec | str:
+    """Return the module's spec, or the dotted name that could not be found; import nothing."""
     path: list[str] | None = [str(Path.cwd()), *sys.path]
     parts = module.split(".")
     spec: ModuleSpec | None = None

@@ -267,10 +267,14 @@ def session_beside(
         keep: the directory, also when all went well.
 
     Raises:
-        InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
+        InputError: the place is a link, which may lead to runs of others; and see `raygnn.train`.
+        PreflightError, TrainingError, Interrupted: see `raygnn.train`.
     """
+    beside = config.local_storage / place
+    if beside.is_symlink():  # an earlier run there would be removed
+        raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")
     with (
-        RunDir.create(config.local_storage / place, config.name, mode="overwrite") as run,
+        RunDir.create(beside, config.name, mode="overwrite") as run,
         _cleared(run, keep),
         Session(
             config,

@@ -17,6 +17,7 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.sources import scaling
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
+from raygnn.runs.trust import usable
 from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.planes import vocabulary
@@ -27,14 +28,17 @@ _RANKED = (".ranking.candidates", ".ranking.file")  # of no trained weights
 _TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
 
 
-def config_of(run: Run, overrides: Sequence[str]) -> Config:
+def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config:
     """The run's configuration, wherever its directory lies by now.
 
+    Args:
+        trust: see `raygnn.runs.trust.usable`.
+
     Raises:
-        ConfigError: an override is wrong, or changes what was trained; a value is needed that
-            the run does not keep.
+        ConfigError: an override is wrong, or changes what was trained.
+        InputError: the run names classes, and is neither trusted nor the user's own.
     """
-    values = {**run.config, "storage": _storage(run), "name": run.name}
+    values = _values(run, trust)
     if not any(key.startswith(("graph", "partition")) for key in overrides):
         values |= _partition(run, overrides)
     config = load_config(values, overrides)
@@ -43,8 +47,9 @@ def config_of(run: Run, overrides: Sequence[str]) -> Config:
     return _unchanged(before, config, remedy)
 
 
-def _storage(run: Run) -> str:
-    return run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
+def _values(run: Run, trust: bool) -> dict[str, Any]:
+    storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
+    return {**usable(run.config, run.shown, trust), "storage": storage, "name": run.name}
 
 
 def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
@@ -77,12 +82,18 @@ def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
-def config_for_others(run: Run, trained: Weights, overrides: Sequence[str]) -> Config:
+def config_for_others(
+    run: Run, trained: Weights, overrides: Sequence[str], trust: bool = False
+) -> Config:
     """The run's configuration for other data of the same kind.
+
+    Args:
+        trust: see `raygnn.runs.trust.usable`.
 
     Raises:
         ConfigError: see `config_of`.
-        InputError: no other data are named, or the model is only for those it was trained on.
+        InputError: see `config_of`; no other data are named, or the model is only for those it was
+            trained on.
     """
     task, model = (run.config.get(name) or {} for name in ("task", "model"))
     kind = str(task.get("kind"))
@@ -100,7 +111,7 @@ def config_for_others(run: Run, trained: Weights, overrides: Sequence[str]) -> C
         remedy = "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
-    values = {**run.config, "storage": _storage(run), "name": run.name}
+    values = _values(run, trust)
     assert trained.goals is not None
     if "" in trained.goals:
         values["task"] = _told(task, trained.goals[""])

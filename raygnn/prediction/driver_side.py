@@ -68,6 +68,7 @@ def predict(
     fanout: Sequence[int] | None = None,
     at: int | str | date | None = None,
     new_data: bool = False,
+    trust: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -96,6 +97,8 @@ def predict(
             it. Of runs with ``sampling.time``.
         new_data: for data that the model was not trained on, of the same node and edge types and
             features, which ``overrides`` name; nodes and graphs need no labels and no splits.
+        trust: import the classes that the run names, though another user or machine trained it;
+            not needed for a run that this user trained on this machine.
         overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
             ``new_data`` also those of ``graph``.
         overwrite: replace ``out`` if it is there.
@@ -118,7 +121,19 @@ def predict(
     file = _free_file(Path(out).expanduser().absolute(), overwrite)
     splits = (*SPLITS, "all")
     asked = ask(
-        run, splits, split, storage, overrides, verbose, display, started, new_data, task, True, at
+        run,
+        splits,
+        split,
+        storage,
+        overrides,
+        verbose,
+        display,
+        started,
+        new_data,
+        task,
+        True,
+        at,
+        trust,
     )
     request = {"scores": scores, **_few(asked.one, ids, fanout)}
     of = f"{asked.task}, " if asked.task else ""
@@ -133,6 +148,7 @@ def embed(
     split: str = "all",
     at: int | str | date | None = None,
     new_data: bool = False,
+    trust: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -148,7 +164,7 @@ def embed(
 
     Args:
         ntype: which nodes; None = those that the task is about.
-        run, out, split, at, new_data, storage, overrides, overwrite, verbose, display,
+        run, out, split, at, new_data, trust, storage, overrides, overwrite, verbose, display,
             started: see `predict`; runs with ``sampling.time`` need ``at``.
 
     Returns:
@@ -161,7 +177,19 @@ def embed(
     """
     file = _free_file(Path(out).expanduser().absolute(), overwrite)
     splits = (*SPLITS, "all")
-    asked = ask(run, splits, split, storage, overrides, verbose, display, started, new_data, at=at)
+    asked = ask(
+        run,
+        splits,
+        split,
+        storage,
+        overrides,
+        verbose,
+        display,
+        started,
+        new_data,
+        at=at,
+        trust=trust,
+    )
     if asked.at is None and asked.config.sampling.time is not None:
         raise InputError(
             "in a run with sampling.time a node is another at any time",
@@ -191,6 +219,7 @@ def evaluate(
     task: str | None = None,
     at: int | str | date | None = None,
     new_data: bool = False,
+    trust: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     verbose: bool = False,
@@ -203,7 +232,7 @@ def evaluate(
         split: ``train``, ``val`` or ``test``; of new graphs also ``all``, those that have a target.
             None = all of new graphs, else ``test``.
         task: which one, of a run with several; None = all.
-        run, at, new_data, storage, overrides, verbose, display, started: see `predict`.
+        run, at, new_data, trust, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
         The metrics, named as in ``summary.json``: ``test/accuracy``, …; of several tasks
@@ -213,7 +242,18 @@ def evaluate(
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
     asked = ask(
-        run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task, at=at
+        run,
+        SPLITS,
+        split,
+        storage,
+        overrides,
+        verbose,
+        display,
+        started,
+        new_data,
+        task,
+        at=at,
+        trust=trust,
     )
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
         # null, where a split has one class alone, as the NaN that it was

@@ -87,7 +87,11 @@ def export(
     directory = _free(Path(out).expanduser().absolute(), overwrite)
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
     # this section alone: neither the data nor a cluster need be there
-    model = read_model(**found.config["model"])
+    try:
+        model = read_model(**found.config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        what, remedy = "its section model is damaged", "put back the config.yaml of the training"
+        raise DataError(what, where=found.shown, remedy=remedy) from error
     if model.kind not in (*MODEL_FAMILIES, NO_LAYERS):
         raise InputError(
             f"{model.kind} is a class from outside raygnn, which can not be exported here",

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from raygnn.checkpoint import weights
 from raygnn.config.schema import Config
-from raygnn.config.values import parse_moment
+from raygnn.config.values import find_user_modules, parse_moment
 from raygnn.driver.job_plan import Plan, display_of
 from raygnn.driver.launch import Launch
 from raygnn.driver.session import Session, session_beside
@@ -24,6 +24,7 @@ from raygnn.prediction.asked_config import config_for_others, config_of
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import CHECKPOINTS
+from raygnn.runs.trust import classes
 from raygnn.storage.remote import RemotePath
 from raygnn.worker.job import SPLITS, Request
 
@@ -111,6 +112,7 @@ def ask(
     task: str | None = None,
     one: bool = False,
     at: Any = None,
+    trust: bool = False,
 ) -> Asked:
     """What a run is to be asked.
 
@@ -122,21 +124,31 @@ def ask(
         one: whether one of several has to be chosen.
         at: before when all must be that is seen, a number, text or date; None = each seed sees
             what was before it, where they have times.
+        trust: see `raygnn.runs.trust.usable`.
 
     Raises:
         InputError: there is no such run, split or task, it has no weights, or cannot be asked
-            about other data, or at a time.
+            about other data, or at a time; or it names classes, and is not to be trusted.
     """
     there = run if isinstance(run, Run) else open_run(run, storage)
     found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
     if others:
-        config = config_for_others(there, found, overrides)
+        config = config_for_others(there, found, overrides, trust)
     else:
-        config = config_of(there, overrides)
+        config = config_of(there, overrides, trust)
     chosen = _split(split, splits, config if others and config.task.of_graphs else None)
     name, moment = _task(config, task, one), None if at is None else _moment(config, at)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
+    if any(classes(config.to_dict())):
+        find_user_modules()
+    env = (there.config.get("comm") or {}).get("env")
+    env = env if isinstance(env, dict) else {}
+    if unused := sorted(map(str, env.keys() - config.comm.env.keys())):
+        show.note(
+            f"environment variables of the run are not used: {', '.join(unused)}; give those that "
+            "are needed with --set comm.env.NAME=VALUE"
+        )
     kept = None if there.replica is None else there.replica.place / CHECKPOINTS
     config = config.asking(at_once=moment is not None)
     return Asked(config, found, chosen, show, verbose, started, others, name, kept, moment)

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from raygnn.errors import RaygnnError
 from raygnn.runs.metrics_files import of_class
-from raygnn.runs.output import Output
+from raygnn.runs.output import Output, printable
 from raygnn.runs.progress_line import Progress, ProgressLine
 from raygnn.runs.run_directory import LOGS, REPORT
 from raygnn.runs.tracebacks import shown
@@ -374,7 +374,7 @@ def _folded(text: Text, width: int, indent: int | None) -> Text:
 
 def _safe(text: str, console: Console) -> str:
     """The text as the console can show it: no control characters, no character it lacks."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    shown = printable(text)
     if console.options.ascii_only:
         shown = shown.translate(_ASCII)
         shown = shown.encode(console.encoding, "backslashreplace").decode(console.encoding)

@@ -69,6 +69,11 @@ class Output:
         return getattr(self._stream, name)
 
 
+def printable(text: str) -> str:
+    """Return the text with escapes in place of control characters, which could be a terminal's."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def say(text: str, end: str = "\n") -> None:
     """Print, and see that it gets out.
 

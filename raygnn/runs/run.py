@@ -196,6 +196,7 @@ class Run:
         fanout: Sequence[int] | None = None,
         at: int | str | date | None = None,
         new_data: bool = False,
+        trust: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
@@ -212,6 +213,7 @@ class Run:
             fanout: neighbours that are drawn for these nodes, from them outward; None = all.
             at: before when all must be that is seen; None = see `raygnn.predict`.
             new_data: for data that the model was not trained on, which ``overrides`` name.
+            trust: see `raygnn.predict`.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
 
@@ -246,6 +248,7 @@ class Run:
                 task=task,
                 at=at,
                 new_data=new_data,
+                trust=trust,
             )
             return pandas.read_parquet(out)
 
@@ -256,6 +259,7 @@ class Run:
         split: str = "all",
         at: int | str | date | None = None,
         new_data: bool = False,
+        trust: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
@@ -263,7 +267,7 @@ class Run:
 
         Args:
             ntype: which nodes; None = those that the task is about.
-            split, at, new_data, overrides, timeout: see `predict`.
+            split, at, new_data, trust, overrides, timeout: see `predict`.
 
         Returns:
             Columns as `raygnn.embed` has them.
@@ -276,7 +280,7 @@ class Run:
         with TemporaryDirectory(prefix="raygnn-embed-") as directory:
             out = Path(directory) / "out.parquet"
             options = {"split": split, "out": out, "ntype": ntype or None, "at": at}
-            self._ask("embed", overrides, timeout, new_data=new_data, **options)
+            self._ask("embed", overrides, timeout, new_data=new_data, trust=trust, **options)
             return pandas.read_parquet(out)
 
     def evaluate(
@@ -286,6 +290,7 @@ class Run:
         task: str | None = None,
         at: int | str | date | None = None,
         new_data: bool = False,
+        trust: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> dict[str, float]:
@@ -294,13 +299,15 @@ class Run:
         Args:
             split: ``train``, ``val`` or ``test``; None: as `raygnn.evaluate` takes it.
             task: which one, of a run with several; None = all.
-            at, new_data, overrides, timeout: see `predict`.
+            at, new_data, trust, overrides, timeout: see `predict`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        options = {"split": split, "task": task, "at": at, "new_data": new_data}
-        metrics: dict[str, float] = self._ask("evaluate", overrides, timeout, **options)["metrics"]
+        options = {"split": split, "task": task, "at": at}
+        metrics: dict[str, float] = self._ask(
+            "evaluate", overrides, timeout, new_data=new_data, trust=trust, **options
+        )["metrics"]
         return metrics
 
     def _ask(
@@ -548,7 +555,7 @@ def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
     """
     numbers = {
         name: value
-        for name, value in metrics.items()
+        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     for first in ("test/", "val/"):

@@ -177,6 +177,8 @@ def read_config(path: Path) -> dict[str, Any]:
         DataError: the file is damaged.
     """
     file = path / CONFIG
+    if file.is_symlink():  # to a file of the user's, which the report would show
+        raise DataError("this is a symbolic link", where=str(file), remedy="put the file there")
     try:
         value, _ = read_yaml(read_regular(file, _LARGEST_CONFIG).decode(), CONFIG)
     except (OSError, ValueError, ConfigError) as error:

@@ -92,7 +92,7 @@ def check(cluster: Cluster, place: str, expected: np.ndarray) -> None:
     for number in (0, 1):
         left = seen(cluster.hosts[number], "/tmp/raygnn-0/work").rglob("*")
         assert not [path for path in left if path.is_file() and not path.name.startswith(".")]
-    argv = [*RAYGNN, "predict", run, "--split", "all", "--out", "/tmp/out.parquet"]
+    argv = [*RAYGNN, "predict", run, "--trust", "--out", "/tmp/out.parquet"]
     done = cluster.run(argv, host=1, cwd="/tmp", timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = pandas.read_parquet(seen(host, "/tmp/out.parquet"))

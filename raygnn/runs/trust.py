@@ -1,0 +1,123 @@
+"""Whose run it is: decides whether code that a run names may be imported, and who says so.
+
+A run directory can come from anyone, and its ``config.yaml`` names classes to import. Training
+records the digest of each configuration that it writes, outside of the run, in the user's own
+``$XDG_STATE_HOME/raygnn/runs`` (default: ``~/.local/state``). Neither an owner nor a path nor
+anything inside the run directory would do: a directory that was downloaded belongs to the user,
+and its author chose the rest. A run that was moved is still known by its configuration; one whose
+configuration was changed is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raygnn.config.problems import KeyPath, dotted
+from raygnn.config.values import CLASS_PATTERN, find_module
+from raygnn.errors import DataError, InputError
+
+# keys with values that are data: arguments of classes, and variables
+_DATA = ("args", "env")
+# keys of a stranger's run that are not used: where to connect to, and where to keep copies
+_OF_MACHINE = (("cluster", "address"), ("staging", "path"))
+
+
+def record(config: Mapping[str, Any]) -> None:
+    """Record that this user trained with a configuration; without a home directory do nothing.
+
+    Args:
+        config: the content of a run's ``config.yaml``.
+    """
+    with suppress(OSError, RuntimeError):
+        file = _record_of(config)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.touch()
+
+
+def is_own(config: Mapping[str, Any]) -> bool:
+    """Return True if this user has trained on this machine with exactly this configuration."""
+    try:
+        return _record_of(config).is_file()
+    except (OSError, RuntimeError, TypeError, ValueError):  # no home; no JSON, such as a date
+        return False
+
+
+def _record_of(config: Mapping[str, Any]) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    return Path(state) / "raygnn" / "runs" / digest
+
+
+def classes(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the key and the text of each ``package.module:Class`` in a configuration."""
+    if isinstance(value, str) and CLASS_PATTERN.fullmatch(value):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in _DATA:
+                yield from classes(key, at)
+                yield from classes(inner, (*at, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from classes(inner, at)
+
+
+def usable(config: Mapping[str, Any], shown: str, trust: bool) -> dict[str, Any]:
+    """Return a run's configuration without what must not come from it.
+
+    Environment variables are never taken from a run: ``PYTHONPATH`` or ``LD_PRELOAD`` would run
+    code in every worker. Of a run that is neither trusted nor the user's own, the address of a
+    cluster and the path of copies are left out, too.
+
+    Args:
+        config: the content of its ``config.yaml``.
+        shown: what the run is called.
+        trust: whether the user trusts the run.
+
+    Raises:
+        DataError: a section is damaged.
+        InputError: the run names classes, and is neither trusted nor the user's own.
+    """
+    _check_sections(config, shown)
+    trust = trust or is_own(config)
+    if (found := dict.fromkeys(classes(config))) and not trust:
+        named = [f"{spec} ({dotted(at)}) from {_file(spec)}" for at, spec in found]
+        raise InputError(
+            f"this run would import {', '.join(named)}, and was not trained by this user on this "
+            "machine",
+            where=shown,
+            remedy="read that code, and pass --trust if you want to run it (in Python trust=True)",
+        )
+    keys = [("comm", "env"), *(() if trust else _OF_MACHINE)]
+    result = dict(config)
+    for section, key in keys:
+        if isinstance(values := result.get(section), Mapping):
+            result[section] = {name: values[name] for name in values if name != key}
+    return result
+
+
+def _check_sections(config: Mapping[str, Any], shown: str) -> None:
+    sections = {name: config.get(name) for name in ("graph", "partition", "task", "tasks", "model")}
+    if isinstance(tasks := sections["tasks"], Mapping):
+        sections |= {f"tasks.{name}": task for name, task in tasks.items()}
+    for name, section in [*sections.items()]:
+        if name.startswith("task") and isinstance(section, Mapping):
+            sections[f"{name}.ranking"] = section.get("ranking")
+    for name, section in sections.items():
+        if section is not None and not isinstance(section, Mapping):
+            raise DataError(
+                f"{name} of its configuration is no section",
+                where=shown,
+                remedy="put back the config.yaml that training wrote",
+            )
+
+
+def _file(spec: str) -> str:
+    module = find_module(spec.partition(":")[0])
+    return f"{module} (not found)" if isinstance(module, str) else str(module.origin)
