@@ -276,8 +276,8 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 def load_config(
     source: str | Path | Mapping[str, Any],
-    overrides: Overrides | None = None,
     /,
+    overrides: Overrides | None = None,
     **sections: Any,
 ) -> Config:
     """Read and check a configuration. Nothing is started or written, torch is not loaded.

@@ -138,7 +138,7 @@ def read_input(
 
     if is_out_of_core(config, found):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
-        return UnreadGraph() if made is None else PartitionInput(made, None)
+        return UnreadGraph() if made is None else PartitionInput(made, None, just_made=True)
     with show.stage("graph"):
         check_available(config, "reading the graph", reading_bytes(found.graph))
         if isinstance(found.graph, PlantedGraph):
@@ -175,6 +175,7 @@ class PartitionInput(Input):
 
     found: PartitionMeta | Missing
     data: GraphData | None
+    just_made: bool = False  # by this command, out of core
 
     @property
     def place(self) -> AnyPath:

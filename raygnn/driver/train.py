@@ -16,7 +16,7 @@ from typing import Any
 
 from raygnn import __version__
 from raygnn.config.load import Source, as_config, load_config
-from raygnn.driver.inputs import UnreadGraph, read_input, to_look_at
+from raygnn.driver.inputs import PartitionInput, UnreadGraph, read_input, to_look_at
 from raygnn.driver.job_plan import (
     Nodes,
     count_workers,
@@ -175,7 +175,7 @@ def partition(
     kind = "collection" if config.task.of_graphs else "partition"
     columns = [name.replace("_", " ") for name in rows[0]]
     show.table(f"{kind} {meta.directory}", columns, [list(row.values()) for row in rows])
-    if given.meta is not None:
+    if given.meta is not None and not (isinstance(given, PartitionInput) and given.just_made):
         made = "" if seconds is None else f"; it was made in {seconds:.1f} s"
         show.note(f"the {kind} was there already{made}")
     return meta

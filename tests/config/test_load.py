@@ -194,6 +194,7 @@ def test_forms_of_overrides_agree() -> None:
     for config in (
         load_config(PLANTED, ["train.lr=0.1", "train.epochs=3", "sampling.fanout=[5, 5]"]),
         load_config(PLANTED, {"train.lr": 0.1, "train": {"epochs": 3}, "sampling.fanout": [5, 5]}),
+        load_config(PLANTED, overrides=["train={lr: 0.1, epochs: 3}", "sampling.fanout=[5, 5]"]),
         load_config(PLANTED, train={"lr": 0.1, "epochs": 3}, sampling={"fanout": (5, 5)}),
         load_config(PLANTED, "train={lr: 0.1, epochs: 3}", **{"sampling.fanout": [5, 5]}),
     ):

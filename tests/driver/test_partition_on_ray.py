@@ -94,7 +94,7 @@ def test_it_is_chosen_by_the_memory_that_is_there(
     assert not is_out_of_core(config, missing(config))
 
 
-def test_streaming_stands_in_for_metis(tmp_path: Path) -> None:
+def test_streaming_stands_in_for_metis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what it made is found again, also at a place that the config names; with engine: ray
     what METIS made in the same storage is not taken for it."""
     config = job(tmp_path, "ray", "metis")
@@ -103,10 +103,12 @@ def test_streaming_stands_in_for_metis(tmp_path: Path) -> None:
     assert missing(config).method == "stream"
     partition = config.partition.model_copy(update={"path": str(tmp_path / "p")})
     config = config.model_copy(update={"partition": partition})
-    made = raygnn.partition(config, display=False)
+    made = raygnn.partition(config)
+    assert "was there already" not in capsys.readouterr().out
     assert made.manifest is not None
     assert made.manifest.method == "stream"
-    assert raygnn.partition(config, display=False).digest == made.digest
+    assert raygnn.partition(config).digest == made.digest
+    assert "was there already" in capsys.readouterr().out
     local = partition.model_copy(update={"engine": "local"})
     with pytest.raises(ConfigError, match=r"method is 'stream' there and 'metis' here"):
         raygnn.partition(config.model_copy(update={"partition": local}), display=False)
