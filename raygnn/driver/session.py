@@ -31,12 +31,12 @@ from raygnn.driver.launch import Launch
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.preflight.report import refuse
-from raygnn.runs import interrupts
+from raygnn.runs import interrupts, trust
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.interrupts import taken
 from raygnn.runs.output import OutputLost
-from raygnn.runs.run_directory import PARTITION, PREFLIGHT, SAVE, RunDir
+from raygnn.runs.run_directory import PARTITION, PREFLIGHT, SAVE, RunDir, read_config
 from raygnn.worker import failures
 from raygnn.worker.job import ROWS, Job
 
@@ -127,6 +127,8 @@ class Session:
     def begin(self) -> None:
         """The run directory is this command's from here on; what preflight found is in it."""
         self.run.begin(self.config.recorded())
+        if self._purpose is None:  # a configuration of a stranger's run would vouch for itself
+            trust.record(read_config(self.run.path))
         self.run.write(PREFLIGHT, self.plan.report.to_dict())
         if not self.cluster.local:
             show_nodes(self.show, self.plan.report)

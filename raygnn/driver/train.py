@@ -44,12 +44,11 @@ from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
-from raygnn.runs import trust
 from raygnn.runs.advice import possible_advice
 from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.report.page import record_notes, reported
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run, read_config
+from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 
 MOST_PROFILED = 1000  # steps
 _UNREAD = (
@@ -122,7 +121,6 @@ def train(
         if not resume:
             check_mirror(config, run, overwrite=overwrite)
         session.begin()
-        trust.record(read_config(run.path))
         record_notes(run, show)
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)

@@ -97,6 +97,7 @@ def test_no_variable_of_a_run_reaches_a_process(
     assert "not used: PYTHONPATH, RAY_DEBUG; give those" in " ".join(
         capsys.readouterr().out.split()
     )
+    assert not (tmp_path / "state").exists(), "only training makes a run the user's own"
     trust.record(foreign.config)
     assert asking.config_of(foreign, [], trust=True).comm.env == {}
     assert not marker.exists()
