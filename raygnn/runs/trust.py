@@ -1,11 +1,12 @@
 """Whose run it is: decides whether code that a run names may be imported, and who says so.
 
 A run directory can come from anyone, and its ``config.yaml`` names classes to import. Training
-records the digest of each configuration that it writes, outside of the run, in the user's own
-``$XDG_STATE_HOME/raygnn/runs`` (default: ``~/.local/state``). Neither an owner nor a path nor
-anything inside the run directory would do: a directory that was downloaded belongs to the user,
-and its author chose the rest. A run that was moved is still known by its configuration; one whose
-configuration was changed is not.
+records the digest of each configuration that it writes and of where its classes were, outside of
+the run, in the user's own ``$XDG_STATE_HOME/raygnn/runs`` (default: ``~/.local/state``). Neither an
+owner nor a path nor anything inside the run directory would do: a directory that was downloaded
+belongs to the user, and its author chose the rest. A run that was moved is still known by its
+configuration; one whose configuration was changed, or whose classes are now found in other files,
+is not.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from raygnn.config.problems import KeyPath, dotted
 from raygnn.config.values import CLASS_PATTERN, find_module
 from raygnn.errors import DataError, InputError
 
-# keys with values that are data: arguments of classes, and variables
-_DATA = ("args", "env")
+# sections whose `args` are data, as are the variables of comm.env
+_WITH_ARGS = (("graph",), ("model",), ("task",))
+_CALLBACKS = ("train", "callbacks")
 # keys of a stranger's run that are not used: where to connect to, and where to keep copies
 _OF_MACHINE = (("cluster", "address"), ("staging", "path"))
 
@@ -50,7 +52,8 @@ def is_own(config: Mapping[str, Any]) -> bool:
 
 def _record_of(config: Mapping[str, Any]) -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    files = sorted({_file(spec) for _, spec in classes(config)})
+    digest = hashlib.sha256(json.dumps([config, files], sort_keys=True).encode()).hexdigest()
     return Path(state) / "raygnn" / "runs" / digest
 
 
@@ -60,12 +63,21 @@ def classes(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
         yield at, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key not in _DATA:
-                yield from classes(key, at)
+            yield from classes(key, at)
+            if not _is_data((*at, str(key))):
                 yield from classes(inner, (*at, str(key)))
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from classes(inner, at)
+
+
+def _is_data(at: KeyPath) -> bool:
+    """Return True for arguments of classes and for variables, where a colon says nothing."""
+    *section, key = at
+    args = tuple(section) in _WITH_ARGS or (len(at) == 3 and at[0] == "tasks")
+    return (
+        at == ("comm", "env") or (key == "args" and args) or (len(at) == 3 and at[:2] == _CALLBACKS)
+    )
 
 
 def usable(config: Mapping[str, Any], shown: str, trust: bool) -> dict[str, Any]:

@@ -125,6 +125,8 @@ CLASSES: dict[str, dict[str, Any]] = {
     "task.metric": {"task": {"metric": "evil:evil"}},
     "task.loss": {"task": {"loss": "evil:evil"}},
     "tasks.one.loss": {"task": None, "tasks": {"one": {"loss": "evil:evil"}}},
+    "tasks.args.loss": {"task": None, "tasks": {"args": {"loss": "evil:evil"}}},
+    "tasks.env.loss": {"task": None, "tasks": {"env": {"loss": "evil:evil"}}},
     "train.callbacks": {"train": {"callbacks": {"evil:Evil": {}}}},
     "graph.dataset": {"graph": {"format": "graphs", "dataset": "evil:Evil"}},
 }
@@ -176,6 +178,29 @@ def test_classes_of_the_users_own_runs(
         asking.config_of(moved, [])
 
 
+def test_a_class_of_the_same_name_in_another_file(
+    foreign: Run, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration of a tutorial that the user has followed vouches for its class alone."""
+    change(foreign, train={"callbacks": {"evil:Evil": {}}})
+    write_module(tmp_path / "evil.py", marker)
+    monkeypatch.chdir(tmp_path)
+    trust.record(foreign.config)
+    assert asking.config_of(foreign, [])
+    write_module(tmp_path / "theirs" / "evil.py", marker)
+    monkeypatch.chdir(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"theirs/evil\.py"):
+        asking.config_of(foreign, [])
+
+
+def test_arguments_with_colons_are_no_classes() -> None:
+    args = {"args": {"ratio": "one:two"}}
+    config = dict.fromkeys(("graph", "model", "task"), args)
+    assert not [*trust.classes({**config, "tasks": {"a": args}, "comm": {"env": {"A": "b:c"}}})]
+    callbacks = {"callbacks": {"own.module:Stop": {"at": "one:two"}}}
+    assert [spec for _, spec in trust.classes({"train": callbacks})] == ["own.module:Stop"]
+
+
 def test_predicting_records_nothing(foreign: Run, tmp_path: Path) -> None:
     """Else a run that names no class would vouch for one that does."""
     asking.config_of(foreign, [], trust=True)
@@ -192,6 +217,8 @@ def test_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 SHADOWED = ("torch", "pandas", "pyarrow", "ray", "yaml", "evil", "sitecustomize", "raygnn_plugin")
 VERBS = (
     ["predict", "test", "--out", "../rows.parquet"],
+    ["embed", "test", "--out", "../rows.parquet"],
+    ["evaluate", "test"],
     ["export", "test", "--out", "../exported"],
     ["report", "test"],
     ["diagnose", "test"],
@@ -218,7 +245,10 @@ def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> Non
         )
         assert "Traceback" not in done.stderr + done.stdout
         assert "internal error" not in done.stderr
-        assert done.returncode == (2 if "--out" in verb else 0), (verb, done.stderr)
+        assert done.returncode == (0 if verb[0] in ("report", "diagnose") else 2), (
+            verb,
+            done.stderr,
+        )
         assert not marker.exists(), verb
 
 
