@@ -481,7 +481,7 @@ class TestBlocks:
             model,
             [Block(bare, first.num_dst, first.num_dst), *others],
             {t: v[: first.num_dst[t]] for t, v in x.items()},
-            {},
+            {e: v[: first.num_dst[e[2]]] for e, v in degree.items()},
             combined,
         )
         sampled.same(exact, found, 1e-10)

@@ -231,7 +231,7 @@ class PartitionPlane:
             return self.clock.warnings  # it passes no messages
         reached, anywhere = {}, np.zeros(len(ids), bool)
         for etype, rows in self.shard.topology.items():
-            if etype[2] != ntype or not rows.num:
+            if etype[2] != ntype:
                 continue
             start, end = rows.indptr[ids - rows.first], rows.indptr[ids - rows.first + 1]
             sees = end > start
