@@ -699,3 +699,19 @@ def test_a_run_here_is_stopped(
     assert sent == [signal.SIGTERM]
     facts = json.loads(capsys.readouterr().out)
     assert facts == {"run": "going", "path": str(tmp_path / "going"), "state": "interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--epochs", "3"], "; did you mean --set train.epochs=…?"),
+        (["--batch-size=3"], "; did you mean --set sampling.batch_size=…?"),
+        (["--unheard"], ""),
+    ],
+)
+def test_options_that_are_keys(
+    given: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "job.yaml", *given])
+    assert f"unrecognized arguments: {' '.join(given)}{meant}\n" in capsys.readouterr().err

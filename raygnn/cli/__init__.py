@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from raygnn import __version__
 from raygnn.cli import job_commands, predict_commands, run_commands, train_commands
@@ -108,9 +110,24 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     return error.exit_code
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names ``--set`` where an option is a key of the configuration."""
+
+    def error(self, message: str) -> NoReturn:
+        from raygnn.config.schema import SECTIONS
+
+        name = "".join(re.findall(r"^unrecognized arguments: --([\w-]+)", message)).replace(
+            "-", "_"
+        )
+        for section, classes in SECTIONS.items():
+            if any(name in one.model_fields for one in classes):
+                super().error(f"{message}; did you mean --set {section}.{name}=…?")
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="raygnn",
         description="Train graph neural networks on partitioned DGL graphs over a Ray cluster.",
         epilog=_EXIT_CODES,

@@ -70,6 +70,7 @@ _SYNONYMS = {
         "fp32": "float32 float",
         "bf16": "bfloat16",
         "ntype": "node_type target_node_type",
+        "tables": "csv parquet table",
     }.items()
     for other in others.split()
 }

@@ -90,6 +90,10 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         )
         for found in ("[3, 2]", "[0, 2]", "[1]", "[1, 2, 3]", "[]", "[1, 'auto']", "[1.5, 2]", "0")
     },
+    "tables called by a file's format": (
+        GOOD.replace("format: npz", "format: csv"),
+        ("graph.format (line", "unknown format 'csv'", "did you mean tables?"),
+    ),
     # Files that are not there.
     "missing graph": (
         GOOD.replace("graph.npz", "graf.npz"),

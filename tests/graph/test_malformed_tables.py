@@ -15,6 +15,7 @@ from builders import assert_damage_is_harmless, assert_refused
 from tables_builder import SPEC, TABLES, changed, write_shop
 
 from raygnn.config.graph import TablesGraph, TriplesGraph
+from raygnn.errors import ConfigError
 from raygnn.graph.sources import load_graph
 
 Build = Callable[[Path], Any]
@@ -418,3 +419,11 @@ def test_malformed_tables_are_refused(name: str, tmp_path: Path) -> None:
 def test_damage_anywhere_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
     graph = write_shop(tmp_path, kind)
     assert_damage_is_harmless(lambda: load_graph(graph), tmp_path, 200)
+
+
+@pytest.mark.parametrize("name", ["users.csv", "users.parquet"])
+def test_a_table_in_place_of_its_description(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PAR1\xff" if name.endswith("t") else b"name,age\nada,36\n")
+    with pytest.raises(ConfigError, match="is a table") as error:
+        load_graph(TablesGraph(format="tables", path=tmp_path / name))
+    assert "sections nodes and edges" in str(error.value.remedy)

@@ -250,6 +250,12 @@ def read_description(file: Path) -> Description:
     """
     check_file(file)
     label = str(file)
+    if file.suffix in (".csv", ".parquet"):
+        raise ConfigError(
+            "this is a table, expected a YAML file that describes tables",
+            where=label,
+            remedy="write one whose sections nodes and edges name it, as in docs/data.md",
+        )
     data, lines = read_yaml(read_text(file, label), label)
     if not isinstance(data, dict):
         raise ConfigError(
