@@ -157,6 +157,13 @@ def _target(job: Job, column: Column) -> Iterator[Finding]:
             f"array {task.target!r} (task.target) is {column}, expected {expected} per {task.unit}",
             remedy,
         )
+    elif not task.classifies and not task.several_labels and _are_numbers(column, whole=True):
+        yield warn(
+            f"array {task.target!r} (task.target) is {column}, and {task.kind} predicts numbers: "
+            "class numbers have no order",
+            f"set task.kind to {task.unit}_classification if they are classes; numbers such as "
+            "counts may stay, or become float32 to end this warning",
+        )
 
 
 def _are_numbers(column: Column, whole: bool = False) -> bool:

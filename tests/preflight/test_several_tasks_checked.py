@@ -53,6 +53,22 @@ def test_each_is_judged() -> None:
     assert "tasks.number.target" in found[1].what
 
 
+@pytest.mark.parametrize(
+    ("dtype", "warned"), [("int64", True), ("uint8", True), ("float32", False)]
+)
+    ("dtype", "warned"), [("int64", True), ("uint8", True), ("float32", False)]
+)
+def test_whole_numbers_as_numbers_are_warned_of(dtype: str, warned: bool) -> None:
+    """Of any source: class numbers have no order."""
+    tasks = {"a": {"kind": "edge_regression", "target": "w"}, "b": {"kind": "link_prediction"}}
+    one = job(tasks)
+    columns = replace(one.partition, edges={ETYPE: {"w": Column(dtype, ())}})
+    found = [f for f in arrays_usable(replace(one, partition=columns)) if f.severity == "warn"]
+    assert [("tasks.a.target" in f.what, "edge_classification" in f.remedy) for f in found] == (
+        [(True, True)] if warned else []
+    )
+
+
 def test_a_task_without_seeds_is_named() -> None:
     tasks = {"kind": {"kind": "node_classification"}, "links": {"kind": "link_prediction"}}
     empty = job(tasks)
