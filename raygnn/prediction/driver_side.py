@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,13 +21,14 @@ from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.read import read_ids
 from raygnn.prediction.request import Asked, ask
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.job import ROWS, SPLITS
-from raygnn.worker.planes.prediction_rows import read_wanted
+from raygnn.worker.planes.prediction_rows import numbers_of, pick_ntype, read_wanted
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -312,7 +314,8 @@ def _few(
 
 def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
     """Run the job, and put the ranks' rows into one file."""
-    with asked.answered(purpose, rows=True, **request) as (found, place, plan):
+    check = partial(_check_nodes, asked, request)
+    with asked.answered(purpose, check, rows=True, **request) as (found, place, plan):
         key = asked.one.task.unit
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
@@ -324,6 +327,23 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
         asked.show.note(f"{left_out:,} graphs could not be had, and have no row")
     asked.show.note(f"{made.rows:,} rows in {file}")
     return made
+
+
+def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
+    """Look for what the ranks would look for before they start.
+
+    Raises:
+        InputError: embeddings are of several node types and none is named, or a node is not there.
+    """
+    goals, ntype = plan.goals.values(), request.get("ntype")
+    if request.get("embeddings") and any(goal.edges for goal in goals):
+        of_edges = [goal.edges.etype for goal in goals if goal.edges]
+        there = [end for etype in of_edges for end in (etype[0], etype[2])]
+        pick_ntype(ntype, [*dict.fromkeys([*there, *(g.ntype for g in goals if g.ntype)])])
+    wanted, chosen = request.get("wanted"), plan.goals.get(asked.task)
+    if wanted is not None and chosen is not None and chosen.ntype and plan.input.place is not None:
+        meta = read_meta(plan.input.place)
+        numbers_of(wanted, read_ids(meta, chosen.ntype), meta.num_nodes(chosen.ntype))
 
 
 def _free_file(file: Path, overwrite: bool) -> Path:
@@ -365,8 +385,6 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if plan.input.place is None or (goal.ntype is None and goal.edges is None):
         return {}
-    from raygnn.graph.partition.read import read_ids
-
     meta = read_meta(plan.input.place)
     words = {**meta.names, **(asked.weights.words or {})}
     if goal.edges is None or key == "node":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +59,15 @@ class Asked:
         return self.config.of(self.task) if self.task else self.config
 
     @contextmanager
-    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
+    def answered(
+        self, purpose: str, check: Callable[[Plan], object] | None = None, **request: Any
+    ) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
         """Run the job; yields what rank 0 left, the directory that has the ranks' rows while this
         lasts, and what the job was planned as.
+
+        Args:
+            check: refuses a plan before workers start.
+            request: attributes of the `Request`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
@@ -80,6 +86,8 @@ class Asked:
             purpose=purpose,
             keep=False,
         ) as session:
+            if check is not None:
+                check(session.plan)
             answer = session.launch(
                 _watch,
                 request=Request(

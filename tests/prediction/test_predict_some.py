@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import raygnn
 from raygnn.config.load import load_config
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.session import Session
 from raygnn.errors import InputError
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
@@ -23,7 +27,7 @@ from raygnn.prediction.driver_side import _few
 from raygnn.worker.planes.prediction_rows import Format, Predictions, numbers_of, read_wanted
 from tests.graphs import on_whole_graph
 from tests.prediction.test_predict import ask
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import JobFactory, job, train_on_ranks
 from tests.worker.test_graph_tasks import make
 
 NODES = [3, 500, 77, 3, 901]
@@ -143,6 +147,36 @@ def test_refused(
         _few(make_job(), ids and tmp_path / ids, fanout)
     assert caught.value.where
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("verb", "asked", "what"),
+    [
+        (raygnn.predict, {"ids": "ids"}, "number 2 of the list"),
+        (raygnn.embed, {"ntype": "tag"}, "no rows of nodes of type 'tag', but of user, item"),
+        (raygnn.embed, {}, "several node types: user, item"),
+        (raygnn.embed, {"ntype": "item"}, "a worker was started"),
+    ],
+)
+def test_told_before_workers_start(
+    verb: Any, asked: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {"kind": "link_prediction", "etype": "buys"} if verb is raygnn.embed else {}
+    config = load_config(job(tmp_path, graph={"typed": True}, task=links, train={"epochs": 1}))
+    run = train_on_ranks(config)
+    (place,) = (tmp_path / "partitions").iterdir()
+    parts = {"directory": str(place), "parts": [{}, {}]}
+    (run.path / "partition.json").write_text(json.dumps(parts))
+    (tmp_path / "ids").write_text("1\n99999\n")
+    monkeypatch.chdir(tmp_path)
+
+    def start(*_: Any, **__: Any) -> Any:
+        raise InputError("a worker was started")
+
+    monkeypatch.setattr(RayCluster, "start", start)
+    monkeypatch.setattr(Session, "launch", start)
+    with pytest.raises(InputError, match=what):
+        verb(run, out=tmp_path / "out.parquet", display=False, **asked)
 
 
 def test_no_layers_draw_no_neighbours(tmp_path: Path) -> None:

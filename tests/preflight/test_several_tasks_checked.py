@@ -56,8 +56,6 @@ def test_each_is_judged() -> None:
 @pytest.mark.parametrize(
     ("dtype", "warned"), [("int64", True), ("uint8", True), ("float32", False)]
 )
-    ("dtype", "warned"), [("int64", True), ("uint8", True), ("float32", False)]
-)
 def test_whole_numbers_as_numbers_are_warned_of(dtype: str, warned: bool) -> None:
     """Of any source: class numbers have no order."""
     tasks = {"a": {"kind": "edge_regression", "target": "w"}, "b": {"kind": "link_prediction"}}
