@@ -116,9 +116,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from raygnn.config.schema import SECTIONS
 
-        name = "".join(re.findall(r"^unrecognized arguments: --([\w-]+)", message)).replace(
-            "-", "_"
-        )
+        option = re.search(r"unrecognized arguments: --([\w-]+)", message)
+        name = option[1].replace("-", "_") if option else ""
         for section, classes in SECTIONS.items():
             if any(name in one.model_fields for one in classes):
                 super().error(f"{message}; did you mean --set {section}.{name}=…?")
