@@ -63,7 +63,8 @@ class Unlike(pl.Callback):
     """Does something to the third batch, on rank 1 alone.
 
     Args:
-        how: what: "gradient", "weight", "loss", or on all ranks "noise", whose numbers differ.
+        how: what: "gradient", "weight", "loss", "stop", "mode", "count", or on all ranks "noise",
+            whose numbers differ.
     """
 
     def __init__(self, how: str):
@@ -83,6 +84,12 @@ class Unlike(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *batch: Any) -> None:
         weight = next(module.parameters()).detach()
+        if self._is_due("stop"):
+            trainer.should_stop = True
+        if self._is_due("mode"):
+            module.eval()
+        if self._is_due("count"):
+            trainer.fit_loop.epoch_loop.batch_progress.current.ready += 1
         if self._is_due("weight"):
             weight.view(-1)[0] += 1e-6
         if self._is_due("noise"):

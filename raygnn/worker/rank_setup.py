@@ -66,6 +66,7 @@ class RankSetup:
             self.control,
             config.guard,
             own_steps=bool(config.own_steps),
+            callbacks=config.train.callbacks,
             looks=config.comm.compression == "powersgd",
         )
         tell = self.events.tell if self.ranks.first else lambda text: None

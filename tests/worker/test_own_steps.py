@@ -93,6 +93,27 @@ def test_what_a_callback_does_on_one_rank(how: str, every: int, make_job: JobFac
     assert "torch.Generator of its own" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("stop", "trainer.should_stop: false on rank 0, true on rank 1"),
+        ("mode", "modules in evaluation mode: none on rank 0, all, model, "),
+        ("count", "batch_idx of the epoch loop: 2 on rank 0, 3 on rank 1"),
+    ],
+)
+def test_a_callback_that_changes_the_loop_on_one_rank(
+    how: str, said: str, make_job: JobFactory
+) -> None:
+    """After that batch, not when the others have waited for as long as they may."""
+    callbacks = {f"{OWN}:Unlike": {"how": how}}
+    config = make_job(guard={"every": 100}, train={"epochs": 2, "callbacks": callbacks})
+    with pytest.raises(RuntimeError) as caught:
+        train_on_ranks(config)
+    assert said in str(caught.value)
+    assert f"after train.callbacks ({OWN}:Unlike)" in str(caught.value)
+    assert "reduce_boolean_decision" in str(caught.value)
+
+
 def test_the_guard_may_be_off(make_job: JobFactory) -> None:
     callbacks = {f"{OWN}:Unlike": {"how": "weight"}}
     train_on_ranks(make_job(guard={"mode": "off"}, train={"epochs": 1, "callbacks": callbacks}))

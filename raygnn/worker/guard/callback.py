@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -41,6 +41,9 @@ class Guard(pl.Callback):
     - Where code of the user's takes part in steps, at the same batches and at the end: contents of
       parameters, and of the gradients that the optimizer is given next, but for sharded ones; and
       whether a callback has changed the loss since the last time.
+    - Where there are callbacks of the user's, after them, at both ends of an epoch and the end of
+      each batch: whether training stops, the loop's counts, and the modules' mode. A rank that
+      stopped alone would leave the others waiting.
     - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
       rather than the next forward pass; the others wait for it in the reduction.
     - Before each optimizer step: gradients are rescaled for samples that were left out, and a
@@ -62,6 +65,7 @@ class Guard(pl.Callback):
         exchange: of the control messages, used by the thread that trains alone.
         config: the ``guard`` section.
         own_steps: whether code of the user's takes part in steps.
+        callbacks: names of the user's.
         looks: at each step before it is made, since something else must know of those left out.
 
     Attributes:
@@ -74,12 +78,14 @@ class Guard(pl.Callback):
         config: GuardConfig,
         *,
         own_steps: bool = False,
+        callbacks: Iterable[str] = (),
         looks: bool = False,
     ):
         self._exchange = exchange
         self._config = config
         self._looks = looks
         self._contents = own_steps and config.mode != "off"
+        self._callbacks = ", ".join(callbacks) if config.mode != "off" else ""
         self._checking_step = False
         self._changed = torch.tensor(False)  # whether the loss was, since ranks last compared
         self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
@@ -144,6 +150,13 @@ class Guard(pl.Callback):
         if self._begins and self._buffers is not None:
             self._buffers.keep()
         self._begins = False
+
+    def _check_loop(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        if self._callbacks:
+            where = f"{_where(trainer)}, after train.callbacks ({self._callbacks})"
+            compare(self._exchange, {"loop": fingerprint.loop(trainer, module)}, where)
+
+    on_train_epoch_start = on_train_batch_end = on_train_epoch_end = _check_loop
 
     def on_before_backward(
         self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor

@@ -35,6 +35,8 @@ REMEDIES = {
     "torch's switches on every rank alike",
     "contents": "let your own code do the same to weights, gradients and losses on every rank: "
     "what it draws at random needs a torch.Generator of its own, with the same seed",
+    "loop": "let callbacks decide alike on every rank: trainer.strategy.reduce_boolean_decision "
+    "tells all ranks what one has found",
     "software": "install the same versions on every node",
     "batch": "make batches of the same arrays on every rank: convert all samples or none, and "
     "leave dtypes to `precision`",

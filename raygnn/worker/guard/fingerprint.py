@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
@@ -177,6 +178,19 @@ def _plain(value: Any) -> Any:
 
 def _qualified(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
+
+
+def loop(trainer: pl.Trainer, module: nn.Module) -> Section:
+    """Return what callbacks may change of how training goes on: whether it stops, the loop's
+    counts, and which modules are in evaluation mode."""
+    frozen = [name or "all" for name, each in module.named_modules() if not each.training]
+    return {
+        "trainer.should_stop": _text(bool(trainer.should_stop)),
+        "trainer.global_step": _text(trainer.global_step),
+        "trainer.current_epoch": _text(trainer.current_epoch),
+        "batch_idx of the epoch loop": _text(trainer.fit_loop.epoch_loop.batch_idx),
+        "modules in evaluation mode": _text(", ".join(frozen[:3]) or "none"),
+    }
 
 
 def _text(value: Any) -> str:
