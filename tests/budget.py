@@ -74,7 +74,7 @@ MEETING_POINTS = {
     "driver.session": 16,
     "worker.rank": 18,
     "worker.callbacks": 16,
-    "driver.inputs": 18,
+    "driver.inputs": 19,
     # a data plane joins the graph, sampling, the model and the task of one kind of seeds
     "worker.planes.partition_plane": 25,
     "worker.planes.edge_plane": 22,

@@ -94,6 +94,15 @@ class Input:
         """
         return {}
 
+    def ids(self, ntype: str | None) -> tuple[Any, int] | None:
+        """What the user calls the nodes of a type, or the graphs (None = their numbers), and how
+        many there are; None where only the ranks know.
+
+        Raises:
+            DataError: the partition's file of ids is damaged.
+        """
+        return None
+
     def check(self, config: Config) -> None:
         """Refuse what the config asks of the data and the data can not give.
 
@@ -271,6 +280,15 @@ class PartitionInput(Input):
         assert held is not None
         return lists_of(config, target, self.counts[target.etype][:2], held)
 
+    def ids(self, ntype: str | None) -> tuple[Any, int]:
+        assert ntype is not None
+        if self.data is not None:
+            return self.data.ids.get(ntype), self.data.nodes[ntype].num
+        from raygnn.graph.partition.read import read_ids  # which imports torch
+
+        assert self.meta is not None
+        return read_ids(self.meta, ntype), self.meta.num_nodes(ntype)
+
     def _check_numbers(self, config: Config, where: str) -> None:
         """That numbers to be predicted are none that stand for words of tables."""
         task = config.task
@@ -359,6 +377,9 @@ class CollectionInput(Input):
 
     def known(self, config: Config) -> PartitionFacts:
         return dataset_facts() if self.meta is None else self.facts(config)
+
+    def ids(self, ntype: str | None) -> tuple[Any, int] | None:
+        return None if self.meta is None else (None, self.meta.num_graphs)
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:

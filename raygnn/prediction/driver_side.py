@@ -333,17 +333,18 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
     """Look for what the ranks would look for before they start.
 
     Raises:
-        InputError: embeddings are of several node types and none is named, or a node is not there.
+        InputError: embeddings are of several node types and none is named, or a node or graph is
+            not there.
     """
     goals, ntype = plan.goals.values(), request.get("ntype")
     if request.get("embeddings") and any(goal.edges for goal in goals):
         of_edges = [goal.edges.etype for goal in goals if goal.edges]
         there = [end for etype in of_edges for end in (etype[0], etype[2])]
         pick_ntype(ntype, [*dict.fromkeys([*there, *(g.ntype for g in goals if g.ntype)])])
-    wanted, chosen = request.get("wanted"), plan.goals.get(asked.task)
-    if wanted is not None and chosen is not None and chosen.ntype and plan.input.place is not None:
-        meta = read_meta(plan.input.place)
-        numbers_of(wanted, read_ids(meta, chosen.ntype), meta.num_nodes(chosen.ntype))
+    if (wanted := request.get("wanted")) is not None:
+        known = plan.input.ids(plan.goals[asked.task].ntype)
+        if known is not None:
+            numbers_of(wanted, *known)
 
 
 def _free_file(file: Path, overwrite: bool) -> Path:
