@@ -107,8 +107,15 @@ class Rank(RankSetup):
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             checkpoints.finish()
             trained = True
-        except Exception as error:
-            if loader.failure is None or loader.failure is error:
+        except BaseException as error:
+            if isinstance(interrupt := error.__context__, KeyboardInterrupt):
+                # which Lightning takes for Ctrl-C: it ends the process, or fails in this thread
+                raise TrainingError(
+                    "user code raised KeyboardInterrupt in training",
+                    remedy="raise an error that says what is wrong; to end training early, set "
+                    "trainer.should_stop on every rank",
+                ) from interrupt
+            if loader.failure in (None, error) or not isinstance(error, Exception):
                 raise
             cause = loader.failure  # of which the others ended, and so this rank
         finally:
