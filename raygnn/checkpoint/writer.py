@@ -26,6 +26,8 @@ log = logging.getLogger("raygnn")
 class SaveRequests(Protocol):
     """Where others ask for a checkpoint, by ids of theirs."""
 
+    @property
+    def ends_after_save(self) -> bool: ...
     def pending_saves(self) -> frozenset[str]: ...
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
 
@@ -84,6 +86,11 @@ class Saver(TorchCheckpointIO):
     def asked(self) -> frozenset[str]:
         """Requests that what is being written does not answer."""
         return self._requests.pending_saves() - self._serving
+
+    @property
+    def ends_training(self) -> bool:
+        """True if no step is to follow the checkpoint that is asked for."""
+        return self._requests.ends_after_save
 
     @property
     def busy(self) -> bool:

@@ -122,16 +122,17 @@ class Launch:
         ends = first is not None and first.place.phase in (blackbox.TEST, blackbox.DONE)
         return running and began and not ends
 
-    def ask_save(self) -> SaveRequest:
-        """Ask the ranks for a checkpoint; they must have been started."""
+    def ask_save(self, *, last: bool = False) -> SaveRequest:
+        """Ask the ranks for a checkpoint, ``last`` if for no step after it; they must have been
+        started."""
         assert self._control is not None
-        return SaveRequest(self._control)
+        return SaveRequest(self._control, last=last)
 
     def save(self) -> None:
-        """Have the ranks write a checkpoint; waits for it no longer than the configuration
+        """Have the ranks write a last checkpoint; waits for it no longer than the configuration
         says."""
         deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
-        request = self.ask_save()
+        request = self.ask_save(last=True)
         while self.running() and time.monotonic() < deadline:
             if request.answer(self.snapshot) is not None and not self.snapshot.sending:
                 break

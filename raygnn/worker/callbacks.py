@@ -190,6 +190,7 @@ class Checkpoints(pl.Callback):
         self._stalled = False  # whether a rank's storage took nothing, when ranks last met
         self._skipping = False  # whether one was left out since the one under way began
         self._step = self._look_at = -1
+        self._ends = False  # whether no step is to follow the next checkpoint
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = self._looked_step = trainer.global_step
@@ -203,7 +204,8 @@ class Checkpoints(pl.Callback):
         self._step = step
         if self._is_due(step):
             began = self._records.begin_pause()
-            self._save(trainer)
+            if self._save(trainer) and self._ends:
+                self._hold()
             self._records.end_pause(began)
 
     def finish(self) -> None:
@@ -215,11 +217,22 @@ class Checkpoints(pl.Callback):
             self._saver.answer_rest()
         blackbox.note("between")
 
-    def _save(self, trainer: pl.Trainer) -> None:
+    def _hold(self) -> None:
+        """Make no step after the last checkpoint: wait for the driver to end this process, or go
+        on when that has taken too long. Collective."""
+        self._wait(None)
+        end, over = time.monotonic() + self._patience, 0
+        while not over:
+            time.sleep(_APART)
+            _, over = self._meet(self._first and time.monotonic() >= end)
+
+    def _save(self, trainer: pl.Trainer) -> bool:
+        """Begin a checkpoint, and return True, unless one before it is still being written."""
         blackbox.note("checkpoint")
         step = trainer.global_step
         last = step == self._last
-        if self._wait(None if last else 0.0 if self._skipping else _GRACE):
+        begins = self._wait(None if last else 0.0 if self._skipping else _GRACE)
+        if begins:
             self._begin(trainer, step, last)
             self._skipping = False
         else:
@@ -228,6 +241,7 @@ class Checkpoints(pl.Callback):
             self._skipping = True
         blackbox.note("between")
         self._saved_at = time.monotonic()
+        return begins
 
     def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
         copy = True
@@ -283,15 +297,17 @@ class Checkpoints(pl.Callback):
     def _look(self, step: int) -> bool:
         """Do what rank 0 finds is to be done, and look again about half a second later, by its
         clock. Collective."""
-        now, due, steps = time.monotonic(), False, 0
+        now, due, steps, ends = time.monotonic(), False, 0, False
         if self._first:
             late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
             # a request is for a checkpoint that begins after it, once there is a turn
             may_ask = self._stalled or not self._saver.busy
             due = late or (may_ask and bool(self._saver.asked))
+            ends = self._saver.ends_training
             each = (now - self._looked_at) / max(1, step - self._looked_step)
             steps = max(1, min(_FARTHEST, int(_LOOK / max(each, 1e-9))))
-        _, told_due, told_steps = self._meet(due, steps)
+        _, told_due, told_steps, told_ends = self._meet(due, steps, ends)
+        self._ends = told_ends > 0
         self._looked_at, self._looked_step = now, step
         self._look_at = step + told_steps
         return bool(told_due)

@@ -43,10 +43,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the ranks are asked for: to end, and for checkpoints, by the requests' ids."""
+    """What the ranks are asked for: to end, and for checkpoints, by the requests' ids; ``last``
+    if no step is to follow the next one."""
 
     stop: bool = False
     saves: frozenset[str] = frozenset()
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Control:
         self._progress: dict[int, Progress] = {}
         self._stopped = False
         self._saves: set[str] = set()
+        self._last = False
         self._answers: dict[str, bool] = {}
         self._facts: dict[str, Any] = {}
 
@@ -130,9 +133,14 @@ class Control:
         """Have the ranks end, whatever they wait for."""
         self._stopped = True
 
-    def ask_save(self, request: str) -> None:
-        """Have a checkpoint written, of a state that is not older than this."""
+    def ask_save(self, request: str, *, last: bool = False) -> None:
+        """Have a checkpoint written, of a state that is not older than this.
+
+        Args:
+            last: the ranks will be ended after it, so that no step is to follow.
+        """
         self._saves.add(request)
+        self._last |= last
 
     def withdraw_save(self, request: str) -> None:
         """Forget a request and its answer; those of others stay."""
@@ -141,6 +149,11 @@ class Control:
 
     def pending_saves(self) -> frozenset[str]:
         return frozenset(self._saves)
+
+    @property
+    def ends_after_save(self) -> bool:
+        """True if no step is to follow the checkpoint that is asked for."""
+        return self._last
 
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None:
         """Answer requests; those that were withdrawn need no answer."""
@@ -164,7 +177,7 @@ class Control:
         self.tell(result=json_text(result))
 
     def _orders(self) -> Orders:
-        return Orders(self._stopped, frozenset(self._saves))
+        return Orders(self._stopped, frozenset(self._saves), self._last)
 
 
 class Link:
@@ -237,8 +250,8 @@ class Link:
         with contextlib.suppress(TrainingError):
             self._call("stop", timeout=_SHORT)
 
-    def ask_save(self, request: str) -> None:
-        self._post("ask_save", request)
+    def ask_save(self, request: str, *, last: bool = False) -> None:
+        self._post("ask_save", request, last=last)
 
     def withdraw_save(self, request: str) -> None:
         self._post("withdraw_save", request)
@@ -246,6 +259,11 @@ class Link:
     def pending_saves(self) -> frozenset[str]:
         """As of the last `report`."""
         return self._orders.saves - self._answered
+
+    @property
+    def ends_after_save(self) -> bool:
+        """As of the last `report`."""
+        return self._orders.last
 
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None:
         answered = frozenset(requests)
@@ -306,10 +324,10 @@ class SaveRequest:
     Others' requests are no concern of it: each has an id of its own.
     """
 
-    def __init__(self, control: Control | Link):
+    def __init__(self, control: Control | Link, *, last: bool = False):
         self._control = control
         self._id = uuid.uuid4().hex
-        control.ask_save(self._id)
+        control.ask_save(self._id, last=last)
 
     def answer(self, snapshot: Snapshot) -> bool | None:
         """Whether it was written, as of then; None = there is no answer yet."""

@@ -25,6 +25,7 @@ from raygnn.checkpoint.writer import Saver
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker import callbacks
+from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.control import Control, SaveRequest
 from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, about, job, train_on_ranks
@@ -296,6 +297,36 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
     assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
     assert (run.path / "answered").read_text() == "['a', 'b'] True"
     assert run.summary["checkpoints"] == {"saved": 2, "failed": 0, "skipped": 0}
+
+
+def test_no_step_follows_the_last_checkpoint(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be lost: the driver ends the ranks when that checkpoint is written."""
+    config = make_job(fault={"checkpoint_every": "1h"})
+    begin, meet = Guard.on_train_batch_start, Checkpoints._meet
+
+    def ask(self: Guard, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == 3 and trainer.global_rank == 0:
+            trainer.strategy.checkpoint_io._requests.ask_save("a", last=True)
+        begin(self, trainer, *args)
+
+    def end(self: Checkpoints, *flags: int) -> list[int]:
+        if self._step > 3 and self._ends and (config.run_dir / "answered").exists():
+            raise RuntimeError(f"the driver ended it at step {self._step}")
+        return meet(self, *flags)
+
+    def note(self: Control, requests: Any, *, saved: bool) -> None:
+        if requests:
+            (config.run_dir / "answered").write_text(str(saved))
+
+    monkeypatch.setattr(Guard, "on_train_batch_start", ask)
+    monkeypatch.setattr(Checkpoints, "_meet", end)
+    monkeypatch.setattr(Control, "answer_saves", note)
+    monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    with pytest.raises(RuntimeError, match="ended it at step 4"):
+        train_on_ranks(config)
+    assert [p.name[-1] for p in config.run_dir.glob("checkpoints/step-*")] == ["4"]
 
 
 def test_a_disk_that_is_full_for_a_while(

@@ -179,6 +179,8 @@ class Storage:
     def silence(self) -> float:
         return self.now - self._began if self.stalled else 0.0
 
+    ends_training = False
+
     @property
     def asked(self) -> frozenset[int]:
         return frozenset(step for step, answer in self.requests.items() if answer is None)
