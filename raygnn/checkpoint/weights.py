@@ -48,6 +48,7 @@ class About(BaseModel):
         like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
             many graphs, too.
         class_weights: name of each task → what its classes count for, as in ``task.class_weights``.
+        latest: name of each task on edges with times → the latest time of its edges.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +61,7 @@ class About(BaseModel):
     transforms: dict[str, Any] | None = None
     like: dict[str, Any] | None = None
     class_weights: dict[str, list[float]] | None = None
+    latest: dict[str, int] | None = None
 
 
 class Weights(About):

@@ -34,6 +34,12 @@ def add(commands: Any) -> None:
         help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
     )
     predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+    predict.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only edges at this time or later, a time as of --at; with --new-data, without "
+        "--split and --at: those later than all of the training",
+    )
 
     embed = run_command(
         commands,
@@ -60,7 +66,8 @@ def add(commands: Any) -> None:
     _out(export, "the directory to write", "DIR")
     for parser in (predict, embed):
         _out(parser, "the Parquet file to write")
-        _split(parser, "all", "train, val, test or all (default: all)")
+    _split(predict, None, "train, val, test or all (default: all, but see --since)")
+    _split(embed, "all", "train, val, test or all (default: all)")
     _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
            "all)")  # fmt: skip
     for parser in (predict, embed, evaluate):
@@ -102,7 +109,7 @@ def _fanout(text: str) -> list[int]:
 def _predict(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import predict
 
-    names = ("out", "task", "scores", "ids", "fanout", "overwrite")
+    names = ("out", "task", "scores", "ids", "fanout", "since", "overwrite")
     print_json(args, predict(args.name, **_options(args, *names)).to_dict())
     return 0
 

@@ -22,7 +22,7 @@ from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
-from raygnn.prediction.request import Asked, ask
+from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
@@ -63,12 +63,13 @@ def predict(
     run: str | Path | Run,
     *,
     out: str | PathLike[str],
-    split: str = "all",
+    split: str | None = None,
     task: str | None = None,
     scores: bool = False,
     ids: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
     at: int | str | date | None = None,
+    since: int | str | date | None = None,
     new_data: bool = False,
     trust: bool = False,
     storage: str = "runs",
@@ -87,7 +88,7 @@ def predict(
     Args:
         run: its path, or its name within ``storage``.
         out: the Parquet file to write; whole, or not at all.
-        split: ``train``, ``val``, ``test`` or ``all``.
+        split: ``train``, ``val``, ``test`` or ``all``; None = all, but see ``since``.
         task: which one, of a run with several.
         scores: also a probability for each class.
         ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
@@ -97,6 +98,9 @@ def predict(
         at: a time, such as ``2026-01-31``, or a number in the units of the data's times: all are
             predicted from what was before it, whenever they are; None = each from what was before
             it. Of runs with ``sampling.time``.
+        since: a time as ``at``: only edges at this time or later get a row. None = all edges, but
+            with ``new_data``, and neither ``split`` nor ``at``, those later than all edges of the
+            training. Of tasks on edges in runs with ``sampling.time``.
         new_data: for data that the model was not trained on, of the same node and edge types and
             features, which ``overrides`` name; nodes and graphs need no labels and no splits.
         trust: import the classes that the run names, though another user or machine trained it;
@@ -108,11 +112,11 @@ def predict(
 
     Returns:
         The file. Columns: ``node`` (its id in the user's graph: a number, or of
-        tables what they call it), ``edge`` (its number) with ``source``, ``target`` and
-        ``relation``, or ``graph``; ``prediction`` (a class, of tables its word; a number or a list
-        of them), ``probability`` (of the class), ``split``, ``label`` (as ``prediction``, null
-        where unknown), and ``scores``, of the classes in the order of their numbers;
-        of links ``score`` instead; rows in order of the number.
+        tables what they call it), ``edge`` (its number) with ``source``, ``target``,
+        ``relation`` and ``time``, or ``graph``; ``prediction`` (a class, of tables its word; a
+        number or a list of them), ``probability`` (of the class), ``split``, ``label`` (as
+        ``prediction``, null where unknown), and ``scores``, of the classes in the order of their
+        numbers; of links ``score`` instead; rows in order of the number.
 
     Raises:
         InputError: ``out`` cannot be written, or the run has no weights or not its data.
@@ -125,7 +129,7 @@ def predict(
     asked = ask(
         run,
         splits,
-        split,
+        split or "all",
         storage,
         overrides,
         verbose,
@@ -137,9 +141,11 @@ def predict(
         at,
         trust,
     )
-    request = {"scores": scores, **_few(asked.one, ids, fanout)}
+    begin = _since(asked, split, since)
+    request = {"scores": scores, "since": begin, **_few(asked.one, ids, fanout)}
     of = f"{asked.task}, " if asked.task else ""
-    return _write(asked, file, overwrite, f"{of}split {split} → {file}", **request)
+    of += "" if begin is None else f"edges since {begin}, "
+    return _write(asked, file, overwrite, f"{of}split {asked.split} → {file}", **request)
 
 
 def embed(
@@ -262,6 +268,23 @@ def evaluate(
         metrics = {name: number(value) for name, value in found["metrics"].items()}
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
+
+
+def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
+    """Return the time from which on edges are predicted: see `predict`.
+
+    Raises:
+        InputError: it is no time, or the task is not on edges with times.
+    """
+    if since is not None and not asked.one.task.of_edges:
+        what = f"{asked.one.task.kind} predicts for {asked.one.task.seeds}, which have one row each"
+        raise InputError(what, where=f"--since {since}", remedy="leave it out")
+    if since is not None:
+        return moment_of(asked.config, since, "--since")
+    latest = (asked.weights.latest or {}).get(asked.task)
+    if latest is None or not asked.others or split is not None or asked.at is not None:
+        return None
+    return latest + 1
 
 
 def _few(

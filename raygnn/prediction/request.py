@@ -96,6 +96,12 @@ class Asked:
                 program="raygnn.prediction.worker_side:Predicting",
             )
             session.run.update_summary(status="done")
+            if not answer.get("rows") and (since := request.get("since")) is not None:
+                raise InputError(
+                    f"no edge of the split {self.split!r} is at {since} or later",
+                    where="--since",
+                    remedy="name an earlier time with --since, or all edges with --split all",
+                )
             if not answer.get("rows") and not answer.get("metrics"):
                 unlabelled = self.others and not request["rows"] and not self.one.task.of_links
                 what = "these data have no labels" if unlabelled else "the data have nothing"
@@ -145,7 +151,7 @@ def ask(
     else:
         config = config_of(there, overrides, trust)
     chosen = _split(split, splits, config if others and config.task.of_graphs else None)
-    name, moment = _task(config, task, one), None if at is None else _moment(config, at)
+    name, moment = _task(config, task, one), None if at is None else moment_of(config, at)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     if any(classes(config.to_dict())):
@@ -211,13 +217,13 @@ def _task(config: Config, task: str | None, one: bool) -> str:
     )
 
 
-def _moment(config: Config, at: Any) -> int | str:
-    """The time of ``--at``: see `Request`.
+def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
+    """The time of ``--at`` or ``--since``: see `Request`.
 
     Raises:
         InputError: it is none, or nothing of the run has times.
     """
-    where = f"--at {at}"
+    where = f"{option} {at}"
     if config.sampling.time is None:
         what, remedy = "the run was trained without times (sampling.time)", "leave it out"
         raise InputError(what, where=where, remedy=remedy)
@@ -225,7 +231,7 @@ def _moment(config: Config, at: Any) -> int | str:
     try:
         return parse_moment(int(at) if is_number else at)
     except PydanticCustomError as error:
-        remedy = "give one, or leave it out: each is seen at its own time"
+        remedy = "give one, or leave it out"
         raise InputError(error.message(), where=where, remedy=remedy) from None
 
 

@@ -188,13 +188,14 @@ class Run:
 
     def predict(
         self,
-        split: str = "all",
+        split: str | None = None,
         *,
         task: str | None = None,
         scores: bool = False,
         ids: Sequence[int] | Sequence[str] | None = None,
         fanout: Sequence[int] | None = None,
         at: int | str | date | None = None,
+        since: int | str | date | None = None,
         new_data: bool = False,
         trust: bool = False,
         overrides: Sequence[str] = (),
@@ -206,14 +207,14 @@ class Run:
         memory write a file with `raygnn.predict`.
 
         Args:
-            split: ``train``, ``val``, ``test`` or ``all``.
+            split: ``train``, ``val``, ``test`` or ``all``; None: see `raygnn.predict`.
             task: which one, of a run with several.
             scores: also a probability for each class.
             ids: nodes or graphs, to predict for those alone.
             fanout: neighbours that are drawn for these nodes, from them outward; None = all.
             at: before when all must be that is seen; None = see `raygnn.predict`.
             new_data: for data that the model was not trained on, which ``overrides`` name.
-            trust: see `raygnn.predict`.
+            since, trust: see `raygnn.predict`.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
 
@@ -247,6 +248,7 @@ class Run:
                 fanout=",".join(map(str, fanout)) if fanout is not None else None,
                 task=task,
                 at=at,
+                since=since,
                 new_data=new_data,
                 trust=trust,
             )

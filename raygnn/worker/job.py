@@ -49,6 +49,7 @@ class Request:
         fanout: neighbours of the wanted nodes, from them outward; None = all.
         at: the time, before which all must be that they are predicted from (see
             `raygnn.graph.times.moment`); None = their own, where they have times.
+        since: edges before this time are skipped; None = none are.
         embeddings: what the rows have: the last hidden layer's output in place of predictions.
         ntype: of the nodes that embeddings are for; None = the one that the task is about.
         task: which of several tasks; "" = the only one, and of metrics all.
@@ -64,6 +65,7 @@ class Request:
     wanted: Any = None
     fanout: tuple[int, ...] | None = None
     at: int | str | None = None
+    since: int | str | None = None
     embeddings: bool = False
     ntype: str | None = None
     task: str = ""
@@ -103,6 +105,7 @@ class Sizes:
         found: name → what the model is made for.
         like: what many graphs have in common, see `raygnn.graph.graph_sample.Sample.described`;
             None of one graph.
+        latest: see `raygnn.checkpoint.weights.About`.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Sizes:
         self._trained = trained
         self.like = like
         self.found: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
 
     def settle(self, name: str, counted: int) -> int:
         """How many of something the model is made for.

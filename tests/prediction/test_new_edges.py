@@ -7,16 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import raygnn
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.data import GraphData
+from raygnn.graph.dgl import dgl
+from raygnn.prediction.driver_side import _since
 from raygnn.prediction.request import ask as plan
 from tests.graphs import partitioned
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
 from tests.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, shop
+from tests.worker.test_events import events
+from tests.worker.test_events import run as events_run
 from tests.worker.test_multitask import KIND, TASKS, several
 
 STARS = {"kind": "edge_regression", "etype": "likes", "target": "stars", "reverse": "liked_by"}
@@ -101,6 +107,54 @@ def test_only_one_of_the_tasks_reads_relations(tmp_path: Path) -> None:
         known = ask(run, config, 2, task=task).to_pandas()
         frame = ask(run, found.config, 2, sizes=found.weights.sizes, task=task).to_pandas()
         assert frame["score"].to_numpy() == pytest.approx(known["score"].to_numpy(), abs=1e-4)
+
+
+@pytest.mark.dgl
+@pytest.mark.parametrize("kind", ["edge_classification", "link_prediction"])
+def test_only_later_edges(kind: str, tmp_path: Path) -> None:
+    """A later month's data have the edges of the training, too: these get no row, unless they are
+    asked for. Each row has its edge's time."""
+    events(tmp_path / "whole.dgl")
+    (graph,), _ = dgl().load_graphs(str(tmp_path / "whole.dgl"))
+    at = graph.edata["at"].numpy()
+    early = graph.edge_subgraph(torch.from_numpy(at < 870), relabel_nodes=False)
+    dgl().save_graphs(str(tmp_path / "early.dgl"), [early])
+    run = events_run(tmp_path, tmp_path / "early.dgl", kind, train={"epochs": 1})
+    found = asked(run, f"graph.path={tmp_path / 'whole.dgl'}")
+
+    def rows(workers: int, split: str | None = None, since: Any = None) -> Any:
+        begin = _since(found, split, since)
+        sizes = found.weights.sizes
+        return ask(run, found.config, workers, sizes=sizes, since=begin).to_pandas()
+
+    for workers in (1, 2):
+        frame = rows(workers)
+        assert frame["edge"].tolist() == np.flatnonzero(at >= 870).tolist()
+        assert frame["time"].tolist() == at[at >= 870].tolist()
+    every = rows(2, "all")
+    assert every["time"].tolist() == at.tolist()
+    value = "score" if kind == "link_prediction" else "probability"
+    some = every.loc[frame["edge"], value].to_numpy()
+    assert frame[value].to_numpy() == pytest.approx(some, abs=1e-4)
+    assert rows(1, since="950")["edge"].tolist() == np.flatnonzero(at >= 950).tolist()
+    config = Config.model_validate(run.config, strict=False)
+    tests = ask(run, config, 2, split="test", since=850).to_pandas()  # of the training's own
+    assert tests["time"].tolist() == [t for t in early.edata["at"].tolist() if t >= 850]
+    assert _since(plan(run, ("all",), "all", "runs", [], False, False, None), None, None) is None
+    at_once = (False, False, None, True, None, True, 900)
+    new = plan(run, ("all",), "all", "runs", [f"graph.path={tmp_path / 'whole.dgl'}"], *at_once)
+    assert _since(new, None, None) is None
+
+
+@pytest.mark.dgl
+def test_since_needs_edges_with_times(tmp_path: Path) -> None:
+    events(tmp_path / "graph.dgl")
+    nodes = events_run(tmp_path, tmp_path / "graph.dgl", "node_classification", train={"epochs": 1})
+    timeless = train_on_ranks(config_of(tmp_path, "edges", task=KIND, train={"epochs": 1}))
+    for run, what in ((nodes, "predicts for nodes"), (timeless, "trained without times")):
+        with pytest.raises(InputError, match=what) as error:
+            raygnn.predict(run, out=tmp_path / "out.parquet", since=5, display=False)
+        assert "--since 5" in str(error.value)
 
 
 def asked_of(run: Any, task: str, *overrides: str) -> Any:

@@ -80,7 +80,7 @@ class EdgePlane(PartitionPlane):
         """All edges of the type. Collective."""
         target, task = self.target, self.config.task
         read = self.config.model.decoder_feature_names
-        arrays = [target.relation, None if task.of_links else task.target, self.time]
+        arrays = [target.relation, None if task.of_links else task.target, self._when]
         shard = map_shard(
             self.job,
             self.ranks,
@@ -93,8 +93,17 @@ class EdgePlane(PartitionPlane):
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
             kind = f"edge type {self.of!r}"
-            self.clock.check(times_of(stored, kind, self.time), kind, self.time)
+            times = times_of(stored, kind, self.time)
+            self.clock.check(times, kind, self.time)
+            latest = int(times.max()) if len(times) else np.iinfo(np.int64).min
+            self.sizes.latest[self.job.task] = self.control.max(latest)
         return edges
+
+    @property
+    def _when(self) -> str | None:
+        """Array of the edges' times, also where all are predicted at one; None = they have none."""
+        time = self.config.sampling.time
+        return None if time is None else time.seeds or time.edges
 
     @property
     def _width(self) -> int:
@@ -355,6 +364,12 @@ class EdgePlane(PartitionPlane):
         split = request.split
         assert isinstance(model, EdgeModel)
         own = np.arange(len(edges.src)) if split == "all" else self._in_split(split)
+        kind, when = f"edge type {self.of!r}", self._when
+        times = None
+        if when is not None and (when in edges or request.since is not None):
+            times = times_of(edges.column(when) if when in edges else None, kind, when)
+        if times is not None and (since := self.clock.asked("since")) is not None:
+            own = own[times[own] >= since]
         if not self.control.max(len(own)):
             return
         own = own[np.argsort(edges.column(NUMBER)[own])]
@@ -383,6 +398,7 @@ class EdgePlane(PartitionPlane):
                 relations=None
                 if target.relation is None
                 else edges.column(target.relation)[some].astype(np.int64),
+                times=None if times is None else times[some],
             )
 
     def count(self, split: str) -> int:

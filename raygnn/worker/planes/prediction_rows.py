@@ -1,10 +1,10 @@
 """What predictions are asked for, and their rows: id lists, and Parquet a chunk at a time.
 
 Columns: ``node``, ``edge`` or ``graph``, int64, as the user numbers them; of edges also ``source``,
-``target`` and, where they have some, ``relation``; ``prediction``, ``split``, ``label``. Of classes
-also ``probability`` and, if asked for, ``scores``; of links ``score`` and ``split`` alone. Of
-several labels each has its ``probability_0`` and ``label_0``, and so on, in place of ``prediction``
-and ``label``.
+``target`` and, where they have some, ``relation`` and ``time``; ``prediction``, ``split``,
+``label``. Of classes also ``probability`` and, if asked for, ``scores``; of links ``score`` and
+``split`` alone. Of several labels each has its ``probability_0`` and ``label_0``, and so on, in
+place of ``prediction`` and ``label``.
 """
 
 from __future__ import annotations
@@ -160,12 +160,13 @@ class EdgePredictions(Predictions):
 
     Attributes:
         sources, ends: int64 ``[n]``, as the user numbers the nodes.
-        relations: int64 ``[n]``; None where edges have none.
+        relations, times: int64 ``[n]``; None where edges have none.
     """
 
     sources: np.ndarray
     ends: np.ndarray
     relations: np.ndarray | None
+    times: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,8 @@ class Format:
             columns["target"] = pa.array(found.ends, pa.int64())
             if found.relations is not None:
                 columns["relation"] = pa.array(found.relations, pa.int64())
+            if found.times is not None:
+                columns["time"] = pa.array(found.times, pa.int64())
         if found.targets is None:
             columns["score"] = _numbers(found.outputs)
             columns["split"] = _splits(found.splits)

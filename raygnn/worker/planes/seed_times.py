@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,11 +46,19 @@ class Clock:
     @cached_property
     def at(self) -> int | None:
         """The time that predictions are asked for at; None = at the seeds' own."""
-        asked = None if self.job.request is None else self.job.request.at
+        return self.asked("at")
+
+    def asked(self, name: Literal["at", "since"]) -> int | None:
+        """Return a time of the request in the data's units; None if it has none.
+
+        Raises:
+            DataError: it is a date, and the data's times are no points in time.
+        """
+        value = None if self.job.request is None else getattr(self.job.request, name)
         try:
-            return None if asked is None else moment(asked, self._typical)
+            return None if value is None else moment(value, self._typical)
         except DataError as error:
-            error.where = f"--at {asked}"
+            error.where = f"--{name} {value}"
             raise
 
     @cached_property

@@ -113,7 +113,7 @@ Words = Mapping[str, Sequence[Any]]
 def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     """What a prediction must know of what a job trains on, as JSON: see `Weights`."""
     goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
-    found = {"sizes": sizes.found, "like": sizes.like}
+    found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     transforms = {}
     if job.partition is not None and not job.config.task.of_graphs:
         manifest = read_meta(job.partition).manifest
