@@ -39,9 +39,12 @@ define test_instructions
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)
 endef
 
-# Those that need no DGL, where there is none; what they need could come to need it unnoticed.
+# Those that need no DGL, where there is none; what they need could come to need it unnoticed. All with
+# the Python that has none; beside the fast tests those of the modules that import it where it is there.
+WITHOUT_DGL := tests/test_cli.py $(addprefix tests/,config graph preflight) $(addprefix tests/worker/test_,\
+    $(addsuffix .py,events relations graph_tasks)) tests/prediction/test_new_graphs.py
 define test_without_dgl
-	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" --durations=20
+	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" --durations=20 $(2)
 endef
 
 .DEFAULT_GOAL := help
@@ -53,7 +56,7 @@ help:
 	@echo "make test         the fast tests"
 	@echo "make test-system  those of whole commands and clusters"
 	@echo "make test-plain   those with public names of Ray, Lightning and torch only"
-	@echo "make test-nodgl   the fast tests that need no DGL, in an environment without it"
+	@echo "make test-nodgl   fast tests of what works without DGL, in an environment without it"
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
@@ -117,7 +120,7 @@ test-all: setup
 	$(call tests,.venv)
 
 test-nodgl: .venv-nodgl/.done
-	$(call test_without_dgl,.venv-nodgl)
+	$(call test_without_dgl,.venv-nodgl,$(WITHOUT_DGL))
 
 # ONLY=sampler takes those whose name or file has that in it.
 mutants: setup

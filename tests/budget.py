@@ -50,7 +50,7 @@ LINES_TODAY = {
     "sampling": 5_980,
     "models": 4_380,
     "tasks": 2_700,
-    "preflight": 3_880,
+    "preflight": 3_890,
     "storage": 860,
     "checkpoint": 1_850,
     "worker": 9_000,

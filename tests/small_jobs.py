@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,11 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         else:
             base[section] = values
     return base
+
+
+def slow_but(one: str, every: Iterable[str]) -> list[Any]:
+    """Parameters of a test that all but one are slow: the fast tests run that one."""
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each != one)) for each in every]
 
 
 def about(config: Config, data: str = "d") -> dict[str, Any]:

@@ -186,8 +186,16 @@ def test_several_tasks(tmp_path: Path) -> None:
     ("task", "model"),
     [
         ({**LINKS, "negatives": {"number": 40}}, {"decoder": "distmult"}),
-        ({**LINKS, "kind": "tests.own_steps:Ranking", "like": "link_prediction"}, {}),
-        ({"kind": "edge_regression", "etype": "likes", "target": "stars"}, {"kind": "gat"}),
+        pytest.param(
+            {**LINKS, "kind": "tests.own_steps:Ranking", "like": "link_prediction"},
+            {},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"kind": "edge_regression", "etype": "likes", "target": "stars"},
+            {"kind": "gat"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["links", "own step", "numbers"],
 )

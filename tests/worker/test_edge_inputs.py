@@ -18,7 +18,7 @@ from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
 from raygnn.sampling.batch import Adjacency, Block
 from tests.prediction.test_predict import ask
-from tests.small_jobs import train_on_ranks
+from tests.small_jobs import slow_but, train_on_ranks
 from tests.worker.test_edge_tasks import config_of, losses
 
 NODES, DEGREE = 300, 10
@@ -87,7 +87,7 @@ def make(
     )
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", slow_but("gatv2", MODELS))
 def test_classes_that_the_edges_alone_tell(name: str, tmp_path: Path) -> None:
     """At chance without them; in exact evaluation, and in prediction on other ranks."""
     run = train_on_ranks(make(tmp_path, name, MODELS[name]))

@@ -16,7 +16,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.train import check, partition, train
 from raygnn.errors import DataError, InputError, TrainingError
 from raygnn.runs.run import Run
-from tests.small_jobs import job, train_on_ranks
+from tests.small_jobs import job, slow_but, train_on_ranks
 
 DATASETS = "tests.datasets"
 
@@ -162,7 +162,7 @@ def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1) -> Ru
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize("family", list(BONDS))
+@pytest.mark.parametrize("family", slow_but("sage", BONDS))
 def test_a_class_that_only_the_edges_tell(family: str, tmp_path: Path) -> None:
     run = on_bonds(tmp_path, family, edges=True)
     assert run.summary["metrics"]["test/accuracy"] >= 0.95

@@ -21,7 +21,7 @@ from raygnn.models.decoders import make_decoder
 from raygnn.runs.run import Run
 from tests.graph.ogb_builder import TRIPLETS, write_links
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, train_on_ranks
+from tests.small_jobs import job, slow_but, train_on_ranks
 from tests.worker import test_timed_jobs as timed_jobs
 from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, losses, shop
 
@@ -107,7 +107,10 @@ def by_ogb(part: dict[str, Any], scores: Scores, etype: int | None) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    "name", ["ogbl-collab", "ogbl-ddi", "ogbl-citation2", "ogbl-wikikg2", "ogbl-biokg"]
+    "name",
+    slow_but(
+        "ogbl-wikikg2", ["ogbl-collab", "ogbl-ddi", "ogbl-citation2", "ogbl-wikikg2", "ogbl-biokg"]
+    ),
 )
 def test_the_protocol_of_ogb(name: str, tmp_path: Path) -> None:
     """To the last digit what ogb's evaluator makes of the same scores, on any ranks."""
