@@ -8,11 +8,12 @@ layout of every run directory. Checkpoints go their own ways: see
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,8 @@ from raygnn.storage.claim import held_by
 from raygnn.storage.remote import RemotePath, Stat
 from raygnn.util.files import new_directory, publish, storage_errors
 from raygnn.util.locks import LOCK
+
+log = logging.getLogger("raygnn")
 
 AT_ONCE = 8  # files that are on their way
 FIRST = "config.yaml"  # what has it is recognised as a run
@@ -124,7 +127,7 @@ def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dic
         OSError: the directory cannot be written.
     """
     found = place.files()
-    names = {n for n in found if travels(n) and (not only or n in only)}
+    names = {n for n in without_conflicts(found) if travels(n) and (not only or n in only)}
     here = files_of_run(directory)
     for name in here.keys() - names:
         if not only:
@@ -139,6 +142,19 @@ def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dic
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(fetch, sorted(name for name in names if here.get(name) != found[name])))
     return found
+
+
+def without_conflicts(names: Iterable[str]) -> set[str]:
+    """Leave out what no directory can hold: objects whose name is that of a directory of the run,
+    and objects below one of its files. Neither is raygnn's; each is named in a warning."""
+    kept = set(names)
+    for name in sorted(kept):
+        for parent in map(str, PurePosixPath(name).parents):
+            if parent in kept:
+                odd = name if PurePosixPath(parent).suffix else parent  # files of runs have one
+                log.warning("object %s in the run's place is not raygnn's: ignored", odd)
+                kept.discard(odd)
+    return kept
 
 
 def upload_run(directory: Path, place: RemotePath) -> None:
