@@ -128,6 +128,7 @@ def train(
         records.skip()  # an earlier start's are not news
         watch = partial(watch_training, loggers=loggers, tail=records)
         result = session.launch(watch, profile=profile)
+        result["global_batch"] = start.global_batch
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
             result["advice"] = possible_advice(config, run.path, result)

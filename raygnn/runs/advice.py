@@ -103,6 +103,7 @@ class _Measurements:
         gpu_memory: largest share of a GPU's memory that was used; None if unknown.
         slow: rank → share of the windows in which it was slow; its host.
         fetched: feature rows of other hosts that no cache had; none where all ranks are on one.
+        global_batch: seeds of a batch over all ranks; None if unknown.
     """
 
     config: Mapping[str, Any]
@@ -113,6 +114,7 @@ class _Measurements:
     gpu_memory: float | None
     slow: Sequence[Mapping[str, Any]]
     fetched: int
+    global_batch: int | None
 
     @classmethod
     def of(
@@ -149,6 +151,7 @@ class _Measurements:
             gpu_memory=max((share for window in memory for share in window), default=None),
             slow=summary.get("ranks") or [],
             fetched=remote.get("rows", 0) - remote.get("cache_hits", 0),
+            global_batch=summary.get("global_batch"),
         )
 
     @property
@@ -358,8 +361,9 @@ def _unused_memory(run: _Measurements) -> Iterator[_Finding]:
 
 def _learning_rate(run: _Measurements) -> Iterator[_Finding]:
     """A global batch that grew with the workers, and a learning rate that did not."""
-    if run.world > 1 and run.get("train.lr_scaling") == "none":
-        batch = run.get("sampling.batch_size", 0)
+    batch = run.get("sampling.batch_size", 0)
+    grew = run.global_batch is None or run.global_batch > batch  # not where the run began with one
+    if run.world > 1 and grew and run.get("train.lr_scaling") == "none":
         warmup = () if run.get("train.schedule.warmup") else ("train.schedule.warmup=0.05",)
         yield (
             f"{run.world} workers make a batch of {run.world * batch:,} seeds of {batch:,} each, "

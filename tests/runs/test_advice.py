@@ -168,6 +168,9 @@ def test_memory_and_rate() -> None:
     assert found.set[0] == "train.lr_scaling=linear"
     assert found.numerics
     assert not only(advise(config(), {}, windows(world=1)), "learning_rate")
+    one = {"global_batch": 512}  # as one worker began it, and so did the others go on
+    assert not only(advise(config(), one, windows(world=4)), "learning_rate")
+    assert only(advise(config(), {"global_batch": 2048}, windows(world=4)), "learning_rate")
 
 
 def test_a_run_on_fewer_ranks_than_before() -> None:
