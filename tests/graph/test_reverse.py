@@ -33,7 +33,7 @@ def test_reverses_have_the_same_arrays(triples: TriplesGraph, tmp_path: Path) ->
     there, back = data.edges[TRIPLE], data.edges[REVERSE]
     assert (there.src.tolist(), there.dst.tolist()) == (back.dst.tolist(), back.src.tolist())
     assert back.data.keys() == there.data.keys() >= {"relation", "train_mask", "test_mask"}
-    assert data.names["entity:rev_triple:entity/relation"] == ["of", "in"]
+    assert data.names["entity:rev_triple:entity/relation"] == ["in", "of"]
 
     meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
     assert read_meta(meta.directory).reverses == {TRIPLE: REVERSE}

@@ -537,7 +537,7 @@ def test_triples(kind: str, tmp_path: Path) -> None:
     entities = data.ids["entity"].to_pylist()
     relations = data.names["entity:triple:entity/relation"]
     assert entities == ["/m/a", '"b"', "c", "d"]
-    assert relations == ["/r/of", "/r/in", "/r/new"]
+    assert relations == ["/r/in", "/r/new", "/r/of"]
     found = [
         (entities[h], relations[r], entities[t])
         for h, r, t in zip(edges.src, edges.data["relation"], edges.dst)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import DataError
@@ -49,8 +50,8 @@ def read(graph: TriplesGraph) -> GraphData:
     """Nodes ``entity``, edges ``entity:triple:entity`` in the order of the files.
 
     Edges have ``relation`` int64 ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask`` bool
-    ``[E]``. Entities and relations are numbered as they appear, heads before tails; ``ids`` and
-    ``names`` keep what they are called.
+    ``[E]``. Entities are numbered as they appear, heads before tails; relations in sorted order, as
+    are words in tables. ``ids`` and ``names`` keep what they are called.
 
     Files that end in .txt or .tsv have lines of three columns; .csv and .parquet have columns
     ``head``, ``relation`` and ``tail``.
@@ -76,7 +77,10 @@ def read(graph: TriplesGraph) -> GraphData:
         counts[split] = reader.num
     last = np.cumsum(list(counts.values()))
     at = np.arange(last[-1])
-    data = {"relation": kinds.take()} | {
+    order = pc.array_sort_indices(relations.values)
+    numbers = np.empty(len(relations), np.int64)
+    numbers[order] = np.arange(len(relations))
+    data = {"relation": numbers[kinds.take()]} | {
         f"{split}_mask": (at >= end - num) & (at < end)
         for (split, num), end in zip(counts.items(), last, strict=True)
     }
@@ -87,7 +91,7 @@ def read(graph: TriplesGraph) -> GraphData:
         {ETYPE: edges},
         {"": str(place)},
         {NTYPE: entities.values},
-        {f"{etype_str(ETYPE)}/relation": relations.values.to_pylist()},
+        {f"{etype_str(ETYPE)}/relation": relations.values.take(order).to_pylist()},
     )
 
 
