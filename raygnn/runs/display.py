@@ -44,6 +44,7 @@ _SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _SPINNER = 2  # columns
 _FAR = 2.0  # ratio of losses in training and validation that is worth a note
+_CHANCE = {"roc_auc": 0.5, "mcc": 0.0, "r2": 0.0}  # what a guess has
 _OFTEN = 0.2  # of a training's windows
 _BETWEEN_DETAILS = 3.0  # seconds
 
@@ -235,6 +236,12 @@ class Display:
                     f"val/loss {held:.4f} is far from train/loss {loss:.4f}: the model overfits, "
                     "or evaluation differs from training (dropout, fanout, time, negatives)"
                 )
+        if guessed := _of_chance(summary.get("metrics") or {}):
+            rows["chance"] = (
+                f"{', '.join(guessed)} is that of a guess: the model learnt nothing that helps "
+                "there; see whether messages reach the seeds, and features and labels belong "
+                "together"
+            )
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:
@@ -402,6 +409,16 @@ def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
         others = median(rank["busy"] for rank in ranks if rank is not slow)
         said.append(f"{name}: busy for {slow['busy']:.3f} s a batch, the others for {others:.3f} s")
     return "; ".join(said)
+
+
+def _of_chance(metrics: Mapping[str, float]) -> list[str]:
+    """Return the metrics of the test split, or else of validation, that tell a model from a guess,
+    if none of them does."""
+    split = "test/" if any(name.startswith("test/") for name in metrics) else "val/"
+    there = {name: name.rpartition("/")[2] for name in metrics if name.startswith(split)}
+    told = {name: _CHANCE[end] for name, end in there.items() if end in _CHANCE}
+    better = any(metrics[name] >= chance + 0.01 for name, chance in told.items())
+    return [] if better else list(told)
 
 
 def _advised(advice: Mapping[str, Any]) -> str:

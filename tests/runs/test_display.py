@@ -485,3 +485,22 @@ def test_losses_far_apart_are_noted_at_the_end(held: float, loss: float, noted: 
     summary = {"status": "done", "metrics": {"val/loss": held}, "train_loss": loss}
     screen.display.closing(summary, Path("/runs/cora"))
     assert (f"val/loss {held:.4f} is far from train/loss {loss:.4f}" in screen.text()) == noted
+
+
+@pytest.mark.parametrize(
+    ("metrics", "named"),
+    [
+        ({"test/roc_auc": 0.5, "test/loss": 0.1, "val/roc_auc": 0.9}, ["test/roc_auc"]),
+        ({"test/mcc": -0.1, "test/accuracy": 0.9}, ["test/mcc"]),
+        ({"val/r2": 0.0}, ["val/r2"]),
+        ({"test/roc_auc": 0.6, "val/roc_auc": 0.5, "test/mcc": 0.2}, []),
+        ({"test/roc_auc": 0.9, "test/mcc": 0.0}, []),  # of few that are positive
+    ],
+)
+def test_metrics_of_chance_are_noted_at_the_end(
+    metrics: dict[str, float], named: list[str]
+) -> None:
+    screen = Screen()
+    screen.display.closing({"status": "done", "metrics": metrics}, Path("/runs/cora"))
+    said = f"{', '.join(named)} is that of a guess"
+    assert (said in screen.text()) == bool(named)
