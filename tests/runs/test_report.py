@@ -128,6 +128,10 @@ def test_long_curves_keep_their_spikes() -> None:
     assert all(math.isnan(value) for _, value in gone)
 
 
+def test_a_page_is_less_than_half_of_plotlys_script(run: Path) -> None:
+    assert write_report(run).stat().st_size < 2.2e6
+
+
 def test_many_ranks_and_records_make_a_small_page(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=64, records=400, nodes=8)
     page = write_report(run)

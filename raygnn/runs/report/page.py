@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import shlex
@@ -9,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,6 @@ def html(source: Source) -> str:
     """The whole page. All text that comes from files is escaped."""
     import jinja2
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
@@ -108,9 +110,17 @@ def html(source: Source) -> str:
         config=write_yaml(source.config) if source.config else "",
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs() if drawn else ""),
+        plotly=Markup(_plotly() if drawn else ""),
         data=Markup(as_json({chart.name: chart.data() for chart in drawn})),
     )
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly's script, gzipped, as base64: 2.0 MB in place of 4.8."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 def as_json(value: Any) -> str:

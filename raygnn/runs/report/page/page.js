@@ -34,14 +34,24 @@
     return Plotly.react(element, structuredClone(traces), layout(chart), options);
   }
 
+  // compressed: it is most of the page
+  async function load() {
+    const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
   const elements = [...document.querySelectorAll("[data-chart]")];
   const all = () => Promise.all(elements.map(draw));
-  all().then(() => { document.body.dataset.drawn = elements.length; });
-  dark.addEventListener("change", all);
+  const ready = elements.length ? load() : Promise.resolve();
+  ready.then(all).then(() => { document.body.dataset.drawn = elements.length; });
+  dark.addEventListener("change", () => ready.then(all));
   for (const select of document.querySelectorAll("select[data-of]")) {
     select.addEventListener("change", () => {
       shown[select.dataset.of] = Number(select.value);
-      draw(document.getElementById("chart-" + select.dataset.of));
+      ready.then(() => draw(document.getElementById("chart-" + select.dataset.of)));
     });
   }
   for (const button of document.querySelectorAll(".code button")) {
