@@ -103,6 +103,7 @@ class RayCluster:
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         self.local = self._address in (None, "", "local") and not _connected()
         self._num_cpus = config.cluster.num_cpus
+        self._run_dir = config.run_dir
         self._verbose = verbose
         self._tell = tell
         self._timeout = config.comm.timeout.seconds
@@ -114,7 +115,6 @@ class RayCluster:
         # of the thread, which, on Python 3.11, counts as ended when Ctrl-C ends a wait for it
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        self._failed = False  # the logs stay
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
@@ -175,7 +175,7 @@ class RayCluster:
         """
         self.start()
         if not self._ready.wait(_START):
-            self._error, self._failed = TimeoutError(f"nothing within {_START:g} s"), True
+            self._error = TimeoutError(f"nothing within {_START:g} s")
         if self._error is not None:
             raise self._as_preflight_error(self._error)
 
@@ -232,10 +232,17 @@ class RayCluster:
         try:
             self._claim()
             before = dict(os.environ)
-            self._start()
+            try:
+                self._start()
+            except Exception as error:
+                if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
+                    raise
+                # a machine that is loaded lets Ray's processes miss its deadlines
+                self._tell(f"Ray did not start ({type(error).__name__}): once more")
+                self._forget()
+                self._start()
         except BaseException as error:
             self._error = error
-            self._failed = not self._done.is_set()  # else it was stopped
         self._ready.set()
         self._done.wait()
         try:
@@ -243,7 +250,7 @@ class RayCluster:
                 self._shut_down()
         finally:
             self._unpatch()
-            if self._directory and not self._failed:
+            if self._directory:
                 _remove(self._directory)
             if self._owned:
                 self._owned.close()
@@ -251,6 +258,25 @@ class RayCluster:
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
                     os.environ.pop(name, None)
+
+    def _forget(self) -> None:
+        """Remove what is left of a local Ray that did not start."""
+        self._shut_down()
+        self._unpatch()
+        if self._directory is not None and self._owned is not None:
+            _remove(self._directory)
+            self._owned.close()
+        self._directory = self._owned = None
+
+    def _keep_logs(self) -> Path | None:
+        """Copy a local Ray's logs to where they stay: into the run directory, if there is one."""
+        if self.logs is None or not self.logs.is_dir():
+            return None
+        run = self._run_dir
+        place = run / "logs" if run.is_dir() else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
+        with contextlib.suppress(OSError, shutil.Error):  # whose processes may still write there
+            shutil.copytree(self.logs, place / "ray", dirs_exist_ok=True)
+        return place / "ray"
 
     def _shut_down(self) -> None:
         processes = processes_of(self._directory)
@@ -348,10 +374,10 @@ class RayCluster:
         if isinstance(error, RaygnnError):
             return error
         if self.local:
-            logs = self._directory or tempfile.gettempdir()
+            logs = self._keep_logs()
             return PreflightError(
                 f"Ray did not start: {type(error).__name__}: {error}",
-                remedy=f"run again with -v, and look into {logs}",
+                remedy=f"run again with -v{f', and look into {logs}' if logs else ''}",
             )
         return PreflightError(
             f"no connection to Ray: {type(error).__name__}: {error}",

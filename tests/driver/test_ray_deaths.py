@@ -24,6 +24,7 @@ import raygnn
 from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.errors import PreflightError
 from raygnn.runs.run import Run
 from raygnn.worker.job import attempts
 from tests.commands import ROOT, Command
@@ -273,3 +274,39 @@ def test_a_stop_while_the_rest_of_ray_comes(
     assert messages == []  # none of a Ray that was just starting
     assert not [process for process in processes if process.is_running()]
     os.rmdir(place)  # it is empty
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_ray_that_does_not_start_is_tried_again_and_leaves_its_logs(
+    tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: what the second one said is in the run directory."""
+    config = load_config(job(tmp_path, cluster={"address": "local"}))
+    (config.run_dir / "logs").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    begun: list[str] = []
+
+    def init(*, _temp_dir: str, **_: Any) -> None:
+        begun.append(_temp_dir)
+        logs = Path(_temp_dir, "session_latest", "logs")
+        logs.mkdir(parents=True)
+        (logs / "gcs_server.out").write_text(f"try {len(begun)}")
+        if len(begun) <= tries:
+            raise ConnectionError("no answer")
+
+    said: list[str] = []
+    monkeypatch.setattr("ray.init", init)
+    with RayCluster(config, tell=said.append) as cluster:
+        if tries == 1:
+            cluster.wait()
+        else:
+            with pytest.raises(PreflightError, match="no answer") as error:
+                cluster.wait()
+            assert str(config.run_dir / "logs" / "ray") in str(error.value.remedy)
+    assert said == ["Ray did not start (ConnectionError): once more"]
+    assert len(begun) == 2
+    assert not [*(tmp_path / "t").iterdir()]
+    kept = config.run_dir / "logs" / "ray" / "gcs_server.out"
+    assert kept.exists() == (tries == 2)
+    assert tries == 1 or kept.read_text() == "try 2"
