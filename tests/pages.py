@@ -22,4 +22,4 @@ def commands_of(page: Path, *languages: str) -> list[str]:
         for block in blocks(language, page)
         for line in block.splitlines()
     ]
-    return [command for line in lines if (command := line.split("  #")[0].strip())]
+    return [command for line in lines if (command := line.split(" #")[0].strip())]

@@ -192,7 +192,14 @@ def test_predictions_are_given_their_arguments(
     what = {"split": "all", "new_data": False, "trust": False, "storage": "runs", "verbose": False}
     what |= {"overrides": [], "display": True, "at": None}
     file = {"out": "a.parquet", "overwrite": False}
-    every = {"task": None, "scores": False, "ids": None, "fanout": None}
+    every = {
+        "split": None,
+        "since": None,
+        "task": None,
+        "scores": False,
+        "ids": None,
+        "fanout": None,
+    }
     assert main(["predict", "first", "--out", "a.parquet"]) == 0
     assert calls.pop() == ("predict", "first", {**what, **file, **every})
     argv = ["predict", "first", "--out", "a.parquet", "--overwrite", "--scores", "--task", "kind"]

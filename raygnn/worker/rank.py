@@ -108,7 +108,8 @@ class Rank(RankSetup):
             checkpoints.finish()
             trained = True
         except BaseException as error:
-            if isinstance(interrupt := error.__context__, KeyboardInterrupt):
+            interrupt = error.__context__
+            if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error.__cause__:
                 # which Lightning takes for Ctrl-C: it ends the process, or fails in this thread
                 raise TrainingError(
                     "user code raised KeyboardInterrupt in training",

@@ -352,5 +352,5 @@ def test_what_others_call_our_names(word: str, ours: str) -> None:
     names = {*Config.model_fields, *MODEL_FAMILIES}
     for section in chain(*CLASSES.values()):
         names |= {*section.model_fields}
-    assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16"}
+    assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16", "tables"}
     assert nearest(word, sorted(names)) == ours
