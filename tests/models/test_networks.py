@@ -120,7 +120,7 @@ def schema(request: pytest.FixtureRequest) -> Schema:
     return request.param
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "sage with edges", "gin"])
+@pytest.mark.parametrize("kind", ["gcn", "typed gcn", "sage", "sage with edges", "gin"])
 @pytest.mark.parametrize("projected", [False, True])
 def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
     kind: str, projected: bool
@@ -129,6 +129,7 @@ def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
     torch.manual_seed(0)
     conv = {
         "gcn": lambda: GCNConv(4, 3, same_type=True, kernels="torch"),
+        "typed gcn": lambda: GCNConv(4, 3, same_type=False, kernels="torch"),
         "sage": lambda: SAGEConv(4, 3, reduce="sum", kernels="torch"),
         "sage with edges": lambda: SAGEConv(4, 3, edges=2, reduce="sum", kernels="torch"),
         "gin": lambda: GINConv(4, 3, same_type=True, kernels="torch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,30 @@ def test_permutations_on_both_sides_of_the_border(size: int) -> None:
         assert chi_square(np.bincount(column * 20 // size, minlength=20)) < 5
     gap = (drawn[:, 0] - drawn[:, 1]) % size
     assert chi_square(np.bincount(gap * 20 // size, minlength=20)) < 5
+
+
+@pytest.mark.parametrize("size", [31, 64, 500, 1024, 1040, 5000])
+def test_gaps_between_positions_are_equally_likely(size: int) -> None:
+    """Of every two among the first, the middle and the last positions."""
+    positions = np.array([0, 1, 2, size // 2, size // 2 + 1, size - 2, size - 1])
+    drawn = np.array([permute(positions, size, key) for key in range(20_000)])
+    for one, other in itertools.combinations(drawn.T, 2):
+        assert chi_square(np.bincount((one - other) % size, minlength=size)[1:]) < 5
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [
+        (2, [1, 0]),
+        (31, [26, 29, 19, 24, 13]),
+        (1000, [575, 991, 241, 193, 792]),
+        (1001, [847, 180, 921, 956, 725]),
+        (1_000_000, [282367, 737787, 373116, 607184, 610416]),
+    ],
+)
+def test_the_order_of_a_key_stays(size: int, first: list[int]) -> None:
+    """A run is resumed by any later version within an epoch."""
+    assert permute(np.arange(len(first)), size, 7).tolist() == first
 
 
 def test_permute_depends_on_the_key_and_looks_random() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
@@ -169,6 +169,7 @@ PLANS = st.dictionaries(
 
 
 @given(PLANS, st.integers(1, 4), st.integers(1, 4))
+@example({"a": SeedPlan(50, 10), "b": SeedPlan(30, 10)}, 1, 3)
 def test_each_task_goes_through_its_own_epochs(
     plans: dict[str, SeedPlan], accumulate: int, epochs: int
 ) -> None:

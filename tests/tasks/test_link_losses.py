@@ -66,6 +66,22 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
     assert there.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("loss", ["bce", "self_adversarial"])
+def test_distances_are_shifted_by_the_papers_margin(loss: Any) -> None:
+    """γ is 9 where none is given: Sun et al. (2019), for FB15k-237."""
+    draw = torch.Generator().manual_seed(0)
+    there, absent = -12 * torch.rand(4, generator=draw), -12 * torch.rand(4, 5, generator=draw)
+    more = {"temperature": 2.0} if loss == "self_adversarial" else {}
+    config = read_task(kind="link_prediction", loss=loss, **more)
+    every = [torch.ones(4, 5, dtype=torch.bool)]
+    found = make_link_loss(config, distance=True)(there, [absent], every)
+    wanted = [
+        of_one(loss, float(p), [others.tolist()], shift=9.0, gap=0.0)
+        for p, others in zip(there, absent)
+    ]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-4)
+
+
 @pytest.mark.parametrize(("kind", "wanted"), [("mse", [2.5, 4.5]), ("l1", [1.5, 1.5])])
 def test_losses_of_several_numbers_are_means(kind: Any, wanted: list[float]) -> None:
     loss = make_loss(read_task(kind="node_regression", loss=kind))

@@ -204,6 +204,19 @@ def test_plateau_follows_the_validation(make_job: JobFactory) -> None:
     )
 
 
+def test_the_threshold_of_a_plateau_is_a_difference() -> None:
+    """0.58 is 0.08 more than 0.5: less than a threshold of 0.1, though 16 % more."""
+    plateau = ScheduleConfig(kind="plateau", patience=0, factor=0.5, threshold=0.1)
+    config = TrainConfig(lr=0.5, schedule=plateau)
+    found = make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, 1.0, False)
+    ([found], [told]) = with_schedules(found, config, 1.0, STEPS)
+    seen = []
+    for metric in (0.5, 0.58, 0.69):
+        told["scheduler"].step(metric)
+        seen.append(found.param_groups[0]["lr"])
+    assert seen == [0.5, 0.25, 0.25]
+
+
 def test_plateau_needs_a_validation(make_job: JobFactory) -> None:
     config = make_job(graph={"val": 0.0}, train={"schedule": "plateau"}, cluster={"workers": 1})
     with pytest.raises(RuntimeError, match="nothing to validate on"):
