@@ -209,7 +209,13 @@ class FamilyConfig(_Layers):
     hidden: Count = Field(
         64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
     )
-    dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
+    dropout: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="Share of a layer's inputs dropped; where it is not given, 0.1 of tables, "
+        "which have few columns.",
+    )
     input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
         description="Share of the input features dropped; null = dropout. With 0, gcn, sage and "

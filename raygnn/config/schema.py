@@ -23,8 +23,8 @@ from raygnn.config.execution import (
     PlainComm,
     StagingConfig,
 )
-from raygnn.config.graph import GraphConfig
-from raygnn.config.model import ModelConfig
+from raygnn.config.graph import GraphConfig, TablesGraph
+from raygnn.config.model import FamilyConfig, ModelConfig
 from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
 from raygnn.config.task import (
@@ -393,6 +393,16 @@ class Config(Section):
     def trains(self) -> bool:
         """Whether a model is trained: a job that asks one needs neither targets nor splits."""
         return self._trains
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        model = self.model
+        if (
+            isinstance(self.graph, TablesGraph)
+            and isinstance(model, FamilyConfig)
+            and "dropout" not in model.model_fields_set
+        ):
+            object.__setattr__(self, "model", model.model_copy(update={"dropout": 0.1}))
 
     def problems(self, at: KeyPath = ()) -> Iterator[Problem]:
         """What the number of layers, the precision and GPUs do not agree on."""

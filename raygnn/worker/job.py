@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
-from raygnn.errors import DataError
+from raygnn.errors import DataError, TrainingError
 from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
 from raygnn.worker.control import Control, Link
 
 if TYPE_CHECKING:
+    from raygnn.graph.partition.layout import PartitionMeta
     from raygnn.preflight.facts import PartitionFacts
     from raygnn.storage.remote import AnyPath, RemotePath
 
@@ -23,6 +28,10 @@ OUTCOME = "outcome.json"  # in the directory of a dry run: what came of it
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
+
+_RETRY_EVERY = 1.0  # seconds
+
+T = TypeVar("T")
 
 
 def attempts(run_dir: Path) -> int:
@@ -195,6 +204,51 @@ class Job:
     def lost(self) -> str | None:
         """What has become of the run directory: see `raygnn.runs.run_directory.lost`."""
         return lost(self.run_dir, self.token)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which storage may be away; the other ranks may wait in a collective."""
+        config = self.config
+        return min(config.fault.storage_timeout.seconds, config.comm.timeout.seconds / 2)
+
+    @cached_property
+    def meta(self) -> PartitionMeta:
+        """The partition's description; raises as `read` does."""
+        from raygnn.graph.partition.layout import read_meta
+
+        assert self.partition is not None
+        place = self.partition
+        return self.read(lambda: read_meta(place))
+
+    def read(self, act: Callable[[], T]) -> T:
+        """Call what reads the partition, again and again while the place is away.
+
+        Raises:
+            DataError: what is there is bad.
+            TrainingError: the place was away for longer than `patience`.
+        """
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                return act()
+            except (DataError, OSError) as error:
+                if not self._is_away(error):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise TrainingError(
+                        f"the partition could not be read for {self.patience:.0f} s: "
+                        f"{getattr(error, 'what', error)}",
+                        where=str(self.partition),
+                        remedy="see to the place, then go on with --resume",
+                    ) from error
+            time.sleep(min(_RETRY_EVERY, self.patience))
+
+    def _is_away(self, error: DataError | OSError) -> bool:
+        """Whether what preflight found to be good cannot be read now."""
+        cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
+        if isinstance(cause, OSError):
+            return cause.errno not in (errno.ENOSPC, errno.EDQUOT)  # of this node's cache
+        return isinstance(self.partition, Path) and not os.path.exists(self.partition)
 
     def of(self, name: str) -> Job:
         """The job as it is for one of several tasks alone."""

@@ -46,9 +46,7 @@ class Rank(RankSetup):
         place = RemoteCheckpoints.of(job.config)
         # where the run's checkpoints are, if that is not the directory; None = it is
         self.place = place if place is not None and place.primary else None
-        # of rank 0 with storage that is full or away, while the others wait in a collective
         self.storage_timeout = job.config.fault.storage_timeout.seconds
-        self.patience = min(self.storage_timeout, job.config.comm.timeout.seconds / 2)
 
     def run(self) -> dict[str, Any]:
         """Train, then test; returns the summary's figures (the same on all ranks)."""
@@ -66,7 +64,7 @@ class Rank(RankSetup):
         state, step = self._checkpoint(maker.identity)
         rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state, self.place)
         guard, first = self.guard, self.ranks.first
-        records = self.records(open_writers(job.run_dir, step, self.patience) if first else [])
+        records = self.records(open_writers(job.run_dir, step, job.patience) if first else [])
         evaluation = Evaluation(
             evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
@@ -160,7 +158,7 @@ class Rank(RankSetup):
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
-        records.close(self.patience)
+        records.close(job.patience)
         self.events.flush()
         result = {
             "metrics": metrics,
@@ -211,7 +209,7 @@ class Rank(RankSetup):
             TrainingError: it was so for too long.
         """
         with storage_errors(self.job.run_dir):
-            return retry(act, self.patience)
+            return retry(act, self.job.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
         """The state to go on from, and its step: rank 0 chooses, so that all take the same.

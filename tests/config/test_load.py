@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import raygnn
 from raygnn.config.graph import NpzGraph, PlantedGraph
 from raygnn.config.load import load_config
-from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS
+from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, FamilyConfig
 from raygnn.config.problems import _SYNONYMS, nearest
 from raygnn.config.schema import SECTIONS as CLASSES
 from raygnn.config.schema import Config
@@ -354,3 +354,27 @@ def test_what_others_call_our_names(word: str, ours: str) -> None:
         names |= {*section.model_fields}
     assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16", "tables"}
     assert nearest(word, sorted(names)) == ours
+
+
+@pytest.mark.parametrize(
+    ("graph", "model", "dropout"),
+    [
+        ({"format": "tables", "path": "tables.yaml"}, {"kind": "sage"}, 0.1),
+        ({"format": "tables", "path": "tables.yaml"}, {"kind": "sage", "dropout": 0.5}, 0.5),
+        ({"format": "planted", "nodes": 100}, {"kind": "sage"}, 0.5),
+    ],
+)
+def test_tables_drop_less(
+    graph: dict[str, Any],
+    model: dict[str, Any],
+    dropout: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what a run keeps of its configuration is that configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path("tables.yaml").touch()
+    config = load_config({"name": "a", "graph": graph, "model": model})
+    assert isinstance(config.model, FamilyConfig)
+    assert config.model.dropout == dropout
+    assert load_config(config.recorded()) == config

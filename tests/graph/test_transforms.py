@@ -96,6 +96,43 @@ def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> N
     assert lines["state"] == [[[None, "fibre", "landline", "mobile"]]]
 
 
+@pytest.mark.parametrize("engine", ["memory", "disk"])
+@pytest.mark.parametrize("held", ["split", "masks"])
+def test_tables_with_times_are_fitted_to_what_is_before_validation(
+    held: str, engine: str, tmp_path: Path
+) -> None:
+    """Where no column says which rows are for training; other rows could tell of the future."""
+    shop, visits = {"id": [1, 2, 3], "spent": [1.0, 3.0, 900.0]}, {"from": [1, 2], "to": [2, 3]}
+    pd.DataFrame({**shop, "at": [10, 19, 20]}).to_csv(tmp_path / "shop.csv", index=False)
+    pd.DataFrame({**visits, "long": [2.0, 800.0], "at": [10, 40]}).to_csv(
+        tmp_path / "visits.csv", index=False
+    )
+    seeds = {"id": [1, 2, 3, 4], "at": [5, 30, 20, 2], "fold": ["train", "test", "val", None]}
+    flags = {"is_train": [1, 0, 0, 0], "is_val": [0, 0, 1, 0], "is_test": [0, 1, 0, 0]}
+    pd.DataFrame({**seeds, **flags, "y": [0, 1, 0, 1]}).to_csv(tmp_path / "s.csv", index=False)
+    says = {"split": "fold"}
+    masks = {"masks": {"train": "is_train", "val": "is_val", "test": "is_test"}}
+    scaled = {"column": "spent", "scale": "minmax"}
+    nodes = {
+        "shop": {"files": "shop.csv", "id": "id", "time": "at", "features": {"feat": scaled}},
+        "seed": {"files": "s.csv", "id": "id", "time": "at", "label": "y"}
+        | (says if held == "split" else masks),
+    }
+    visit = {"files": "visits.csv", "source": "from", "target": "to", "time": "at"}
+    visit["features"] = {"how": {"column": "long", "impute": "mean", "scale": "minmax"}}
+    spec = {"nodes": nodes, "edges": {"shop:visits:shop": visit}}
+    (tmp_path / "tables.yaml").write_text(yaml.safe_dump(spec))
+    if engine == "memory":
+        transforms = load_graph(described(tmp_path)).transforms
+    else:
+        out_of_core(missing(described(tmp_path), tmp_path / "disk", 1))
+        transforms = json.loads((tmp_path / "disk" / "raygnn.json").read_text())["transforms"]
+    [column] = transforms["shop/feat"]
+    assert (column["state"], column["before"]) == ([[[1.0, 2.0]]], 20)
+    [column] = transforms["shop:visits:shop/how"]
+    assert (column["state"][0][0], column["before"]) == ([2.0], 20)
+
+
 def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
     people, _ = company.write(tmp_path, "csv", 300, 2, splits=SHARES)
     people.loc[::3, "leaves"] = None

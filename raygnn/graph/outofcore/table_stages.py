@@ -30,10 +30,11 @@ from raygnn.graph.outofcore.disk_arrays import (
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
 from raygnn.graph.outofcore.id_index import IdsToDisk, StoredIds
 from raygnn.graph.outofcore.workspace import Workspace
-from raygnn.graph.sources.table_graph import transforms_of, vocabulary_of
+from raygnn.graph.sources.table_graph import fit_to, vocabulary_of
 from raygnn.graph.tables.description import Description, EdgeTable, NodeTable, read_description
 from raygnn.graph.tables.frames import (
     EdgeColumns,
+    FitTo,
     Nodes,
     Targets,
     Vocabulary,
@@ -54,7 +55,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     _check(described, file)
-    words, trained = vocabulary_of(graph), transforms_of(graph)
+    words, to = vocabulary_of(graph), fit_to(graph, described)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
     transforms: dict[str, Any] = {}
@@ -69,7 +70,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     for (ntype, table, files, _, directory), result in zip(tasks, results, strict=True):
         ids[ntype] = StoredIds.at(directory, ntype, text=result["text"])
         arrays, made = _features(
-            ntype, table, files, trained, result["starts"], result["rows"], directory, work
+            ntype, table, files, to, result["starts"], result["rows"], directory, work
         )
         transforms |= made
         figures.num_nodes[ntype] = result["rows"]
@@ -85,7 +86,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
         stage = f"edges-{at}" if at else "edges"
         edge_files = resolve(file.parent, edges.files)
         by_type, arrays, stand_for, made = _edges(
-            etype, edges, edge_files, ids, vocabulary, trained, work, stage
+            etype, edges, edge_files, ids, vocabulary, to, work, stage
         )
         transforms |= made
         for one, of_type in by_type.items():
@@ -147,7 +148,7 @@ def _features(
     ntype: str,
     table: NodeTable,
     files: Sequence[AnyPath],
-    trained: Mapping[str, Any] | None,
+    to: FitTo,
     starts: Sequence[int],
     num: int,
     directory: Path,
@@ -158,7 +159,7 @@ def _features(
     if not features:
         return {}, {}
     stage = f"features-{directory.name}"
-    made = settle(ntype, features, table, files, trained, _on_disk(work, stage))
+    made = settle(ntype, features, table, files, to, _on_disk(work, stage))
     columns = [column for matrix in features.values() for column in matrix.columns]
     for chunk in Reader(files, columns, table.delimiter).chunks():
         for matrix in features.values():
@@ -208,7 +209,7 @@ def _edges(
     files: Sequence[AnyPath],
     ids: Mapping[str, StoredIds],
     words: Vocabulary,
-    trained: Mapping[str, Any] | None,
+    to: FitTo,
     work: Workspace,
     stage: str,
 ) -> tuple[
@@ -218,7 +219,7 @@ def _edges(
     `Figures`), for each array what its codes stand for, and what `settle` says."""
     columns, ends = EdgeColumns(table), (ids[etype[0]], ids[etype[2]])
     keep = _on_disk(work, stage)
-    made = settle(etype_str(etype), columns.features, table, files, trained, keep)
+    made = settle(etype_str(etype), columns.features, table, files, to, keep)
     for chunk in edge_reader(table, files).chunks():
         columns.rows(chunk, (ends[0].index(), ends[1].index()))  # which settles widths and dtypes
         break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,7 +218,11 @@ def _check_size(directory: AnyPath, name: str, expected: int) -> None:
     path = directory / name
     try:
         size = path.stat().st_size if path.is_file() else None
-    except OSError:  # a name that is too long
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise DataError(
+                f"cannot be read: {error.strerror}", where=str(path), remedy="check its permissions"
+            ) from error
         size = None
     if size != expected:
         raise DataError(

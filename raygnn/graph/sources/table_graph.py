@@ -16,12 +16,12 @@ from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables.description import read_description
-from raygnn.graph.tables.frames import Nodes, edge_reader, read_edges
+from raygnn.graph.tables.description import Description, read_description
+from raygnn.graph.tables.frames import FitTo, Nodes, edge_reader, read_edges
 from raygnn.graph.tables.reader import resolve
 from raygnn.storage.remote import AnyPath
 
-VERSION = 3
+VERSION = 4
 DEFAULT_NORMALIZE = "none"
 
 
@@ -66,11 +66,11 @@ def read(graph: TablesGraph) -> GraphData:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     origin = {"": str(file)}
-    vocabulary, trained = vocabulary_of(graph), transforms_of(graph)
+    vocabulary, to = vocabulary_of(graph), fit_to(graph, described)
     nodes: dict[str, Nodes] = {}
     for ntype, table in described.nodes.items():
         paths = resolve(file.parent, table.files)
-        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}), trained=trained)
+        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}), to=to)
         origin[ntype] = f"{file}: nodes.{ntype}"
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
@@ -84,7 +84,7 @@ def read(graph: TablesGraph) -> GraphData:
             reverses[etype] = (etype[2], edge_table.reverse, etype[0])
             words = words or vocabulary.get(etype_str(reverses[etype]), {})
         paths = resolve(file.parent, edge_table.files)
-        frames, values, made = read_edges(etype, edge_table, paths, nodes, words, trained)
+        frames, values, made = read_edges(etype, edge_table, paths, nodes, words, to)
         edges |= frames
         transforms |= made
         for other in map(etype_str, frames):
@@ -122,7 +122,10 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
     return vocabulary
 
 
-def transforms_of(graph: TablesGraph) -> dict[str, Any] | None:
-    """What the run or partition that the graph names did to columns of features (see `GraphData`);
-    None = it names none."""
-    return None if graph.vocabulary is None else read_json(graph.vocabulary).get("transforms") or {}
+def fit_to(graph: TablesGraph, described: Description) -> FitTo:
+    """What transforms of features are fitted to: to nothing, where the graph names a run or a
+    partition that has their state (see `GraphData`)."""
+    kept = graph.vocabulary
+    trained = None if kept is None else read_json(kept).get("transforms") or {}
+    base, tables = Path(graph.path).parent, [*described.nodes.values(), *described.edges.values()]
+    return FitTo.of([(table, resolve(base, table.files)) for table in tables], trained)

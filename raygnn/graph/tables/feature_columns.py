@@ -41,6 +41,7 @@ from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, FeatureColumn
 from raygnn.graph.tables.reader import Chunk
 
 _ROWS = 1 << 16  # that are added up, or transformed, at once
+_ALL_LATER = "no row is before the first time of a row for validation"
 _QUANTILES = 1001  # that stand for a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
@@ -59,6 +60,7 @@ class Transformed:
         columns: those that it reads.
         state: of each feature before it is encoded: for each step its numbers, or the words; None
             where nothing was fitted.
+        before: the time before which the rows lie that it is of; None = of all for training.
     """
 
     def __init__(self, described: FeatureColumn, fill: float | None):
@@ -79,6 +81,13 @@ class Transformed:
         self._width: int | None = None  # of lists
         self._values: Any = None
         self._words: list[Counter[str]] = []
+        self.before: int | None = None
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What is done and its state, for a manifest."""
+        before = {} if self.before is None else {"before": self.before}
+        return {"does": self.says, "state": self.state, **before}
 
     @property
     def says(self) -> dict[str, Any]:
@@ -129,8 +138,8 @@ class Transformed:
             self._values = keep(values.shape[1])
         self._values.append(values[training] + 0.0)  # no -0, whose place among 0 is any
 
-    def fit(self, where: str) -> None:
-        """Find the state from what was added.
+    def fit(self, where: str, before: int | None) -> None:
+        """Find the state from what was added: rows before that time, if it is given.
 
         Raises:
             DataError: there was nothing, or more words than there may be; ``where`` names it.
@@ -138,10 +147,11 @@ class Transformed:
         if self.described.of_words:
             self.state = [[self._vocabulary(counter, where)] for counter in self._words]
         elif self._values is None or not len(values := self._values.take()):
-            raise _nothing(where, "no row is for training")
+            none = "no row is for training"
+            raise _nothing(where, none if before is None else _ALL_LATER)
         else:  # one of several features is copied, and one alone sorted where it lies
             self.state = [self._fitted(np.ascontiguousarray(one), where) for one in values.T]
-        self._values, self._words = None, []
+        self.before, self._values, self._words = before, None, []
 
     def _fitted(self, values: Array, where: str) -> list[list[float]]:
         state = []
@@ -357,8 +367,7 @@ class Features:
         """What was done to each column, and its state; None where all are as they were read."""
         if not any(self.transformed):
             return None
-        both = [(one.says, one.state) if one else None for one in self.transformed]
-        return [one and {"does": one[0], "state": one[1]} for one in both]
+        return [one.made if one else None for one in self.transformed]
 
     def replay(self, kept: Sequence[Mapping[str, Any] | None] | None, where: str) -> None:
         """Take over what `manifest` gave for the training.
@@ -376,9 +385,9 @@ class Features:
             message = f"columns are not transformed as in the training: {differ}"
             remedy = "describe them as the tables that were trained on are described"
             raise DataError(message, where=where, remedy=remedy)
-        for one, before in zip(self.transformed, kept, strict=True):
-            if one is not None and before is not None:
-                one.state = before["state"]
+        for one, made in zip(self.transformed, kept, strict=True):
+            if one is not None and made is not None:
+                one.state, one.before = made["state"], made.get("before")
 
     def rows(self, chunk: Chunk) -> Array:
         """A chunk's rows; raises DataError as `matrix` and `Transformed.rows` do, and for more

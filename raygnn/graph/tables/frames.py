@@ -6,7 +6,8 @@ row that is in a split and has no label, and for a word that the vocabulary does
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -188,8 +189,59 @@ def label_rows(table: Table, chunk: Chunk, width: int | None = None) -> Array:
     return np.stack([numbers_or_nan(chunk, column) for column in (first, *more)], 1)
 
 
-def training_rows(table: Table, chunk: Chunk) -> Array:
-    """Which rows are for training, bool ``[n]``: all, where the table has no split."""
+@dataclass(frozen=True)
+class FitTo:
+    """What the state of transforms is taken from.
+
+    Attributes:
+        trained: what `settle` returned for the training's tables; None = these are they.
+        before: the first time of `held_out`: of a table without a split, rows of that time and
+            later are not fitted to. None = all rows are.
+    """
+
+    trained: Mapping[str, Any] | None = None
+    before: int | None = None
+
+    def bound(self, table: Table) -> int | None:
+        """The time before which the table's rows are fitted to, if there is one."""
+        splits = table.split, table.masks, table.splits
+        return self.before if table.time is not None and splits == (None,) * 3 else None
+
+    @classmethod
+    def of(
+        cls,
+        tables: Iterable[tuple[Table, Sequence[AnyPath]]],
+        trained: Mapping[str, Any] | None,
+    ) -> FitTo:
+        """Find the first time of a row for validation or test, in tables whose columns say which
+        those are; only they are read."""
+        firsts = (_first_held_out(table, files) for table, files in tables)
+        known = [] if trained is not None else [first for first in firsts if first is not None]
+        return cls(trained, min(known, default=None))
+
+
+def _first_held_out(table: Table, files: Sequence[AnyPath]) -> int | None:
+    of_masks = [table.masks.val, table.masks.test] if table.masks else []
+    columns = [column for column in (table.split, *of_masks) if column is not None]
+    if table.time is None or not columns:
+        return None
+    times, first = Times(table.time), None
+    for chunk in Reader(files, [*columns, table.time.column], table.delimiter).chunks():
+        if table.split is not None:
+            held = codes.splits(chunk, table.split, table.split_words) > 0
+        else:
+            held = np.any([codes.truths(chunk, column) for column in columns], axis=0)
+        if held.any():
+            earliest = int(times.of(chunk, table.time.column)[held].min())
+            first = earliest if first is None else min(first, earliest)
+    return first
+
+
+def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Array:
+    """Which rows are for training, bool ``[n]``: all ``before`` a time, or all, where the table
+    has no split."""
+    if table.time is not None and before is not None:
+        return Times(table.time).of(chunk, table.time.column) < before
     if table.split is not None:
         return codes.splits(chunk, table.split, table.split_words) == 0
     if table.masks is not None:
@@ -212,7 +264,7 @@ def settle(
     features: Mapping[str, Features],
     table: Table,
     files: Sequence[AnyPath],
-    trained: Mapping[str, Any] | None,
+    to: FitTo,
     keep: Keep = in_memory,
 ) -> dict[str, Any]:
     """Give the transforms of features their state: that of the training, or what the rows for
@@ -220,28 +272,30 @@ def settle(
 
     Args:
         kind: the node or edge type.
-        trained: what this returned for the training's tables; None = these are they.
         keep: where numbers of rows for training are kept meanwhile.
 
     Returns:
-        ``"<type>/<array>"`` → what is done and the state, of the arrays with transforms.
+        ``"<type>/<array>"`` → what is done, the state, and before which time (``before``) the rows
+        lie that it is of, if not all; of the arrays with transforms.
 
     Raises:
         DataError: as reading does; there is nothing to fit to; or the training had others.
     """
-    if trained is not None:
+    before = to.bound(table)
+    if to.trained is not None:
         for name, matrix in features.items():
-            matrix.replay(trained.get(f"{kind}/{name}"), f"{kind}/{name}")
+            matrix.replay(to.trained.get(f"{kind}/{name}"), f"{kind}/{name}")
     elif fitted := [one for matrix in features.values() for one in matrix.fitted]:
         masks = table.masks.train if table.masks else None
-        others = (c for c in (table.split, masks, *label_columns(table)) if c is not None)
+        time = None if table.time is None or before is None else table.time.column
+        others = (c for c in (table.split, masks, time, *label_columns(table)) if c is not None)
         columns = [*(column for one in fitted for column in one.columns), *others]
         for chunk in Reader(files, columns, table.delimiter).chunks():
-            training = training_rows(table, chunk)
+            training = training_rows(table, chunk, before)
             for one in fitted:
                 one.add(chunk, training, keep)
         for one in fitted:
-            one.fit(f"{files[0]}, column {one.columns[0]!r}")
+            one.fit(f"{files[0]}, column {one.columns[0]!r}", before)
     made = {f"{kind}/{name}": matrix.manifest() for name, matrix in features.items()}
     return {key: state for key, state in made.items() if state is not None}
 
@@ -258,7 +312,7 @@ class Nodes:
     Args:
         vocabulary: array → what its codes are to stand for; arrays without an entry are numbered
             by their words.
-        trained: see `settle`.
+        to: see `settle`.
         ids: takes the ids; None = they are kept in memory.
     """
 
@@ -269,9 +323,9 @@ class Nodes:
         files: Sequence[AnyPath],
         vocabulary: Vocabulary,
         ids: Ids | None = None,
-        trained: Mapping[str, Any] | None = None,
+        to: FitTo = FitTo(),  # frozen
     ):
-        self.table, self._trained = table, trained
+        self.table, self._to = table, to
         self.transforms: dict[str, Any] = {}
         self.ids = Ids(ntype) if ids is None else ids
         self.names: dict[str, list[Any]] = {}
@@ -289,7 +343,7 @@ class Nodes:
     def read(self) -> None:
         """Read the table; raises DataError naming file, row and column, and as `settle` does."""
         files = self.reader.files
-        self.transforms = settle(self.ids.ntype, self.features, self.table, files, self._trained)
+        self.transforms = settle(self.ids.ntype, self.features, self.table, files, self._to)
         for chunk in self.reader.chunks():
             self.ids.add(chunk, self.table.id)
             for features in self.features.values():
@@ -384,7 +438,7 @@ def read_edges(
     files: Sequence[AnyPath],
     nodes: Mapping[str, Nodes],
     vocabulary: Vocabulary,
-    trained: Mapping[str, Any] | None,
+    to: FitTo,
 ) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]], dict[str, Any]]:
     """The edges of a table, and the reversed ones if it asks for them, with the same data.
 
@@ -393,14 +447,14 @@ def read_edges(
 
     Args:
         nodes: by type, read; ids that they lack are added where the table says so.
-        vocabulary, trained: see `Nodes`.
+        vocabulary, to: see `Nodes`.
 
     Returns:
         Edge type → its edges, array → what its codes stand for, and what `settle` says.
     """
     ids = nodes[etype[0]].ids, nodes[etype[2]].ids
     columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary.get("label"))
-    transforms = settle(etype_str(etype), columns.features, table, files, trained)
+    transforms = settle(etype_str(etype), columns.features, table, files, to)
     arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
     arrays |= {name: Growing(kind) for name, kind in columns.dtypes.items()}
     reader = edge_reader(table, files)

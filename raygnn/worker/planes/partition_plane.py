@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
@@ -322,8 +321,7 @@ class PartitionPlane:
 
     def _words(self, ntype: str, name: str) -> list[Any]:
         """What the numbers of an array stand for, as far as the partition says."""
-        assert self.job.partition is not None
-        return read_meta(self.job.partition).names.get(f"{ntype}/{name}", [])
+        return self.job.meta.names.get(f"{ntype}/{name}", [])
 
     def classes(self, labels: Tensor) -> int:
         """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
@@ -472,8 +470,7 @@ class PartitionPlane:
     def identity(self) -> str:
         """What the partition was made from, however many parts it has; of one that others made,
         how much there is of it."""
-        assert self.job.partition is not None
-        meta = read_meta(self.job.partition)
+        meta = self.job.meta
         made_from = meta.manifest.source.made_from if meta.manifest else {}
         if "graph" in made_from:
             return str(made_from["graph"])

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.models.user import construct, load_class
@@ -48,10 +47,9 @@ PRECISIONS: dict[str, Precision] = {
 
 def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
     """This rank's share of the partition; the options are those of `load_shard`."""
-    assert job.partition is not None
-    meta, world = read_meta(job.partition), ranks.world
+    meta, world = job.meta, ranks.world
     stage = Stage.of(job.config.staging)
-    return load_shard(meta, world.rank, world.size, stage=stage, **options)
+    return job.read(lambda: load_shard(meta, world.rank, world.size, stage=stage, **options))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import InputError
-from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.staging.shard import Shard
 from raygnn.util.files import replacing, storage_errors
@@ -214,8 +213,7 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
         own = own[node_splits(shard, ntype) == SPLITS.index(request.split)]
     original = shard.original[ntype]
     if request.wanted is not None:
-        assert job.partition is not None
-        names = read_ids(read_meta(job.partition), ntype)
+        names = job.read(lambda: read_ids(job.meta, ntype))
         numbers = numbers_of(request.wanted, names, shard.num_nodes(ntype))
         own = own[np.isin(original[own], numbers)]
     return own[np.argsort(original[own])]

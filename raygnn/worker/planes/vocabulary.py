@@ -21,7 +21,7 @@ from raygnn.config.task import ClassTask
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.collection import read_collection
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads, Shard
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
@@ -116,7 +116,7 @@ def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     transforms = {}
     if job.partition is not None and not job.config.task.of_graphs:
-        manifest = read_meta(job.partition).manifest
+        manifest = job.meta.manifest
         transforms = manifest.transforms if manifest else {}
     return {**found, "goals": goals, "words": words(job), "transforms": transforms}
 
@@ -137,8 +137,9 @@ def words(job: Job) -> Words:
     if job.partition is None:
         return {}
     if job.config.task.of_graphs:
-        return read_collection(Path(str(job.partition))).values
-    names: Words = read_meta(job.partition).names
+        place = Path(str(job.partition))
+        return job.read(lambda: read_collection(place)).values
+    names: Words = job.meta.names
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
     targets = set()

@@ -1,0 +1,111 @@
+"""A partition whose place is away for a while: every read is tried again."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raygnn.config.schema import Config
+from raygnn.errors import DataError, TrainingError
+from raygnn.graph.staging.shard import Shard
+from raygnn.sampling.exchange import World
+from raygnn.storage.remote import AnyPath
+from raygnn.worker import job as jobs
+from raygnn.worker.job import Job
+from raygnn.worker.planes.plane import map_shard
+from raygnn.worker.planes.vocabulary import words
+from tests.small_jobs import JobFactory, ensure_partition
+
+ONE = SimpleNamespace(world=World(0, 1))
+
+
+class Calls:
+    """Calls of the file system below a place, of which one fails."""
+
+    def __init__(self, place: AnyPath, monkeypatch: pytest.MonkeyPatch):
+        self.place = os.path.realpath(str(place))
+        self.count, self.failing = 0, -1
+        for module, name in ((os, "stat"), (os, "scandir"), (builtins, "open"), (io, "open")):
+            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self.place):
+                self.count += 1
+                if self.count - 1 == self.failing:
+                    raise OSError(errno.EIO, "Input/output error", os.fspath(path))
+            return call(path, *args, **kwargs)
+
+        return counted
+
+
+def job_of(config: Config, place: AnyPath, run_dir: Path) -> Job:
+    return Job(config, place, run_dir, "_N", True, 0.0, 128)
+
+
+def read(job: Job) -> tuple[Shard, Any]:
+    """All that a rank reads of it, into a cache that is empty."""
+    shutil.rmtree(job.config.staging.root, ignore_errors=True)
+    return map_shard(job, ONE, replicated=True), words(job)  # type: ignore[arg-type]
+
+
+def test_each_call_of_a_store_may_fail_once(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure at each of them in turn, and what is read is the same."""
+    monkeypatch.setattr(jobs, "_RETRY_EVERY", 0.0)
+    config = make_job(graph={"nodes": 200}, staging={"path": str(tmp_path / "cache")})
+    place = ensure_partition(config, 1).directory
+    calls = Calls(place, monkeypatch)
+    whole, meaning = read(job_of(config, place, tmp_path))
+    total = calls.count
+    assert total > 10
+    for at in range(total):
+        calls.count, calls.failing = 0, at
+        shard, stands_for = read(job_of(config, place, tmp_path))
+        assert calls.count > at
+        assert stands_for == meaning
+        for ntype, original in whole.original.items():
+            np.testing.assert_array_equal(shard.original[ntype], original)
+        for etype, rows in whole.topology.items():
+            np.testing.assert_array_equal(shard.topology[etype].src, rows.src)
+
+
+def test_a_place_that_comes_back(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_RETRY_EVERY", 0.05)
+    config = make_job(graph={"nodes": 200}, staging={"path": str(tmp_path / "cache")})
+    place = Path(str(ensure_partition(config, 1).directory))
+    away = place.rename(tmp_path / "away")
+    back = threading.Timer(0.5, away.rename, (place,))
+    back.start()
+    shard, _ = read(job_of(config, place, tmp_path))
+    back.join()
+    assert sum(map(len, shard.original.values())) == 200
+
+
+def test_a_place_that_stays_away_is_said(make_job: JobFactory, tmp_path: Path) -> None:
+    """With what a run is gone on from after; what is there and is bad is so at once."""
+    config = make_job(graph={"nodes": 200}, fault={"storage_timeout": 0.2})
+    place = Path(str(ensure_partition(config, 1).directory))
+    job = job_of(config, place, tmp_path)
+    (place / "raygnn.json").write_text("{")
+    with pytest.raises(DataError, match="not JSON"):
+        _ = job.meta
+    place.rename(tmp_path / "away")
+    with pytest.raises(TrainingError, match=r"could not be read for 0 s") as caught:
+        _ = job.meta
+    assert caught.value.where == str(place)
+    assert "--resume" in str(caught.value.remedy)
