@@ -31,6 +31,7 @@ PARSED = {
     "raygnn evaluate RUN --new-data": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/worker/test_edge_tasks.py does it",
     "raygnn predict RUN --out then.parquet": "tests/prediction/test_predict_at.py",
+    "raygnn predict RUN --out late.parquet": "tests/prediction/test_new_edges.py",
     "raygnn predict RUN --out today.parquet": "the same",
     "raygnn predict RUN --task": "tests/worker/test_multitask.py does it",
     "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",

@@ -178,7 +178,7 @@ def _job(directory: Path) -> Path:
         "model": {"kind": "sage", "hidden": 8},
         "sampling": {"batch_size": 64},
         "train": {"epochs": 1},
-        "cluster": {"workers": 2, "cpus_per_worker": cores},
+        "cluster": {"workers": 2, "cpus_per_worker": cores, "wait": "2m", "probe_timeout": "1m"},
     }
     work = directory / "work"
     work.mkdir()

@@ -51,6 +51,7 @@ def score(config: Config) -> float:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
     """The same global batch of all 140 training nodes; they differ in their dropout masks."""
     scores = {}

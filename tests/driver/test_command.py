@@ -388,6 +388,7 @@ print("handled", ended.wait(10), {n for n in os.environ if before.get(n) != os.e
 
 
 @pytest.mark.comfort
+@pytest.mark.slow
 def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
     """With a token that was made for each; not two at once. What SIGTERM does stays the caller's,
     and no variable."""

@@ -56,6 +56,7 @@ def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
     assert caught.value.where == "graph=: _N/train_mask"
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_without_the_program(tmp_path: Path) -> None:
     """It is checked, trained, looked up, resumed by the command, and predicted for."""
     held = graph()

@@ -99,6 +99,7 @@ def check(cluster: Cluster, place: str, expected: np.ndarray) -> None:
     assert sorted(rows["node"]) == list(range(2000))
 
 
+@pytest.mark.slow
 def test_a_rank_dies_and_the_run_goes_on(tmp_path: Path) -> None:
     with hosts(3) as group, served(group[2]) as place, ray_cluster(group[:2], env=KEYS) as cluster:
         config = settings(place)

@@ -161,6 +161,7 @@ def test_the_gcs_of_a_cluster_dies(on_a_cluster: Callable[..., Any], tmp_path: P
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_the_controller_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -> None:
     """Its first death is a failure like that of a rank; `max_failures` ends that. On a Ray of our
     own it is in the driver."""

@@ -24,7 +24,7 @@ from raygnn.graph.dgl import dgl
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS, TOLD
 from tests.graphs import random_graph
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import JobFactory, slow_but, train_on_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
@@ -96,7 +96,7 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
     assert log.count("ERROR raygnn: failed") == 2  # the same again ends it, with starts left
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("how", slow_but("removed", ["removed", "replaced"]))
 def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) -> None:
     """Nobody is told that the run is done, and nothing is written to what lies there instead."""
     config = make_job(

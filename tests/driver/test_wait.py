@@ -74,6 +74,7 @@ def until_it_waits(output: Path) -> None:
     until(lambda: "1 of 2 fit on 1 node" in output.read_text())
 
 
+@pytest.mark.slow
 def test_what_never_comes_is_said_and_asked_for_no_more(cluster: Cluster, shared: Path) -> None:
     wait = {"address": "auto", "wait": "3s"}
     done = cluster.run(command(shared, "alone", cluster=wait), cwd=shared, timeout=LIMIT)

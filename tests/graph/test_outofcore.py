@@ -431,6 +431,7 @@ out_of_core(missing(graph, root / "p", 2), until_killed)
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_try_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     graph = write_tables(tmp_path, 5, numbers=False, kept=False)
     ran: list[str] = []

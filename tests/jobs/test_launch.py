@@ -159,6 +159,7 @@ def test_a_long_error_comes_whole(tmp_path: Path) -> None:
     assert len(str(error.value)) > 2**16
 
 
+@pytest.mark.slow
 def test_it_ends_with_who_began_it(tmp_path: Path) -> None:
     """As when a notebook's kernel is killed: a checkpoint is left, and no process."""
     import yaml

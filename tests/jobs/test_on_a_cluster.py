@@ -62,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
         "model": {"kind": "sage", "hidden": 16},
         "sampling": {"fanout": [5, 5], "batch_size": 40},
         "train": {"epochs": 5000, "log_every": 1},
-        "cluster": {"workers": 2},
+        "cluster": {"workers": 2, "probe_timeout": "1m"},
         "logging": {"loggers": []},
     }
     (work / "long.yaml").write_text(yaml.safe_dump(job))

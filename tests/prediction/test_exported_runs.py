@@ -154,6 +154,7 @@ def test_a_neighbourhood_is_enough(make_job: JobFactory, tmp_path: Path) -> None
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_several_tasks(tmp_path: Path) -> None:
     """An encoder, and decoders of nodes, of links, and of edges that say something."""
     more = {"model": {"decoder_features": ["amount", "pieces"]}, "train": {"epochs": 2}}

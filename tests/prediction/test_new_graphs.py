@@ -417,6 +417,7 @@ def test_a_place_that_numbers_others(tmp_path: Path) -> None:
 @pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
+@pytest.mark.slow
 def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     """All the way: metrics of text, and a file of rows with a graph left out."""
     where = f"graph.path={text(tmp_path / 'new.txt', [OLD[1], OLD[3]])}"

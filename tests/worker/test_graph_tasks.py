@@ -78,6 +78,7 @@ class OwnGin(nn.Module):
 
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
+@pytest.mark.slow
 def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None:
     graph = {
         "format": "graphs",

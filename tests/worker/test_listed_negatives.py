@@ -321,6 +321,7 @@ def test_candidates_of_ogb_are_of_ogb(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_the_commands_read_them(tmp_path: Path) -> None:
     """Train with lists of one's own, ranked among those of the dataset, and be evaluated so."""
     _, parts = write_links(tmp_path, "ogbl-ddi")
