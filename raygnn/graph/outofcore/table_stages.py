@@ -301,7 +301,7 @@ def _edge_targets(
     kept = [DiskArray(work.directory(stage) / str(at) / "kept", "bool") for at in range(len(files))]
     stage = f"targets-of-{stage}"
     rows = sum(count["rows"] for count in counts)
-    task = (table, files, kept, rows, words.get("label"), work.directory(stage))
+    task = (table, files, kept, rows, words, work.directory(stage))
     (result,) = work.run(stage, _read_targets, [task], [rows])
     return stored_arrays(work.directory(stage), result["arrays"]), result["names"]
 
@@ -311,7 +311,7 @@ def _read_targets(
     files: Sequence[AnyPath],
     kept: Sequence[DiskArray],
     num: int,
-    vocabulary: Sequence[Any] | None,
+    vocabulary: Vocabulary,
     directory: Path,
 ) -> dict[str, Any]:
     targets = Targets(table, "edge", vocabulary)

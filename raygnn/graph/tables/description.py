@@ -55,6 +55,7 @@ def _delimiter(value: str) -> str:
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 Split: TypeAlias = Literal["train", "val", "test"]
+LabelKind: TypeAlias = Literal["class", "number", "several"]
 Scale: TypeAlias = Literal["log", "standard", "minmax", "rank_gauss"]
 Part: TypeAlias = Literal[
     "year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour", "minute", "second"
@@ -152,6 +153,18 @@ class RandomSplit(Section):
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
 
+class Label(Section):
+    """What is to be predicted of each row."""
+
+    column: Names = Field(description="As label says.")
+    kind: LabelKind = Field("class", description="As label_kind says.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that hold it."""
+        return (self.column,) if isinstance(self.column, str) else tuple(self.column)
+
+
 class Masks(Section):
     """One column of truth values for each split."""
 
@@ -186,10 +199,15 @@ class Table(Section):
         description="Column of what is to be predicted: classes or numbers; empty = unknown. Of "
         "numbers and several labels it may be columns, or one of lists.",
     )
-    label_kind: Literal["class", "number", "several"] = Field(
+    label_kind: LabelKind = Field(
         "class",
         description="What a label is: a class, a word or whole number; a number; or several "
         "labels, of which each is 0 or 1, or unknown: -1, NaN or empty.",
+    )
+    labels: dict[Name, Annotated[Label, BeforeValidator(_column)]] = Field(
+        {},
+        description="In place of label: array name → column of a label, or {column: …, kind: …}. "
+        "A task names its array as target; a row in a split may lack all but one.",
     )
     split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
     split_words: dict[str, Split] = Field(
@@ -197,6 +215,13 @@ class Table(Section):
     )
     masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
     splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+
+    @property
+    def targets(self) -> dict[str, Label]:
+        """Array name → the label that it holds."""
+        if self.label is None:
+            return self.labels
+        return {"label": Label(column=self.label, kind=self.label_kind)}
 
 
 class NodeTable(Table):
@@ -313,9 +338,19 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     if table.label is None and table.label_kind != "class":
         message = f"label_kind {table.label_kind} would be ignored: there is no label"
         yield Problem((*key, "label_kind"), message, "name its column with label")
-    if isinstance(table.label, tuple) and table.label_kind == "class":
-        message = f"a class is in one column, and {show(table.label)} are several"
-        yield Problem((*key, "label"), message, "set label_kind to several, or to number")
+    if table.label is not None and table.labels:
+        message = "label and labels both say what is to be predicted"
+        yield Problem((*key, "labels"), message, "keep one of them")
+    for name, label in table.targets.items():
+        if isinstance(label.column, tuple) and label.kind == "class":
+            message = f"a class is in one column, and {show(label.column)} are several"
+            kind = "label_kind" if table.label is not None else "its kind"
+            place = (*key, "label") if table.label is not None else (*key, "labels", name)
+            yield Problem(place, message, f"set {kind} to several, or to number")
+    for name in table.labels:
+        others = {"weight", "time", "src", "dst", *MASKS, *table.features}
+        if name in {*others, *getattr(table, "categories", ())}:
+            yield _taken((*key, "labels"), name, "another key gives")
     for name, columns in table.features.items():
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)

@@ -25,7 +25,7 @@ from raygnn.graph.tables.columns import (
     rows_or_nan,
     to_numpy,
 )
-from raygnn.graph.tables.description import EdgeTable, NodeTable, RandomSplit, Table
+from raygnn.graph.tables.description import EdgeTable, Label, NodeTable, RandomSplit, Table
 from raygnn.graph.tables.feature_columns import Features, Keep, in_memory
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Chunk, Reader
@@ -37,39 +37,98 @@ _PIECE = 1 << 20  # rows of which splits are drawn at once
 Vocabulary = Mapping[str, Sequence[Any]]
 
 
+class _Target:
+    """One label of each row of a table.
+
+    Args:
+        vocabulary: the classes that 0, 1, … are to stand for; None = those of the table, sorted.
+
+    Attributes:
+        names: what the codes stand for, of classes; filled by `take`.
+    """
+
+    def __init__(self, label: Label, vocabulary: Sequence[Any] | None):
+        self.label = label
+        self.names: list[Any] | None = None
+        self._classes: codes.Codes | None = None
+        if label.kind == "class":
+            self._classes = codes.classes(label.columns[0], vocabulary)
+        self._numbers: Growing | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk's rows; raises DataError naming file, row and column."""
+        if self._classes is not None:
+            self._classes.add(chunk)
+        else:
+            self._add_numbers(chunk)
+
+    def take(self, num: int, reader: Reader) -> tuple[Array, Array]:
+        """The labels, see `Targets.take`, and which are not known, bool ``[N]``."""
+        if self._classes is not None:
+            found, self.names = self._classes.take(reader, num)
+            return found, found < 0
+        numbers = self._rows(num, len(self.label.columns)).take()
+        if self.label.kind == "several":
+            return numbers, (numbers < 0).all(1)
+        unknown = np.isnan(numbers).any(1)
+        return numbers[:, 0] if numbers.shape[1] == 1 else numbers, unknown
+
+    def _rows(self, num: int, width: int) -> Growing:
+        """The labels of at least ``num`` rows, so wide if there are none yet: those before the
+        first list are not known."""
+        several = self.label.kind == "several"
+        if self._numbers is None:
+            self._numbers = Growing(np.int8 if several else np.float32, width)
+        self._numbers.pad(num, -1 if several else np.nan)
+        return self._numbers
+
+    def _add_numbers(self, chunk: Chunk) -> None:
+        width = None if self._numbers is None else self._numbers.width
+        rows = label_rows(self.label, chunk, width)
+        if not rows.shape[1]:
+            return
+        if self.label.kind == "several":
+            bad = ~np.isin(rows, (-1, 0, 1)) & ~np.isnan(rows)
+            if bad.any():
+                row, place = np.argwhere(bad)[0]
+                columns = self.label.columns
+                remedy = "give 0 or 1, and where it is not known -1 or nothing"
+                message = f"the label is {rows[row, place]:g}"
+                column = columns[place if len(columns) > 1 else 0]
+                raise chunk.error(int(row), column, message, remedy)
+            rows = np.nan_to_num(rows, nan=-1)
+        self._rows(chunk.first, rows.shape[1]).append(rows)
+
+
 class Targets:
     """Labels and splits of the rows of one table.
 
     Args:
         of: what a row is, for errors: ``node`` or ``edge``.
-        vocabulary: the classes that 0, 1, … are to stand for; None = those of the table, sorted.
+        vocabulary: array → what its codes are to stand for.
 
     Attributes:
         columns: those that it reads.
         names: array → what its codes stand for; filled by `take`.
     """
 
-    def __init__(self, table: Table, of: str, vocabulary: Sequence[Any] | None = None):
+    def __init__(self, table: Table, of: str, vocabulary: Vocabulary | None = None):
         self.table, self.of = table, of
         self.names: dict[str, list[Any]] = {}
         masks = table.masks
         self._mask_columns = [masks.train, masks.val, masks.test] if masks else []
-        self._labels = label_columns(table)
-        columns = [*self._labels, table.split, *self._mask_columns]
+        self._labels = {
+            name: _Target(label, (vocabulary or {}).get(name))
+            for name, label in table.targets.items()
+        }
+        columns = [*label_columns(table), table.split, *self._mask_columns]
         self.columns = [column for column in columns if column is not None]
-        self._classes: codes.Codes | None = None
-        if self._labels and table.label_kind == "class":
-            self._classes = codes.classes(self._labels[0], vocabulary)
-        self._several = table.label_kind == "several"
-        self._numbers: Growing | None = None
         self._splits = Growing(np.int8)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk's rows; raises DataError naming file, row and column."""
-        if self._classes is not None:
-            self._classes.add(chunk)
-        elif self._labels:
-            self._add_numbers(chunk)
+        for target in self._labels.values():
+            target.add(chunk)
         if self.table.split is not None:
             words = self.table.split_words
             self._splits.append(codes.splits(chunk, self.table.split, words))
@@ -77,7 +136,7 @@ class Targets:
             self._splits.append(self._masked(chunk))
 
     def take(self, num: int, reader: Reader) -> dict[str, Array]:
-        """``label``, and the masks bool ``[N]``, as far as the table gives them.
+        """The labels, and the masks bool ``[N]``, as far as the table gives them.
 
         Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
         unknown; several labels int8 ``[N, K]``, -1 = unknown. Rows that were never added, up to
@@ -85,17 +144,11 @@ class Targets:
         """
         data: dict[str, Array] = {}
         unknown: Array | None = None
-        if self._classes is not None:
-            data["label"], self.names["label"] = self._classes.take(reader, num)
-            unknown = data["label"] < 0
-        elif self._labels:
-            numbers = self._rows(num, len(self._labels)).take()
-            if self._several:
-                unknown = (numbers < 0).all(1)
-            else:
-                unknown = np.isnan(numbers).any(1)
-                numbers = numbers[:, 0] if numbers.shape[1] == 1 else numbers
-            data["label"] = numbers
+        for name, target in self._labels.items():
+            data[name], missing = target.take(num, reader)
+            unknown = missing if unknown is None else unknown & missing
+            if target.names is not None:
+                self.names[name] = target.names
         if self.table.splits is not None:
             split = draw(self.table.splits, num)
             if unknown is not None:
@@ -108,30 +161,6 @@ class Targets:
         else:
             return data
         return data | {mask: split == code for code, mask in enumerate(MASKS)}
-
-    def _rows(self, num: int, width: int) -> Growing:
-        """The labels of at least ``num`` rows, so wide if there are none yet: those before the
-        first list are not known."""
-        if self._numbers is None:
-            self._numbers = Growing(np.int8 if self._several else np.float32, width)
-        self._numbers.pad(num, -1 if self._several else np.nan)
-        return self._numbers
-
-    def _add_numbers(self, chunk: Chunk) -> None:
-        width = None if self._numbers is None else self._numbers.width
-        rows = label_rows(self.table, chunk, width)
-        if not rows.shape[1]:
-            return
-        if self._several:
-            bad = ~np.isin(rows, (-1, 0, 1)) & ~np.isnan(rows)
-            if bad.any():
-                row, place = np.argwhere(bad)[0]
-                column = self._labels[place if len(self._labels) > 1 else 0]
-                remedy = "give 0 or 1, and where it is not known -1 or nothing"
-                message = f"the label is {rows[row, place]:g}"
-                raise chunk.error(int(row), column, message, remedy)
-            rows = np.nan_to_num(rows, nan=-1)
-        self._rows(chunk.first, rows.shape[1]).append(rows)
 
     def _masked(self, chunk: Chunk) -> Array:
         """Which split each row is in: int8 ``[n]``, -1 = none."""
@@ -155,7 +184,7 @@ class Targets:
             name = SPLITS[split[row]]
             message = f"the {self.of} is in {name} and has no label"
             remedy = f"give one, or take it out of {name}"
-            raise reader.error(row, self._labels[0], message, remedy)
+            raise reader.error(row, self.columns[0], message, remedy)
 
 
 def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
@@ -178,15 +207,25 @@ def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
 
 def label_columns(table: Table) -> list[str]:
     """The columns that hold labels, if there are any."""
-    return [table.label] if isinstance(table.label, str) else list(table.label or ())
+    return [column for label in table.targets.values() for column in label.columns]
 
 
-def label_rows(table: Table, chunk: Chunk, width: int | None = None) -> Array:
+def label_rows(label: Label, chunk: Chunk, width: int | None = None) -> Array:
     """Labels that are numbers, float32 ``[n, L]``, NaN where there is none; as `rows_or_nan`."""
-    first, *more = label_columns(table)
+    first, *more = label.columns
     if not more:
         return rows_or_nan(chunk, first, width)
     return np.stack([numbers_or_nan(chunk, column) for column in (first, *more)], 1)
+
+
+def _known(label: Label, chunk: Chunk) -> Array:
+    """Which rows have the label, bool ``[n]``."""
+    if label.kind == "class":
+        return to_numpy(pc.is_valid(nan_to_null(chunk.columns[label.columns[0]])))
+    rows = label_rows(label, chunk)
+    if label.kind == "several":
+        return np.asarray((rows >= 0).any(1))
+    return np.asarray(~np.isnan(rows).any(1) & (rows.shape[1] > 0))
 
 
 @dataclass(frozen=True)
@@ -249,14 +288,8 @@ def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Arra
     if table.splits is None:
         return np.ones(chunk.num, bool)
     drawn = draw(table.splits, chunk.num, chunk.first) == 0
-    # those without a label are in no split
-    if table.label is not None and table.label_kind == "class":
-        drawn &= to_numpy(pc.is_valid(nan_to_null(chunk.columns[label_columns(table)[0]])))
-    elif table.label is not None:
-        rows = label_rows(table, chunk)
-        several = table.label_kind == "several"
-        drawn &= (rows >= 0).any(1) if several else ~np.isnan(rows).any(1) & (rows.shape[1] > 0)
-    return drawn
+    known = [_known(label, chunk) for label in table.targets.values()]
+    return drawn & np.any(known, axis=0) if known else drawn  # without a label, in no split
 
 
 def settle(
@@ -334,7 +367,7 @@ class Nodes:
             name: codes.categories(category, vocabulary.get(name))
             for name, category in table.categories.items()
         }
-        self._targets = Targets(table, "node", vocabulary.get("label"))
+        self._targets = Targets(table, "node", vocabulary)
         self._times, self._when = Times(table.time), Growing(np.int64)
         columns = [table.id, *(category.column for category in table.categories.values())]
         columns += [*self._targets.columns, *([] if table.time is None else [table.time.column])]
@@ -453,7 +486,7 @@ def read_edges(
         Edge type → its edges, array → what its codes stand for, and what `settle` says.
     """
     ids = nodes[etype[0]].ids, nodes[etype[2]].ids
-    columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary.get("label"))
+    columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary)
     transforms = settle(etype_str(etype), columns.features, table, files, to)
     arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
     arrays |= {name: Growing(kind) for name, kind in columns.dtypes.items()}
