@@ -17,8 +17,8 @@ import pytest
 import raygnn
 import raygnn.driver
 from raygnn.cli import main
+from raygnn.config.load import json_schema
 from raygnn.config.rules import contradictions
-from raygnn.config.schema import json_schema
 from raygnn.config.yaml_text import read_yaml
 from raygnn.errors import (
     CapabilityError,

@@ -127,7 +127,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _config_schema(args: argparse.Namespace) -> int:
-    from raygnn.config.schema import json_schema
+    from raygnn.config.load import json_schema
 
     say(json.dumps(json_schema(), indent=2))
     return 0

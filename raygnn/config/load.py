@@ -27,7 +27,7 @@ from raygnn.config.problems import (
 )
 from raygnn.config.rules import contradictions, garbled_paths, missing_paths
 from raygnn.config.schema import SECTIONS, Config
-from raygnn.config.values import Section, classes_of, members, sections_in
+from raygnn.config.values import Duration, Section, classes_of, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
 from raygnn.errors import ConfigError
 
@@ -478,3 +478,17 @@ def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
                 remedy = f"did you mean {elsewhere}? known here: {', '.join(keys)}"
                 return replace(problem, remedy=remedy)
     return problem
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a configuration, for editors that complete and check YAML."""
+    schema = Config.model_json_schema()
+    for section in schema["$defs"].values():
+        for key in section.get("properties", {}).values():
+            if isinstance(key.get("default"), dict) and "seconds" in key["default"]:
+                key["default"] = str(Duration(**key["default"]))  # as it is written in YAML
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "raygnn configuration",
+    }

@@ -44,7 +44,6 @@ from raygnn.config.values import (
     Classes,
     Conditions,
     Count,
-    Duration,
     Fraction,
     Place,
     RunName,
@@ -594,17 +593,3 @@ SECTIONS = {
     if (sections := sections_in(field.annotation)) and key != "graph"
 }
 """Key → the classes that its section may have; ``graph`` aside, which overrides replace."""
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a configuration, for editors that complete and check YAML."""
-    schema = Config.model_json_schema()
-    for section in schema["$defs"].values():
-        for key in section.get("properties", {}).values():
-            if isinstance(key.get("default"), dict) and "seconds" in key["default"]:
-                key["default"] = str(Duration(**key["default"]))  # as it is written in YAML
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "raygnn configuration",
-    }

@@ -9,8 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from raygnn.config.graph import FORMATS
-from raygnn.config.load import load_config
-from raygnn.config.schema import SECTIONS, Config, json_schema
+from raygnn.config.load import json_schema, load_config
+from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.values import Section
 
 JOB: dict[str, Any] = {

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from raygnn.config.load import load_config
+from raygnn.config.load import json_schema, load_config
 from raygnn.config.rules import changes, fixed
-from raygnn.config.schema import json_schema
 from raygnn.errors import ConfigError
 
 JOB: dict[str, Any] = {
