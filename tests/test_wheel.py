@@ -46,6 +46,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_the_wheel_trains_without_the_checkout(environment: Path, tmp_path: Path) -> None:
     where = run(environment / "bin" / "python", "-I", "-c", "import raygnn; print(raygnn.__file__)")
     assert where.startswith(str(environment))

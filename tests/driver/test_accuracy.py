@@ -76,6 +76,7 @@ def test_cora_gat(real_job: RealJob) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_cora_with_a_model_of_pygs(data_dir: Path, tmp_path: Path) -> None:
     """The job of docs/models.md: GATv2, of which nothing is ours."""
     (page,) = [path for path in PAGES if path.name == "models.md"]

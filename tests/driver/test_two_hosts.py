@@ -129,6 +129,7 @@ raygnn.partition("shop-job.yaml", display=False)
 """
 
 
+@pytest.mark.slow
 def test_both_hosts_make_the_partition_that_one_makes(cluster: Cluster, shared: Path) -> None:
     (shared / "shop").mkdir()
     config = {

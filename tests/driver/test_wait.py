@@ -103,6 +103,7 @@ def test_a_wait_that_is_ended_asks_for_nothing(cluster: Cluster, shared: Path) -
         until(lambda: asked(cluster) == ([], 1.0))
 
 
+@pytest.mark.slow
 def test_a_job_starts_when_its_second_host_has_come(cluster: Cluster, shared: Path) -> None:
     argv = command(shared, "grows", cluster={"address": "auto", "wait": "2m"})
     output = shared / "grows.out"

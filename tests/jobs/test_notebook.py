@@ -15,6 +15,7 @@ LIMIT = 300  # seconds for a cell
 
 @pytest.mark.system
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # its own files, not those of who runs the test

@@ -116,6 +116,7 @@ def test_ray_job_submit(run: Any, place: Path, data_dir: Path) -> None:
     assert relative.returncode != 0
 
 
+@pytest.mark.slow
 def test_follow_stop_resume(run: Any, cluster: Cluster, place: Path) -> None:
     submitted = run("raygnn", "submit", "long.yaml", "--address", SERVER, "--detach", "--json")
     assert submitted.returncode == 0, submitted.stderr

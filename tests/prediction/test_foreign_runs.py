@@ -86,6 +86,7 @@ def swear(run: Run, state: bytes) -> None:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
+@pytest.mark.slow
 def test_no_variable_of_a_run_reaches_a_process(
     foreign: Run, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
