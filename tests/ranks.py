@@ -34,6 +34,7 @@ from raygnn.sampling.exchange import Exchange, World
 
 TIMEOUT = 60.0
 _KEPT = 4  # processes; ranks beyond them end with their call
+_UNCONNECTED = "Gloo connectFullMesh failed"
 
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()  # every MonkeyPatch
 
@@ -51,6 +52,21 @@ def run_ranks(
     Raises:
         RuntimeError: with the traceback of the first rank that raised.
     """
+    results = _called(size, function, args, fresh)
+    # Gloo does not connect once in some thousand groups: then no rank has called the function
+    if all(not ok and _UNCONNECTED in value for ok, value in results):
+        results = _called(size, function, args, fresh)
+    failures = [value for ok, value in results if not ok]
+    if failures:
+        # the cause rather than "connection closed by peer", which is what the others die of
+        raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
+    return [value for _, value in results]
+
+
+def _called(
+    size: int, function: Callable[..., Any], args: Sequence[Any], fresh: bool
+) -> list[tuple[bool, Any]]:
+    """For each rank whether the function returned, and what; or a traceback."""
     patched = any(patch._setattr or patch._setitem for patch in _patches)
     call = None if fresh or patched else _pickled((function, args))
     if call is None or size > _KEPT:
@@ -62,15 +78,11 @@ def run_ranks(
         for rank, process in enumerate(ranks):
             process.send((f"{directory}/store", World(rank, size), _State.now(), call))
         results = [process.receive() for process in ranks]
-    failures = [value for ok, value in results if not ok]
     if ranks[0] not in _pool:
         _end(ranks)
-    elif failures:  # the others may wait for it still
+    elif not all(ok for ok, _ in results):  # the others may wait for it still
         end_kept_ranks()
-    if failures:
-        # the cause rather than "connection closed by peer", which is what the others die of
-        raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
-    return [value for _, value in results]
+    return results
 
 
 def run_each(size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> list[list[Any]]:
