@@ -30,6 +30,9 @@ ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each ra
 SPLITS = ("train", "val", "test")
 
 _RETRY_EVERY = 1.0  # seconds
+# what a file system says that is away; pyarrow's errors of a store's service have no number
+_NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
+_AWAY = {None, *(getattr(errno, name) for name in _NUMBERS.split())}
 
 T = TypeVar("T")
 
@@ -246,8 +249,8 @@ class Job:
     def _is_away(self, error: DataError | OSError) -> bool:
         """Whether what preflight found to be good cannot be read now."""
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
-        if isinstance(cause, OSError):
-            return cause.errno not in (errno.ENOSPC, errno.EDQUOT)  # of this node's cache
+        if isinstance(cause, OSError) and cause.errno in _AWAY:
+            return True
         return isinstance(self.partition, Path) and not os.path.exists(self.partition)
 
     def of(self, name: str) -> Job:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -104,6 +105,9 @@ def test_a_place_that_stays_away_is_said(make_job: JobFactory, tmp_path: Path) -
     (place / "raygnn.json").write_text("{")
     with pytest.raises(DataError, match="not JSON"):
         _ = job.meta
+    refused = PermissionError(errno.EACCES, "Permission denied")  # as of a cache
+    with pytest.raises(PermissionError):
+        job.read(Mock(side_effect=refused))
     place.rename(tmp_path / "away")
     with pytest.raises(TrainingError, match=r"could not be read for 0 s") as caught:
         _ = job.meta
