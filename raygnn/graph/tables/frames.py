@@ -6,7 +6,7 @@ row that is in a split and has no label, and for a word that the vocabulary does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,8 +234,8 @@ class FitTo:
 
     Attributes:
         trained: what `settle` returned for the training's tables; None = these are they.
-        before: the first time of `held_out`: of a table without a split, rows of that time and
-            later are not fitted to. None = all rows are.
+        before: of a table with times and no split, only rows before this one are fitted to. None =
+            all rows are.
     """
 
     trained: Mapping[str, Any] | None = None
@@ -243,20 +243,27 @@ class FitTo:
 
     def bound(self, table: Table) -> int | None:
         """The time before which the table's rows are fitted to, if there is one."""
-        splits = table.split, table.masks, table.splits
-        return self.before if table.time is not None and splits == (None,) * 3 else None
+        return self.before if _has_times_alone(table) else None
 
     @classmethod
     def of(
         cls,
-        tables: Iterable[tuple[Table, Sequence[AnyPath]]],
+        tables: Sequence[tuple[Table, Sequence[AnyPath]]],
         trained: Mapping[str, Any] | None,
     ) -> FitTo:
         """Find the first time of a row for validation or test, in tables whose columns say which
-        those are; only they are read."""
+        those are; they are read only where that decides."""
+        if trained is not None or not any(_has_times_alone(table) for table, _ in tables):
+            return cls(trained)
         firsts = (_first_held_out(table, files) for table, files in tables)
-        known = [] if trained is not None else [first for first in firsts if first is not None]
-        return cls(trained, min(known, default=None))
+        return cls(None, min((first for first in firsts if first is not None), default=None))
+
+
+def _has_times_alone(table: Table) -> bool:
+    """Whether times decide what of a table is fitted to."""
+    if table.time is None or (table.split, table.masks, table.splits) != (None,) * 3:
+        return False
+    return any(Features(columns, table.fill).fitted for columns in table.features.values())
 
 
 def _first_held_out(table: Table, files: Sequence[AnyPath]) -> int | None:
