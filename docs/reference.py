@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.execution import BINDING
-from raygnn.config.schema import json_schema
+from raygnn.config.load import json_schema
 from raygnn.preflight.report import described
 
 FILE = Path(__file__).with_name("config.md")

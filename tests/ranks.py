@@ -53,7 +53,7 @@ def run_ranks(
         RuntimeError: with the traceback of the first rank that raised.
     """
     results = _called(size, function, args, fresh)
-    # Gloo does not connect once in some thousand groups: then no rank has called the function
+    # Gloo does not connect now and then, and no rank has called the function
     if all(not ok and _UNCONNECTED in value for ok, value in results):
         results = _called(size, function, args, fresh)
     failures = [value for ok, value in results if not ok]

@@ -213,7 +213,7 @@ class FamilyConfig(_Layers):
         0.5,
         ge=0,
         lt=1,
-        description="Share of a layer's inputs dropped; where it is not given, 0.1 of tables, "
+        description="Share of a layer's inputs dropped; where it is not given, 0.1 for tables, "
         "which have few columns.",
     )
     input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(

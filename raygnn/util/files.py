@@ -63,18 +63,27 @@ def storage_errors(
         raise ours from error
 
 
-def retry(act: Callable[[], T], seconds: float) -> T:
+def _of_system(error: Exception) -> bool:
+    return isinstance(error, OSError)
+
+
+def retry(
+    act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] = _of_system
+) -> T:
     """Call ``act`` until it succeeds, for at most so many seconds in which storage is full or away.
 
+    Args:
+        passes: whether an error may be gone at the next try; by default an `OSError`.
+
     Raises:
-        OSError: of the last try.
+        Exception: of the last try, or the first that does not pass.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return act()
-        except OSError:
-            if time.monotonic() >= deadline:
+        except Exception as error:
+            if not passes(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(min(_RETRY_EVERY, seconds))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
+from raygnn.util.files import retry
 from raygnn.worker.control import Control, Link
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each ra
 
 SPLITS = ("train", "val", "test")
 
-_RETRY_EVERY = 1.0  # seconds
 # what a file system says that is away; pyarrow's errors of a store's service have no number
 _NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
 _AWAY = {None, *(getattr(errno, name) for name in _NUMBERS.split())}
@@ -230,24 +229,22 @@ class Job:
             DataError: what is there is bad.
             TrainingError: the place was away for longer than `patience`.
         """
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                return act()
-            except (DataError, OSError) as error:
-                if not self._is_away(error):
-                    raise
-                if time.monotonic() >= deadline:
-                    raise TrainingError(
-                        f"the partition could not be read for {self.patience:.0f} s: "
-                        f"{getattr(error, 'what', error)}",
-                        where=str(self.partition),
-                        remedy="see to the place, then go on with --resume",
-                    ) from error
-            time.sleep(min(_RETRY_EVERY, self.patience))
+        try:
+            return retry(act, self.patience, self._is_away)
+        except (DataError, OSError) as error:
+            if not self._is_away(error):
+                raise
+            raise TrainingError(
+                f"the partition could not be read for {self.patience:.0f} s: "
+                f"{getattr(error, 'what', error)}",
+                where=str(self.partition),
+                remedy="see to the place, then go on with --resume",
+            ) from error
 
-    def _is_away(self, error: DataError | OSError) -> bool:
+    def _is_away(self, error: Exception) -> bool:
         """Whether what preflight found to be good cannot be read now."""
+        if not isinstance(error, (DataError, OSError)):
+            return False
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
         if isinstance(cause, OSError) and cause.errno in _AWAY:
             return True

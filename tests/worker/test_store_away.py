@@ -22,7 +22,7 @@ from raygnn.errors import DataError, TrainingError
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import World
 from raygnn.storage.remote import AnyPath
-from raygnn.worker import job as jobs
+from raygnn.util import files
 from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import map_shard
 from raygnn.worker.planes.vocabulary import words
@@ -65,7 +65,7 @@ def test_each_call_of_a_store_may_fail_once(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure at each of them in turn, and what is read is the same."""
-    monkeypatch.setattr(jobs, "_RETRY_EVERY", 0.0)
+    monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
     config = make_job(graph={"nodes": 200}, staging={"path": str(tmp_path / "cache")})
     place = ensure_partition(config, 1).directory
     calls = Calls(place, monkeypatch)
@@ -86,7 +86,7 @@ def test_each_call_of_a_store_may_fail_once(
 def test_a_place_that_comes_back(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_RETRY_EVERY", 0.05)
+    monkeypatch.setattr(files, "_RETRY_EVERY", 0.05)
     config = make_job(graph={"nodes": 200}, staging={"path": str(tmp_path / "cache")})
     place = Path(str(ensure_partition(config, 1).directory))
     away = place.rename(tmp_path / "away")

@@ -123,8 +123,8 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
 
 
 def fit_to(graph: TablesGraph, described: Description) -> FitTo:
-    """What transforms of features are fitted to: to nothing, where the graph names a run or a
-    partition that has their state (see `GraphData`)."""
+    """What transforms of features are fitted to, or the state that the run or partition has
+    that the graph names (see `GraphData`)."""
     kept = graph.vocabulary
     trained = None if kept is None else read_json(kept).get("transforms") or {}
     base, tables = Path(graph.path).parent, [*described.nodes.values(), *described.edges.values()]
