@@ -474,6 +474,11 @@ class Config(Section):
         found._trains, found._at_once = False, at_once
         return found
 
+    def with_workers(self, workers: int) -> Config:
+        """Return the configuration for this number of workers."""
+        cluster = self.cluster.model_copy(update={"workers": workers})
+        return self.model_copy(update={"cluster": cluster})
+
     @property
     def by_task(self) -> dict[str, Config]:
         """Name of each task → the configuration as it is for that one alone; "" where there is

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 # bytes for each edge, as measured with 10 and 50 edges a node: METIS takes 31 to 55, and is done
 # when parts are assembled, which takes 33 to 53
 _PARTITIONING = 56
+# nodes of a graph for which one worker is enough, where `cluster.workers` is auto
+FEW_NODES = 50_000
+_EARLY = 1 << 30  # bytes that are read to count them
 
 
 class Input:
@@ -116,7 +119,13 @@ class UnreadGraph(Input):
 
 
 def read_input(
-    config: Config, workers: int, show: Display, cluster: RayCluster, *, only_look: bool = False
+    config: Config,
+    workers: int,
+    show: Display,
+    cluster: RayCluster,
+    *,
+    early: PartitionInput | None = None,
+    only_look: bool = False,
 ) -> Input:
     """Find what the job trains on, or read and validate what it is to be made from.
 
@@ -125,6 +134,7 @@ def read_input(
 
     Args:
         cluster: where.
+        early: the graph as `read_early` read it; it is not read again.
         only_look: do not partition: what is too large to be read is an `UnreadGraph`.
 
     Raises:
@@ -149,17 +159,40 @@ def read_input(
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
         return UnreadGraph() if made is None else PartitionInput(made, None, just_made=True)
     with show.stage("graph"):
-        check_available(config, "reading the graph", reading_bytes(found.graph))
-        if isinstance(found.graph, PlantedGraph):
-            given = PartitionInput(found, sketch(found.graph))
-            held = given.facts(config).bytes
-        else:
-            masks, trains = config.needs_masks, config.trains
-            data = load_graph(found.graph, needs_masks=masks, trains=trains)
-            given = PartitionInput(found, data)
-            held = 0  # of what is still available
+        data = _read(config, found) if early is None else early.data
+        given = PartitionInput(found, data)
+        generated = isinstance(found.graph, PlantedGraph)
+        held = given.facts(config).bytes if generated else 0  # of what is still available
         check_available(config, "partitioning the graph", held + given.partitioning_bytes)
     return given
+
+
+def read_early(config: Config, workers: int) -> PartitionInput | None:
+    """Find or read the job's graph before the number of workers is settled.
+
+    Returns:
+        The graph; None for many graphs, and for one of which more than 1 GiB would have to be read.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: to read it takes more memory than is available.
+    """
+    if config.task.of_graphs or config.partition.engine == "ray":
+        return None
+    if config.graph is not None and reading_bytes(config.graph) > _EARLY:
+        return None
+    found = find_partition(config, workers)
+    if isinstance(found, Missing):
+        found = find_partition(config, 1)
+    data = _read(config, found) if isinstance(found, Missing) else None
+    return PartitionInput(found, data)
+
+
+def _read(config: Config, found: Missing) -> GraphData:
+    check_available(config, "reading the graph", reading_bytes(found.graph))
+    if isinstance(found.graph, PlantedGraph):
+        return sketch(found.graph)
+    return load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
 
 
 @contextmanager
@@ -210,6 +243,15 @@ class PartitionInput(Input):
             nodes = {t: meta.num_nodes(t) for t in meta.ntypes}
             edges = {e: meta.num_edges(e) for e in meta.etypes}
         return {e: (nodes[e[0]], nodes[e[2]], num) for e, num in edges.items()}
+
+    @property
+    def has_few_nodes(self) -> bool:
+        """True if one worker is enough for the graph."""
+        if self.data is not None:
+            return sum(frame.num for frame in self.data.nodes.values()) < FEW_NODES
+        meta = self.meta
+        assert meta is not None
+        return sum(map(meta.num_nodes, meta.ntypes)) < FEW_NODES
 
     @property
     def structure_bytes(self) -> int:

@@ -11,7 +11,7 @@ from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import Input
+from raygnn.driver.inputs import Input, PartitionInput, read_early
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
@@ -63,14 +63,37 @@ class Plan:
         return -(-batches // config.train.accumulate)
 
 
-def count_workers(config: Config, cluster: RayCluster) -> int:
-    """How many workers a batch and the partition are made for, the most that there will be; asks
-    a running cluster when that decides."""
+@dataclass(frozen=True)
+class Size:
+    """Number of workers of a job.
+
+    Attributes:
+        config: with ``cluster.workers`` 1 in place of ``auto`` if the graph has few nodes.
+        workers: the most that there will be; a batch and the partition are made for them.
+        early: the graph, if it was read to find out.
+    """
+
+    config: Config
+    workers: int
+    early: PartitionInput | None = None
+
+
+def count_workers(config: Config, cluster: RayCluster) -> Size:
+    """Return the number of workers; queries a running cluster and reads the graph if that decides.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: no connection to the cluster, or too little memory to read the graph.
+    """
     if config.cluster.limits is not None:
-        return config.cluster.limits[1]
+        return Size(config, config.cluster.limits[1])
     if not cluster.local:
         cluster.wait()
-    return resolve_workers(config, probe_resources(config, cluster.local))
+    workers = resolve_workers(config, probe_resources(config, cluster.local))
+    early = read_early(config, workers) if workers > 1 else None
+    if early is None or not early.has_few_nodes:
+        return Size(config, workers, early)
+    return Size(config.with_workers(1), 1, early)
 
 
 class Nodes(ExitStack):

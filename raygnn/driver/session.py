@@ -72,6 +72,8 @@ class Session:
         self.show = show
         self.cluster = RayCluster(config, verbose=verbose, tell=show.note)
         self.workers = 0
+        self._recorded = config.recorded()
+        self._early: PartitionInput | None = None
         self.plan: Plan
         self._started = started
         self._interrupted = interrupted
@@ -79,10 +81,11 @@ class Session:
 
     def __enter__(self) -> Session:
         try:
-            self.workers = count_workers(self.config, self.cluster)
+            size = count_workers(self.config, self.cluster)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
+        self.config, self.workers, self._early = size.config, size.workers, size.early
         return self
 
     def __exit__(
@@ -118,7 +121,7 @@ class Session:
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
         with Nodes(config, cluster, show) as nodes:
-            given = read_input(config, self.workers, show, cluster)
+            given = read_input(config, self.workers, show, cluster, early=self._early)
             if not cluster.local or config.task.of_graphs:
                 given = make(config, nodes, given, show)  # so that every node can be asked about it
             self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
@@ -126,7 +129,7 @@ class Session:
 
     def begin(self) -> None:
         """The run directory is this command's from here on; what preflight found is in it."""
-        self.run.begin(self.config.recorded())
+        self.run.begin(self._recorded)
         if self._purpose is None:  # a configuration of a stranger's run would vouch for itself
             trust.record(read_config(self.run.path))
         self.run.write(PREFLIGHT, self.plan.report.to_dict())

@@ -161,7 +161,8 @@ def partition(
     """
     config, show = with_graph(config, graph), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        given = read_input(config, count_workers(config, cluster), show, cluster)
+        size = count_workers(config, cluster)
+        given = read_input(size.config, size.workers, show, cluster, early=size.early)
         meta = given.made(show).meta
     if meta is None:
         raise ConfigError(
@@ -206,8 +207,10 @@ def check(
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
-        workers = count_workers(config, cluster)
-        with to_look_at(read_input(config, workers, show, cluster, only_look=True)) as given:
+        size = count_workers(config, cluster)
+        config, workers = size.config, size.workers
+        look = read_input(config, workers, show, cluster, early=size.early, only_look=True)
+        with to_look_at(look) as given:
             batch = config.sampling.batch_size * workers
             if isinstance(given, UnreadGraph):
                 show.note(_UNREAD)

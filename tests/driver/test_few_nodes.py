@@ -1,0 +1,73 @@
+"""Graphs of few nodes get one worker where nothing else is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver import inputs, job_plan
+from raygnn.driver.inputs import read_input
+from raygnn.driver.job_plan import count_workers
+from raygnn.runs.display import NullDisplay
+from tests.graph.builders import write_dgl
+from tests.small_jobs import job
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A machine with room for four workers."""
+    monkeypatch.setattr(job_plan, "resolve_workers", lambda config, resources: 4)
+    return Mock(local=True)
+
+
+def config_of(tmp_path: Path, **sections: Any) -> Config:
+    return load_config(job(tmp_path, **{"cluster": {"workers": "auto"}, **sections}))
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(2_000, 1), (49_999, 1), (50_000, 4)])
+def test_the_number_of_nodes_decides(
+    nodes: int, workers: int, cluster: Mock, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, graph={"nodes": nodes, "degree": 2, "features": 2})
+    size = count_workers(config, cluster)
+    assert size.workers == workers
+    assert size.config.cluster.workers == (1 if workers == 1 else "auto")
+
+
+@pytest.mark.parametrize("workers", [2, [1, 3]])
+def test_what_is_asked_for_is_kept(workers: Any, cluster: Mock, tmp_path: Path) -> None:
+    config = config_of(tmp_path, cluster={"workers": workers})
+    size = count_workers(config, cluster)
+    assert (size.config, size.early) == (config, None)
+    assert size.workers == (workers if isinstance(workers, int) else workers[1])
+
+
+def test_a_file_is_read_once_and_a_partition_is_used_again(
+    cluster: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(
+        {**job(tmp_path, cluster={"workers": "auto"}), "graph": write_dgl(tmp_path)}
+    )
+    calls: list[Any] = []
+    load_graph = inputs.load_graph
+    monkeypatch.setattr(
+        inputs, "load_graph", lambda *a, **k: (calls.append(a), load_graph(*a, **k))[1]
+    )
+    for _ in range(2):
+        size = count_workers(config, cluster)
+        given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
+        made = given.made(NullDisplay())
+        assert (size.workers, made.parts, len(calls)) == (1, 1, 1)
+
+
+def test_large_graphs_are_not_read_to_count_them(
+    cluster: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_EARLY", 1000)
+    size = count_workers(config_of(tmp_path), cluster)
+    assert (size.workers, size.early) == (4, None)
