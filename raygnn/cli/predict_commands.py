@@ -23,6 +23,11 @@ def add(commands: Any) -> None:
     )
     predict.add_argument("--scores", action="store_true", help="also a probability for each class")
     predict.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="probabilities that come true, as fitted to the validation split",
+    )
+    predict.add_argument(
         "--ids",
         metavar="LIST",
         help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
@@ -109,7 +114,7 @@ def _fanout(text: str) -> list[int]:
 def _predict(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import predict
 
-    names = ("out", "task", "scores", "ids", "fanout", "since", "overwrite")
+    names = ("out", "task", "scores", "calibrated", "ids", "fanout", "since", "overwrite")
     print_json(args, predict(args.name, **_options(args, *names)).to_dict())
     return 0
 

@@ -66,6 +66,7 @@ def predict(
     split: str | None = None,
     task: str | None = None,
     scores: bool = False,
+    calibrated: bool = False,
     ids: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
     at: int | str | date | None = None,
@@ -91,6 +92,9 @@ def predict(
         split: ``train``, ``val``, ``test`` or ``all``; None = all, but see ``since``.
         task: which one, of a run with several.
         scores: also a probability for each class.
+        calibrated: probabilities as they come true: with the scale and biases fitted to the
+            validation split when training ended, ``calibration`` in ``summary.json``. The
+            prediction is the class that they make likeliest.
         ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
             or Parquet with a column of them, ``node`` or ``graph``.
         fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
@@ -143,6 +147,8 @@ def predict(
     )
     begin = _since(asked, split, since)
     request = {"scores": scores, "since": begin, **_few(asked.one, ids, fanout)}
+    if calibrated:
+        request["calibration"] = _calibration(asked)
     of = f"{asked.task}, " if asked.task else ""
     of += "" if begin is None else f"edges since {begin}, "
     return _write(asked, file, overwrite, f"{of}split {asked.split} → {file}", **request)
@@ -268,6 +274,27 @@ def evaluate(
         metrics = {name: number(value) for name, value in found["metrics"].items()}
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
+
+
+def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the scale and bias that were fitted to the validation split when training ended.
+
+    Raises:
+        InputError: nothing was.
+    """
+    task = asked.one.task
+    if not task.classifies and not task.several_labels:
+        what, remedy = f"{task.kind} has no probabilities of classes", "leave it out"
+        raise InputError(what, where="--calibrated", remedy=remedy)
+    try:
+        about = asked.summary["calibration"][asked.task]
+        return tuple(map(float, about["scale"])), tuple(map(float, about["bias"]))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            "the run has no calibration, which training fits to the validation split at its end",
+            where="--calibrated",
+            remedy="leave it out, or train again with a validation split",
+        ) from None
 
 
 def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:

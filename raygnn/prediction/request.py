@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Asked:
         task: which of several tasks; "" = the only one, or all.
         kept: where the weights are kept, if no machine is.
         at: see `Request`.
+        summary: of the run.
     """
 
     config: Config
@@ -52,6 +53,7 @@ class Asked:
     task: str = ""
     kept: RemotePath | None = None
     at: int | str | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def one(self) -> Config:
@@ -165,7 +167,9 @@ def ask(
         )
     kept = None if there.replica is None else there.replica.place / CHECKPOINTS
     config = config.asking(at_once=moment is not None)
-    return Asked(config, found, chosen, show, verbose, started, others, name, kept, moment)
+    return Asked(
+        config, found, chosen, show, verbose, started, others, name, kept, moment, there.summary
+    )
 
 
 def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:

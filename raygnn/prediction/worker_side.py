@@ -11,6 +11,7 @@ from raygnn.checkpoint import weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.errors import DataError, InputError
 from raygnn.storage.replica import download_directory
+from raygnn.tasks.calibration import Calibration
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
@@ -96,7 +97,13 @@ class Predicting:
                 key = "node" if about.of_edges else unit
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
             else:
-                form = Format(unit, about.classifies, request.scores, about.several_labels)
+                form = Format(
+                    unit,
+                    about.classifies,
+                    request.scores,
+                    about.several_labels,
+                    request.calibration and Calibration(*request.calibration),
+                )
                 own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -28,6 +29,24 @@ _CURVES: dict[str, _Metric] = {
 _RECALL = "recall@"
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """Outputs and targets of one rank's seeds of a split.
+
+    Attributes:
+        outputs: float32 ``[n, C]``, as of `measure`.
+        targets: ``[n]`` or ``[n, C]``; classes and labels are below 0 where unknown.
+        positive: number of the class ``task.positive``, if it is set.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    positive: int | None
+
+
+Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
+
+
 def measure(
     outputs: Tensor,
     targets: Tensor,
@@ -35,13 +54,17 @@ def measure(
     loss: Loss,
     exchange: Exchange,
     positive: int | None = None,
+    keep: Kept | None = None,
 ) -> dict[str, float]:
     """The metrics of a task; see `classification_metrics`, `label_metrics` and
     `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective.
 
     Args:
         positive: number of the class ``task.positive``.
+        keep: takes this rank's outputs and targets, by "".
     """
+    if keep is not None:
+        keep[""] = Evaluated(outputs, targets, positive)
     chosen = config.chosen_metric
     if config.several_labels:
         values = label_metrics(outputs, targets, chosen, exchange)

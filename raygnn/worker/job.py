@@ -55,6 +55,7 @@ class Request:
         split: ``train``, ``val``, ``test`` or ``all``.
         rows: write a row for each node, edge or graph; else only measure.
         scores: also a score for each class.
+        calibration: scale and bias of a `Calibration`; None = probabilities are the model's own.
         wanted: only these, see `raygnn.worker.planes.prediction_rows.read_wanted`; None = all
             of the split.
         fanout: neighbours of the wanted nodes, from them outward; None = all.
@@ -73,6 +74,7 @@ class Request:
     split: str
     rows: bool
     scores: bool = False
+    calibration: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     wanted: Any = None
     fanout: tuple[int, ...] | None = None
     at: int | str | None = None

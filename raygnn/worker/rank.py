@@ -19,7 +19,9 @@ from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_
 from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
+from raygnn.tasks.calibration import calibrate
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
+from raygnn.tasks.metrics import Kept
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting, user_hooks
@@ -149,11 +151,17 @@ class Rank(RankSetup):
             self._retry(lambda: weights.save(self.directory, task.model, facts, files))
             if self.place is not None:
                 self._retry(partial(self.place.put_weights, self.directory))
+        kept: Kept = {}
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
             if plane.count(split)
-            for name, value in evaluate(split).items()
+            for name, value in evaluate(split, kept if split == "val" else None).items()
+        }
+        calibrated = {
+            name: found
+            for name, seen in kept.items()
+            if (found := calibrate(seen, config.of(name).task, self.control)) is not None
         }
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
@@ -164,6 +172,8 @@ class Rank(RankSetup):
             "metrics": metrics,
             "selected": config.train.select,
             "positive": positives,
+            "calibration": {name: about for name, (about, _) in calibrated.items()},
+            "thresholds": {name: rows for name, (_, rows) in calibrated.items() if rows},
             "best_metrics": evaluation.best_metrics,
             "last_metrics": evaluation.newest,
             "steps": trainer.global_step,
@@ -271,12 +281,14 @@ class Rank(RankSetup):
                 remedy="choose another kind, or give the data a validation split",
             )
 
-    def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
+    def _evaluate(
+        self, plane: Plane, task: Task, split: str, keep: Kept | None = None
+    ) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self.ranks.share_buffers(task)
         try:
             with self.sharding.whole(task):
-                return plane.evaluate(task, split)
+                return plane.evaluate(task, split, keep)
         except EXITS as error:
             raise exit_error(error) from error
 

@@ -99,6 +99,7 @@ def html(source: Source) -> str:
         training=training,
         steps=steps,
         used=used,
+        threshold_tables=sections.threshold_tables(source),
         slow_ranks=sections.slow_ranks(source),
         balance=balance,
         part_rows=sections.part_table(parts),

@@ -151,6 +151,28 @@ def slow_ranks(source: Source) -> list[dict[str, str]]:
     ]
 
 
+def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
+    """Precision and recall of a class at thresholds on its probability: heading and rows, for each
+    task that has some."""
+    tables = []
+    words = mapping(source.summary.get("positive"))
+    for task, rows in mapping(source.summary.get("thresholds")).items():
+        heading = f"Thresholds on the probability of {text(words.get(task, 1))}, validation split"
+        cells = [
+            {
+                "threshold": f"{number(row.get('threshold')):.4g}",
+                "calibrated": f"{number(row.get('calibrated')):.4g}",
+                "precision": f"{number(row.get('precision')):.1%}",
+                "recall": f"{number(row.get('recall')):.1%}",
+                "selected": f"{number(row.get('share')):.2%}",
+            }
+            for row in mappings(rows)
+        ]
+        if cells:
+            tables.append((f"{heading}: {text(task)}" if task else heading, cells))
+    return tables
+
+
 def hosts(source: Source) -> list[str]:
     """Where each rank ran, as far as that is known and tells ranks apart."""
     by_rank = {

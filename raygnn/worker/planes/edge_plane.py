@@ -31,7 +31,7 @@ from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order,
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_link_loss
-from raygnn.tasks.metrics import measure
+from raygnn.tasks.metrics import Kept, measure
 from raygnn.tasks.ranking import Candidates, Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
@@ -272,7 +272,7 @@ class EdgePlane(PartitionPlane):
             time=self.time,
         )
 
-    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
@@ -288,7 +288,7 @@ class EdgePlane(PartitionPlane):
         if self.time is not None:
             links = self.config.task.of_links
             drawn = listed or self._evaluation if links else self.labels[torch.from_numpy(own)]
-            return self._timed.metrics(model, own, drawn, task.loss)
+            return self._timed.metrics(model, own, drawn, task.loss, keep)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
@@ -307,7 +307,9 @@ class EdgePlane(PartitionPlane):
             )
         outputs = self._outputs(model, rows, own)
         labels = self.labels[torch.from_numpy(own)]
-        return measure(outputs, labels, self.config.task, task.loss, self.control, self.positive)
+        return measure(
+            outputs, labels, self.config.task, task.loss, self.control, self.positive, keep
+        )
 
     @cached_property
     def _evaluation(self) -> Negatives | None:

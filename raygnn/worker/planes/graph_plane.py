@@ -27,7 +27,7 @@ from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.metrics import measure
+from raygnn.tasks.metrics import Kept, measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
@@ -149,7 +149,7 @@ class GraphPlane:
         """See `Plane`."""
         return Traffic(skipped=len(self._maker.skipped))
 
-    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         world, config = self.ranks.world, self.config
         mine = self._numbers(split)[world.rank :: world.size]
@@ -167,7 +167,7 @@ class GraphPlane:
                 )
         of_class = config.task.classifies
         positive = positive_class(self.job, self.schema.out_features) if of_class else None
-        values = measure(outputs, y, config.task, task.loss, self.ranks.control, positive)
+        values = measure(outputs, y, config.task, task.loss, self.ranks.control, positive, keep)
         return {**values, "left_out": float(left_out)} if left_out else values
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:

@@ -18,6 +18,7 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import MultitaskPlan
 from raygnn.sampling.seeds import MultitaskSeeds
 from raygnn.tasks.lightning_modules import MultitaskTask, Task
+from raygnn.tasks.metrics import Kept
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
@@ -94,7 +95,7 @@ class MultitaskPlane(PartitionPlane):
         plan = MultitaskPlan(plans, self.config.train.accumulate)
         return self.make_batches(task.model.encoder, MultitaskSeeds(plan, tasks), nodes, share)
 
-    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""
         assert isinstance(task, MultitaskTask)
         assert isinstance(task.model, MultitaskModel)
@@ -113,7 +114,10 @@ class MultitaskPlane(PartitionPlane):
         shared = nullcontext() if timed else self.inference.represented(encoder, nodes, again=again)
         with shared:
             for name, plane in planes.items():
-                values = plane.evaluate(task.of(name), split)
+                kept: Kept | None = None if keep is None else {}
+                values = plane.evaluate(task.of(name), split, kept)
+                if keep is not None and kept:
+                    keep[name] = kept[""]
                 found |= {metric_name(name, key): value for key, value in values.items()}
         return found
 

@@ -18,7 +18,7 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.metrics import measure
+from raygnn.tasks.metrics import Kept, measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build, loss_of, make_task
@@ -79,7 +79,7 @@ class NodePlane(PartitionPlane):
         model = self.config.model
         return NodeHead(self.ntype, width, self.out_features, model.dropout)
 
-    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         (owned,) = self.read(split).values()
         again = self.validates(split)
@@ -87,7 +87,9 @@ class NodePlane(PartitionPlane):
             task.model, self.ntype, owned, times=self._times(owned), again=again
         )
         targets = self.labels[torch.from_numpy(owned - self.shard.first(self.ntype))]
-        return measure(outputs, targets, self.config.task, task.loss, self.control, self.positive)
+        return measure(
+            outputs, targets, self.config.task, task.loss, self.control, self.positive, keep
+        )
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Node type → global ids of the nodes whose rows an evaluation reads."""

@@ -20,6 +20,7 @@ from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import Loss, balance, make_loss
+from raygnn.tasks.metrics import Kept
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
@@ -77,8 +78,8 @@ class Plane(Protocol):
         """What makes the training batches."""
         ...
 
-    def evaluate(self, task: Task, split: str) -> dict[str, float]:
-        """The metrics of a split, exact over all ranks."""
+    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+        """The metrics of a split, exact over all ranks; ``keep`` takes this rank's outputs."""
         ...
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:

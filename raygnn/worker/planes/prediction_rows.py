@@ -24,6 +24,7 @@ from torch import Tensor
 from raygnn.errors import InputError
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.staging.shard import Shard
+from raygnn.tasks.calibration import Calibration
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.job import SPLITS, Job, Request
 
@@ -269,12 +270,14 @@ class Format:
         classifies: whether the outputs are of classes.
         scores: whether each class's probability is wanted.
         labels: whether the outputs are of several labels.
+        calibration: of the probabilities; None = they are the model's own.
     """
 
     key: str
     classifies: bool
     scores: bool = False
     labels: bool = False
+    calibration: Calibration | None = None
 
     def table(self, found: Predictions) -> pa.Table:
         """The rows of some predictions."""
@@ -290,9 +293,12 @@ class Format:
             columns["score"] = _numbers(found.outputs)
             columns["split"] = _splits(found.splits)
             return pa.table(columns)
+        outputs = found.outputs
+        if self.calibration is not None:
+            outputs = self.calibration.apply(outputs)
         if self.classifies:
-            shares = found.outputs.softmax(1)
-            best = found.outputs.argmax(1)
+            shares = outputs.softmax(1)
+            best = outputs.argmax(1)
             labels = found.targets.numpy()
             columns["prediction"] = pa.array(best.numpy(), pa.int64())
             columns["probability"] = _numbers(shares.gather(1, best.unsqueeze(1)).flatten())
@@ -303,7 +309,7 @@ class Format:
             return pa.table(columns)
         if self.labels:
             columns["split"] = _splits(found.splits)
-            rows = zip(found.outputs.sigmoid().T, found.targets.reshape(found.outputs.shape).T)
+            rows = zip(outputs.sigmoid().T, found.targets.reshape(outputs.shape).T)
             for k, (chances, truth) in enumerate(rows):
                 columns[f"probability_{k}"] = _numbers(chances)
                 label = truth.numpy()

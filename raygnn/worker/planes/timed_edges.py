@@ -22,7 +22,7 @@ from raygnn.sampling.negatives import ListedNegatives, Negatives
 from raygnn.sampling.seeds import Edges, EdgeSeeds, SeedSlice
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.losses import Loss
-from raygnn.tasks.metrics import measure
+from raygnn.tasks.metrics import Kept, measure
 from raygnn.tasks.ranking import ranked_among_drawn
 
 
@@ -56,6 +56,7 @@ class TimedEdges:
         own: np.ndarray,
         given: Tensor | Negatives | ListedNegatives | None,
         loss: Loss,
+        keep: Kept | None = None,
     ) -> dict[str, float]:
         """Links are ranked among nodes that are drawn, or listed, for each; of all others ``given``
         are their labels."""
@@ -63,7 +64,7 @@ class TimedEdges:
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
             outputs = self.outputs(model, own)
-            return measure(outputs, given, task, loss, control, self.positive)
+            return measure(outputs, given, task, loss, control, self.positive, keep)
         draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
         there, absent, counts = zip(*self._decoded(model, own, *draws))
         both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]

@@ -1,0 +1,155 @@
+"""Calibration of class probabilities, and precision and recall at thresholds on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raygnn.config.task import TaskConfig
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.metrics import Evaluated, class_log_odds
+
+_ROWS, _VALUES = 200_000, 10_000_000  # of all ranks' outputs that are used at most
+_RECALLS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+_ITERATIONS = 200
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Logits as ``scale * logits + bias``: temperature scaling (Guo et al. 2017) with a bias for
+    each class (Alexandari et al. 2020), which class weights need; of several labels a scale and a
+    bias for each (Platt 1999).
+
+    Attributes:
+        scale: one number, or one for each label.
+        bias: one for each class or label.
+    """
+
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+
+    def apply(self, outputs: Tensor) -> Tensor:
+        """Return calibrated logits, float64 ``[n, C]``."""
+        scale = torch.tensor(self.scale, dtype=torch.float64)
+        return outputs.double() * scale + torch.tensor(self.bias, dtype=torch.float64)
+
+
+def calibrate(
+    seen: Evaluated, task: TaskConfig, exchange: Exchange
+) -> tuple[dict[str, Any], list[dict[str, float]]] | None:
+    """Fit a calibration to all ranks' outputs, and tabulate thresholds. Collective.
+
+    Returns:
+        What ``summary.json`` keeps: ``scale`` and ``bias`` (see `Calibration`), the mean ``loss``
+        in nats ``before`` and after it, and the number of ``seeds``; and the rows of `thresholds`,
+        of the positive class. None if the task predicts no classes, or an output is not finite.
+    """
+    if not task.classifies and not task.several_labels:
+        return None
+    width = max(1, seen.outputs.shape[1])
+    total = int(exchange.sum(torch.tensor(len(seen.outputs))))
+    every = -(-total // max(1, min(_ROWS, _VALUES // width)))
+    outputs = exchange.gather_rows(seen.outputs[::every].contiguous()).double()
+    targets = exchange.gather_rows(seen.targets[::every].contiguous())
+    if not outputs.isfinite().all():  # training diverged
+        return None
+    if task.several_labels:
+        targets = targets.reshape(outputs.shape)
+    fitted = fit(outputs, targets)
+    after = fitted.apply(outputs)
+    about = {
+        "scale": list(fitted.scale),
+        "bias": list(fitted.bias),
+        "before": float(_loss(outputs, targets)),
+        "loss": float(_loss(after, targets)),
+        "seeds": len(outputs),
+    }
+    positive = 1 if seen.positive is None and width == 2 else seen.positive
+    if task.several_labels or positive is None:
+        return about, []
+    truth = targets == positive
+    before, after = (class_log_odds(scores)[:, positive] for scores in (outputs, after))
+    return about, thresholds(before, after, truth)
+
+
+def fit(outputs: Tensor, targets: Tensor) -> Calibration:
+    """Return the calibration that makes targets likeliest.
+
+    A Gaussian prior of one observation's weight on the logarithms of the scales and on the biases
+    keeps them finite where a class is absent or everything is predicted correctly.
+
+    Args:
+        outputs: float64 ``[n, C]`` logits.
+        targets: int64 ``[n]`` classes, or 0 and 1 ``[n, C]`` of labels; below 0 where unknown.
+    """
+    classes = outputs.shape[1]
+    known = int((targets >= 0).sum())
+    free = torch.zeros((classes if targets.dim() == 2 else 1) + classes, dtype=torch.float64)
+    if not known:
+        free.requires_grad_(False)
+    else:
+        free.requires_grad_(True)
+        optimizer = torch.optim.LBFGS(
+            [free], max_iter=_ITERATIONS, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            scale, bias = free[:-classes].exp(), free[-classes:]
+            loss = _loss(outputs * scale + bias, targets) + free.square().sum() / (2 * known)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    found = free.detach()
+    return Calibration(tuple(found[:-classes].exp().tolist()), tuple(found[-classes:].tolist()))
+
+
+def thresholds(before: Tensor, after: Tensor, truth: Tensor) -> list[dict[str, float]]:
+    """Tabulate what is found and how much of it is right at thresholds on a class's probability.
+
+    Args:
+        before: ``[n]`` log odds of the class as the model gives them.
+        after: the same, calibrated.
+        truth: bool ``[n]``.
+
+    Returns:
+        A row for each of twelve recalls from 5 % to 100 %, at the highest threshold that reaches
+        it: ``threshold`` (of ``probability`` in predictions), ``calibrated`` (likewise with
+        calibration), ``precision``, ``recall`` and ``share``, of seeds at or above it. None where
+        all seeds or none are of the class.
+    """
+    positives = int(truth.sum())
+    if positives in (0, len(truth)):
+        return []
+    order = before.argsort(descending=True, stable=True)
+    scores, found = before[order], truth[order].cumsum(0)
+    # seeds with equal scores are above a threshold together: count up to the last of them
+    last = torch.searchsorted(-scores, -scores, right=True) - 1
+    found = found[last]
+    rows = []
+    for wanted in _RECALLS:
+        at = int(torch.searchsorted(found, torch.tensor(wanted * positives - 1e-9)))
+        above = int(last[at]) + 1
+        rows.append(
+            {
+                "threshold": float(scores[at].sigmoid()),
+                "calibrated": float(after[order[at]].sigmoid()),
+                "precision": int(found[at]) / above,
+                "recall": int(found[at]) / positives,
+                "share": above / len(truth),
+            }
+        )
+    return [row for row, later in zip(rows, [*rows[1:], None]) if row != later]
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of the known targets, in nats."""
+    known = targets >= 0
+    if targets.dim() == 1:
+        return F.cross_entropy(logits[known], targets[known])
+    return F.binary_cross_entropy_with_logits(logits[known], targets[known].double())
