@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +28,7 @@ import psutil
 
 from raygnn import compat
 from raygnn.config.schema import Config
+from raygnn.driver import reaper
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine
 from raygnn.preflight.knock import Knock
@@ -118,6 +120,7 @@ class RayCluster:
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
+        self._reaper: subprocess.Popen[bytes] | None = None  # of what it starts
         self._core: Children | Endpoints | None = None
         self._death: str | None = None
         self._looks = threading.Lock()
@@ -250,10 +253,7 @@ class RayCluster:
                 self._shut_down()
         finally:
             self._unpatch()
-            if self._directory:
-                _remove(self._directory)
-            if self._owned:
-                self._owned.close()
+            self._remove_directory()
             # what was set for Ray, or by it, is not meant for another one in this process
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
@@ -263,10 +263,18 @@ class RayCluster:
         """Remove what is left of a local Ray that did not start."""
         self._shut_down()
         self._unpatch()
-        if self._directory is not None and self._owned is not None:
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        """Remove a local Ray's directory, and end what watches over it."""
+        if self._directory is not None:
             _remove(self._directory)
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.wait()
+        if self._owned is not None:
             self._owned.close()
-        self._directory = self._owned = None
+        self._directory = self._owned = self._reaper = None
 
     def _keep_logs(self) -> Path | None:
         """Copy a local Ray's logs to where they stay: into the run directory, if there is one."""
@@ -359,6 +367,7 @@ class RayCluster:
             return
         _sweep()
         self._directory, self._owned = _own_directory()
+        self._reaper = reaper.start(self._directory)
         with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
                 address="local",

@@ -95,6 +95,16 @@ def test_a_core_process_dies(command: Command, tmp_path: Path, program: str, rol
     assert {name for name in os.listdir("/dev/shm") if "plasma" in name} <= before
 
 
+@pytest.mark.system
+def test_nothing_of_ray_outlives_a_killed_command(command: Command, tmp_path: Path) -> None:
+    """Ray's agents would notice after a minute or more that their raylet has gone."""
+    wait_for_step(tmp_path / "runs" / "test" / "metrics.jsonl", 3, command.process)
+    assert any("agent" in line for line in command.running().values())
+    command.process.kill()
+    command.process.wait()
+    assert command.left_behind() == []
+
+
 HEAD = """
 import sys
 from pathlib import Path
