@@ -23,7 +23,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
-from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_mode
+from raygnn.driver.resume import find_start
 from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
 from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
@@ -275,10 +275,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     workers = config.cluster.workers
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)
-    mode = resume_mode(config) if resume else "new"
-    with RunDir.create(config.storage, config.name, mode=mode) as run, only_fetched(run):
-        if not resume:
-            check_mirror(config, run, overwrite=False)
+    with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
         start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
         trust.record(read_config(run.path))

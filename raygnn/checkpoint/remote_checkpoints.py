@@ -1,6 +1,4 @@
-"""Checkpoints in a place that pyarrow.fs opens: of a run that is kept there, or in the mirror, a
-second place for those of a run in a directory.
-"""
+"""Checkpoints of a run whose storage is an object store, or whatever else pyarrow.fs opens."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from raygnn.checkpoint import weights
 from raygnn.checkpoint.hashed_files import Write, nothing
@@ -30,7 +27,7 @@ from raygnn.checkpoint.store import (
 )
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, DataError
+from raygnn.errors import DataError
 from raygnn.runs.run_directory import CHECKPOINTS, Events
 from raygnn.storage.remote import RemotePath
 from raygnn.util.files import sync
@@ -43,52 +40,25 @@ log = logging.getLogger("raygnn")
 
 
 class RemoteCheckpoints:
-    """``<place>/<below>/step-<n>/`` with all files of each checkpoint; the manifest, which comes
-    last, makes it one.
+    """Remote checkpoint store: ``<run>/checkpoints/step-<n>/`` with all files of each checkpoint.
+
+    The nodes have copies only, and each rank uploads the files that it has written (`put`). A
+    checkpoint is complete when its manifest, which is uploaded last, is there.
 
     Args:
-        place: where; what is secret in a URI is never shown.
-        key: of the configuration, that names the place.
-
-    Attributes:
-        primary: whether the run is kept there, and the nodes have no more than copies. Then each
-            rank brings the files that it has written (`put`).
+        run: location of the run; secrets in it are never shown.
     """
 
-    def __init__(self, place: Path | Uri, below: str, key: str = "fault.mirror"):
-        self._place = place
-        self._below = below
-        self._key = key
-        self.primary = key == "storage"
+    def __init__(self, run: Uri):
+        self._uri = run / CHECKPOINTS
 
     @classmethod
-    def of(cls, config: Config) -> RemoteCheckpoints | None:
-        """Those of a job, if its storage is no directory, or it has a mirror."""
-        if config.store is not None:
-            return cls(config.store, f"{config.name}/{CHECKPOINTS}", "storage")
-        place = config.fault.mirror
-        return None if place is None else cls(place, config.name)
+    def from_config(cls, config: Config) -> RemoteCheckpoints | None:
+        """Return the job's remote checkpoint store; None if its storage is a directory."""
+        return None if config.store is None else cls(config.store / config.name)
 
     def __str__(self) -> str:
-        return f"{str(self._place).rstrip('/')}/{self._below}"
-
-    def check(self, directory: Path) -> None:
-        """Refuse to copy checkpoints to where they are.
-
-        Raises:
-            ConfigError: the mirror is the directory of the run's checkpoints.
-        """
-        place = self._place
-        if isinstance(place, Uri):
-            if not place.text.startswith("file://"):
-                return
-            place = Path(unquote(urlsplit(place.text).path))
-        if (place / self._below).resolve() == directory.resolve():
-            raise ConfigError(
-                "the mirror is the directory of the run's own checkpoints",
-                where=f"fault.mirror: {self}",
-                remedy="give another place, best on another disk or machine",
-            )
+        return str(self._uri)
 
     def names(self) -> list[str]:
         """Of those that have a manifest, oldest first.
@@ -142,13 +112,13 @@ class RemoteCheckpoints:
         """
         name = name or checkpoint.name
         target, files = self._directory / name, files_of(checkpoint)
-        (target / MANIFEST if self.primary else target).remove()
+        (target / MANIFEST).remove()
         for file in (*files, MANIFEST):
-            if not (self.primary and (target / file).is_file() and file != STATE):
+            if file == STATE or not (target / file).is_file():
                 (target / file).upload(checkpoint / file, moved)
         names = self.names()
         kept = [other for other in names if other <= name][-keep:]
-        for other in self._directory.folders() if self.primary else names:
+        for other in self._directory.folders():
             if other < kept[0] and NAME.fullmatch(other):
                 (self._directory / other).remove()
                 moved()
@@ -229,22 +199,9 @@ class RemoteCheckpoints:
             shutil.rmtree(draft, ignore_errors=True)
         return final
 
-    def clear(self) -> None:
-        """Remove all of them.
-
-        Raises:
-            DataError: that cannot be done.
-        """
-        for name in self.names():
-            (self._directory / name).remove()
-
     @functools.cached_property
     def _directory(self) -> RemotePath:
-        place = self._place if isinstance(self._place, Uri) else Uri(self._place.as_uri())
-        directory = RemotePath.of(place, self._key)
-        for name in self._below.split("/"):
-            directory /= name
-        return directory
+        return RemotePath.of(self._uri, "storage")
 
 
 @contextmanager
@@ -257,10 +214,9 @@ def as_storage() -> Iterator[None]:
 
 
 class Courier:
-    """Sends checkpoints to another place in a thread of its own: one that is slow, or hangs, holds
-    up nothing else. Of those that wait meanwhile, only the newest is sent. What a mirror does not
-    take is left out; what the run's only place does not take is tried again until a newer one
-    takes its turn.
+    """Uploads checkpoints in a thread of its own, so that a store that is slow, or hangs, blocks
+    nothing else. Of the checkpoints that wait meanwhile, only the newest is uploaded. An upload
+    that fails is tried again until there is a newer checkpoint.
 
     Args:
         sending: is told whether something is to be sent.
@@ -270,14 +226,14 @@ class Courier:
 
     def __init__(
         self,
-        mirror: RemoteCheckpoints,
+        remote: RemoteCheckpoints,
         keep: int,
         events: Events,
         sending: Callable[[bool], None],
         is_current: Callable[[], bool] = lambda: True,
         before: Callable[[], None] = nothing,
     ):
-        self._mirror = mirror
+        self._remote = remote
         self._is_current = is_current
         self._before = before
         self._keep = keep
@@ -289,29 +245,14 @@ class Courier:
         self._failing = False
         self._thread: threading.Thread | None = None
 
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        events: Events,
-        sending: Callable[[bool], None],
-        is_current: Callable[[], bool],
-        before: Callable[[], None],
-    ) -> Courier | None:
-        """That of a job, if its checkpoints go to another place."""
-        place = RemoteCheckpoints.of(config)
-        keep = config.fault.keep
-        if place is None:
-            return None
-        return cls(place, keep, events, sending, is_current, before)
-
     def send(self, checkpoint: Path) -> None:
         """Have it sent."""
         with self._changed:
             self._waiting = checkpoint
             self._sending(True)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="raygnn-mirror", daemon=True)
+                name = "raygnn-courier"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -320,7 +261,7 @@ class Courier:
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
                 self._events.tell(
-                    f"the last checkpoints are not in {self._mirror}: it takes more than "
+                    f"the last checkpoints are not in {self._remote}: it takes more than "
                     f"{seconds:g} s"
                 )
 
@@ -334,7 +275,7 @@ class Courier:
                 self._changed.wait_for(lambda: self._waiting is not None)
                 checkpoint, self._waiting, self._busy = self._waiting, None, True
             assert checkpoint is not None
-            if not self._send(checkpoint) and self._mirror.primary:
+            if not self._send(checkpoint):
                 with self._changed:
                     self._waiting = self._waiting or checkpoint
                     self._changed.wait(_AGAIN)
@@ -343,20 +284,20 @@ class Courier:
         """Send one; whether nothing is left to be done about it."""
         held = checkpoint.with_name(f"{SENDING}{checkpoint.name}")
         try:
-            if self._mirror.primary:  # however long it takes, later ones must not remove it
-                shutil.rmtree(held, ignore_errors=True)
-                shutil.copytree(checkpoint, held, copy_function=os.link)
+            # links, so that later checkpoints do not remove it, however long the upload takes
+            shutil.rmtree(held, ignore_errors=True)
+            shutil.copytree(checkpoint, held, copy_function=os.link)
             self._before_it_goes()
             if self._is_current():
-                self._watch(held if self._mirror.primary else checkpoint, checkpoint.name)
+                self._watch(held, checkpoint.name)
             if self._failing:
-                self._events.tell(f"{checkpoint.name} is in {self._mirror} again")
+                self._events.tell(f"{checkpoint.name} is in {self._remote} again")
             self._failing = False
         except Exception as error:
             replaced = not checkpoint.exists()  # by newer ones
             if replaced and isinstance(error, OSError):  # here, and not of the place
                 return True
-            log.warning("%s is not in %s", checkpoint.name, self._mirror, exc_info=True)
+            log.warning("%s is not in %s", checkpoint.name, self._remote, exc_info=True)
             reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
             self._tell_failure(checkpoint.name, reason)
             return replaced
@@ -372,7 +313,7 @@ class Courier:
 
     def _watch(self, path: Path, name: str) -> None:
         """Send one, and tell if the place takes nothing for long."""
-        send = functools.partial(self._mirror.send, path, self._keep, name)
+        send = functools.partial(self._remote.send, path, self._keep, name)
         write = Write(send, "raygnn-send")
         while not write.wait(_LOOK):
             if write.silence >= _SILENCE:
@@ -381,5 +322,5 @@ class Courier:
 
     def _tell_failure(self, name: str, reason: str) -> None:
         if not self._failing:
-            self._events.tell(f"{name} is not in {self._mirror}: {reason}; training goes on")
+            self._events.tell(f"{name} is not in {self._remote}: {reason}; training goes on")
         self._failing = True

@@ -45,7 +45,7 @@ class Saver(TorchCheckpointIO):
         requests: for checkpoints, which it answers.
         keep: how many are kept.
         about: for the manifests, see `checkpoint.Manifest`.
-        courier: what brings them to a second place.
+        courier: uploads them, where storage is an object store.
         is_current: see `checkpoint.write`.
         patience: seconds to try the last one again.
 
@@ -164,7 +164,7 @@ class Saver(TorchCheckpointIO):
         self._requests.answer_saves(self.asked, saved=not self.busy and newest.exists())
 
     def finish_sending(self, seconds: float) -> None:
-        """Wait for what is being sent to the mirror, and tell if that takes longer."""
+        """Wait until checkpoints are uploaded, and report if that takes longer."""
         if self._courier is not None:
             self._courier.finish(seconds)
 

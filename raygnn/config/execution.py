@@ -24,7 +24,6 @@ from raygnn.config.values import (
     InputPath,
     Interval,
     JsonValues,
-    Place,
     Section,
     Span,
     Wait,
@@ -357,12 +356,6 @@ class FaultConfig(Section):
         "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
-    mirror: Place | None = Field(
-        None,
-        description="A second place for checkpoints, such as s3://BUCKET/DIRECTORY or whatever "
-        "else pyarrow.fs opens: each is copied to `<mirror>/<name>`, and `--resume` takes the "
-        "newest of both places, also on a machine that has never seen the run.",
-    )
     straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
         1.5,
         description="A rank is named as slow that, on its own, is busy for so many times the "

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import (
+    REMOVED,
     KeyPath,
     Problem,
     dotted,
@@ -38,7 +39,6 @@ _PATHS = (
     ("graph", "vocabulary"),
     ("partition", "path"),
     ("staging", "path"),
-    ("fault", "mirror"),
     ("storage",),
 )
 
@@ -460,9 +460,13 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
 
 
 def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
-    """A key of another kind of the section, or of none; the remedy says where it belongs: to a
-    near name in it, or the same name in another section."""
+    """Describe a key that was removed, or that belongs to another kind of the section or to none.
+
+    The remedy names its replacement, a similar key, or the same key in another section.
+    """
     key, word, keys = place.key, str(place.key[-1]), place.section.model_fields
+    if replacement := REMOVED.get(dotted(key)):
+        return Problem(key, f"{dotted(key)} was removed", replacement)
     if kinds := [kind for kind, other in place.kinds.items() if word in other.model_fields]:
         name = dotted((*key[:-1], place.section.kind_key))
         what = f"unknown key {show(word)} ({show(value)}): {name} is {place.kind}"

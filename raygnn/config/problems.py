@@ -76,6 +76,12 @@ _SYNONYMS = {
 }
 
 
+# Removed key → the remedy, which names what replaces it.
+REMOVED = {
+    "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
+}
+
+
 @dataclass(frozen=True)
 class Problem:
     """``what`` is wrong with the value at ``key``, and the ``remedy``."""

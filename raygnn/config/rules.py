@@ -50,14 +50,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_time(config),
         *_embedding(config),
         *_resources(config),
-        *_places(config),
     ]
-
-
-def _places(config: Config) -> Iterator[Problem]:
-    if config.store is not None and config.fault.mirror is not None:
-        message = f"checkpoints lie in storage, {config.store}, which is no disk of a machine"
-        yield Problem(("fault", "mirror"), message, "leave out fault.mirror")
 
 
 def _graph(config: Config) -> Iterator[Problem]:
@@ -396,7 +389,6 @@ def garbled_paths(config: Config) -> Iterator[Problem]:
         "graph.path": getattr(config.graph, "path", None),
         "partition.path": config.partition.path,
         "staging.path": config.staging.path,
-        "fault.mirror": config.fault.mirror,
     }
     for key, place in places.items():
         if place is not None and _is_garbled(str(place)):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import CHECKPOINTS, Mode, RunDir, is_run
+from raygnn.runs.run_directory import RunDir
 from raygnn.util.files import storage_errors
 
 
@@ -31,14 +30,12 @@ class Start:
         global_batch: seeds of a batch, over all ranks.
         rejected: newer checkpoints and what is wrong with each.
         resumed: whether the user asked for an earlier run to go on.
-        fetched: the mirror that the checkpoint was fetched from, if it was.
     """
 
     checkpoint: Checkpoint | None
     global_batch: int
     rejected: tuple[str, ...] = ()
     resumed: bool = False
-    fetched: str | None = None
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
         """What the user should know, a line each."""
@@ -49,53 +46,12 @@ class Start:
         if self.checkpoint is None:
             yield "resume: there is no checkpoint yet, so this starts from the beginning"
             return
-        place = f", from {self.fetched}" if self.fetched else ""
-        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name}{place})"
+        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name})"
         if self.global_batch != workers * batch_size:
             yield (
                 f"resume: a batch stays {self.global_batch:,} seeds, as the run began: about "
                 f"{-(-self.global_batch // workers):,} for each of {workers} workers"
             )
-
-
-def resume_mode(config: Config) -> Mode:
-    """How to claim the directory of a run that is to go on: with a mirror of its checkpoints,
-    this machine need not have seen it."""
-    new = config.fault.mirror is not None and not is_run(config.run_dir)
-    return "new" if new else "resume"
-
-
-@contextmanager
-def only_fetched(run: RunDir) -> Iterator[None]:
-    """What was fetched from a mirror to a directory in which no run begins goes again."""
-    fresh = not is_run(run.path)
-    try:
-        yield
-    finally:
-        if fresh and not run.begun:
-            shutil.rmtree(run.checkpoints, ignore_errors=True)
-
-
-def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
-    """Before a run begins anew: see that the mirror has none of its name, or remove it there.
-
-    Raises:
-        InputError: it has one, or is where the run's own are.
-        DataError: the mirror cannot be reached.
-    """
-    mirror = RemoteCheckpoints.of(config)
-    if mirror is None or mirror.primary:
-        return
-    mirror.check(run.checkpoints)
-    if overwrite:
-        mirror.clear()
-    elif names := mirror.names():
-        raise InputError(
-            f"the mirror has checkpoints of a run of this name: {names[-1]} is the newest",
-            where=str(mirror),
-            remedy="pass --resume to go on from it, --overwrite to replace it, or choose another "
-            "name",
-        )
 
 
 def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resume: bool) -> Start:
@@ -111,29 +67,7 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return Start(None, global_batch)
-    mirror, fetched = RemoteCheckpoints.of(config), False
-    # a stage for what may take long: a mirror that does not answer
-    stage = nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
-    with stage, storage_errors(run.checkpoints, InputError):
-        found, rejected = checkpoint.find(run.checkpoints, config)
-        if mirror is not None:
-            mirror.check(run.checkpoints)
-            rejected = [] if mirror.primary else rejected
-            newer, bad = mirror.fetch_newest(
-                run.checkpoints,
-                partial(checkpoint.judge, config=config),
-                found.name if found else "",
-            )
-            if newer is None and found is not None and mirror.primary:
-                mirror.send(found.state.parent, config.fault.keep)  # a command could not bring it
-            found, fetched = (newer, True) if newer is not None else (found, False)
-            rejected += [f"{name} in {mirror}: {why}" for name, why in bad.items()]
-    if found is None and not rejected and not is_run(run.path):
-        raise InputError(
-            "there is no run to resume, neither here nor in the mirror",
-            where=f"{run.path}, {mirror}",
-            remedy="start it without --resume",
-        )
+    found, rejected = _newest(config, run, show)
     changed = changes(fixed(_recorded(run)), config) if found or rejected else []
     if found is not None:
         began = found.manifest.global_batch
@@ -154,8 +88,30 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
             where=str(run.path),
             remedy="start over with --overwrite, or choose another name",
         )
-    place = str(mirror) if mirror is not None and fetched and not mirror.primary else None
-    return Start(found, global_batch, tuple(rejected), resumed=True, fetched=place)
+    return Start(found, global_batch, tuple(rejected), resumed=True)
+
+
+def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that can be used, and what is wrong with each newer one.
+
+    A checkpoint in an object store is downloaded. One that is only here is uploaded: the command
+    before could not do so.
+
+    Raises:
+        InputError: the directory or the object store cannot be read or written.
+    """
+    remote = RemoteCheckpoints.from_config(config)
+    with storage_errors(run.checkpoints, InputError):
+        found, rejected = checkpoint.find(run.checkpoints, config)
+        if remote is None:
+            return found, rejected
+        with show.stage(f"checkpoints in {remote}"):  # which may take long to answer
+            judge = partial(checkpoint.judge, config=config)
+            above = found.name if found else ""
+            newer, rejected_there = remote.fetch_newest(run.checkpoints, judge, above)
+            if newer is None and found is not None:
+                remote.send(found.state.parent, config.fault.keep)
+    return newer or found, [f"{name} in {remote}: {why}" for name, why in rejected_there.items()]
 
 
 def can_go_on(run: RunDir) -> tuple[str, str]:
@@ -165,7 +121,7 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
     newest = checkpoint.newest(run.checkpoints)
     if run.uri is not None:
         with suppress(RaygnnError):  # of a store that is away what is here is told
-            there = RemoteCheckpoints(run.uri, CHECKPOINTS, "storage").names()
+            there = RemoteCheckpoints(run.uri).names()
             newest = max([newest, *there])
     reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
     what = f"interrupted; {run.shown} can go on from {reached}"
@@ -201,7 +157,7 @@ def finished(config: Config, plan: Plan, run: RunDir, start: Start) -> str:
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:
-    """The config that the run began with; empty where nobody can tell any more."""
+    """Return the config that the run began with; empty if its file is damaged."""
     try:
         return Run(run.path).config
     except RaygnnError:

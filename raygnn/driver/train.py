@@ -27,14 +27,7 @@ from raygnn.driver.job_plan import (
 )
 from raygnn.driver.loggers import Loggers, check_packages
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.resume import (
-    can_go_on,
-    check_mirror,
-    find_start,
-    finished,
-    only_fetched,
-    resume_mode,
-)
+from raygnn.driver.resume import can_go_on, find_start, finished
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import ConfigError, InputError
@@ -101,12 +94,11 @@ def train(
         RunDir.create(
             config.local_storage,
             config.name,
-            mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
+            mode="resume" if resume else "overwrite" if overwrite else "new",
             store=config.store,
             patience=config.fault.storage_timeout.seconds,
             tell=show.note,
         ) as run,
-        only_fetched(run),
         reported(run, show),
         Loggers(config, run.path, show.note) as loggers,
         Session(config, run, show, started, interrupted=can_go_on, verbose=verbose) as session,
@@ -118,8 +110,6 @@ def train(
         if done := finished(config, session.plan, run, start):
             show.note(done)
             return _opened(run)
-        if not resume:
-            check_mirror(config, run, overwrite=overwrite)
         session.begin()
         record_notes(run, show)
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):

@@ -37,7 +37,7 @@ _PYTHON = r"""raylet=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status"); \
 python=$(tr '\0' '\n' < "/proc/$raylet/cmdline" \
 | sed -n 's/^--python_worker_command=\([^ ]*\).*/\1/p'); \
 [ -x "$python" ] || python=python; exec "$python" """
-_ON_STORAGE = ("storage", "partition.path", "fault.mirror")
+_ON_STORAGE = ("storage", "partition.path")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Snapshot:
         workers: of the newest start, by rank.
         progress: of the newest start, by rank; of those that have said something.
         answers: of requests for a checkpoint: whether it was written.
-        sending: whether checkpoints are on their way to the mirror.
+        sending: whether checkpoints are being uploaded to an object store.
         result: rank 0's, as JSON.
     """
 

@@ -45,9 +45,8 @@ class Rank(RankSetup):
     def __init__(self, job: Job, runtime: Runtime):
         super().__init__(job, runtime)
         self.directory = job.run_dir / "checkpoints"
-        place = RemoteCheckpoints.of(job.config)
         # where the run's checkpoints are, if that is not the directory; None = it is
-        self.place = place if place is not None and place.primary else None
+        self.place = RemoteCheckpoints.from_config(job.config)
         self.storage_timeout = job.config.fault.storage_timeout.seconds
 
     def run(self) -> dict[str, Any]:
@@ -295,6 +294,16 @@ class Rank(RankSetup):
     def _saver(self, data: str) -> Saver:
         fault, control = self.config.fault, self.job.control
         is_current = partial(control.is_current, self.start.attempt)
+        courier = None
+        if self.place is not None:
+            courier = Courier(
+                self.place,
+                fault.keep,
+                self.events,
+                lambda busy: control.tell(sending=busy),
+                is_current,
+                self.runtime.send_files,
+            )
         return Saver(
             self.directory,
             control,
@@ -308,12 +317,6 @@ class Rank(RankSetup):
             },
             events=self.events,
             patience=self.storage_timeout,
-            courier=Courier.of(
-                self.config,
-                self.events,
-                lambda busy: control.tell(sending=busy),
-                is_current,
-                self.runtime.send_files,
-            ),
+            courier=courier,
             is_current=is_current,
         )

@@ -18,6 +18,7 @@ import torch
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
 from raygnn.cli import main
+from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run_directory import RunDir
@@ -92,20 +93,18 @@ def test_states_that_run_things(make_job: JobFactory, tmp_path: Path) -> None:
 
 
 def test_a_run_that_would_go_on_from_one(make_job: JobFactory, tmp_path: Path) -> None:
-    """On real ranks, from its own directory and from the mirror."""
-    marker, mirror = tmp_path / "marker", tmp_path / "mirror"
+    """On real ranks."""
+    marker = tmp_path / "marker"
     options: dict[str, Any] = {"cluster": {"workers": 1}, "train": {"epochs": 1}}
-    config = make_job(fault={"mirror": str(mirror), "checkpoint_every": 1}, **options)
+    config = make_job(fault={"checkpoint_every": 1}, **options)
     train_on_ranks(config)
-    own, there = config.run_dir / "checkpoints", mirror / config.name
-    newest = max(own.glob("step-*"))
+    directory = config.run_dir / "checkpoints"
+    newest = max(directory.glob("step-*"))
     shutil.move(newest, tmp_path / "kept")
-    for name, place in (("system", own), ("partial, bare", there), ("laughs", there)):
-        shutil.rmtree(own)
-        shutil.rmtree(there, ignore_errors=True)
-        own.mkdir()
-        shutil.copytree(tmp_path / "kept", place / newest.name)
-        swear(place / newest.name, states(marker)[name])
+    for name in ("system", "partial, bare", "laughs"):
+        shutil.rmtree(directory)
+        shutil.copytree(tmp_path / "kept", newest)
+        swear(newest, states(marker)[name])
         with pytest.raises(RuntimeError) as error:
             train_on_ranks(config, resume=True)
         assert "this checkpoint is not to be trusted" in str(error.value), name
@@ -113,15 +112,14 @@ def test_a_run_that_would_go_on_from_one(make_job: JobFactory, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "step-0000000004/../../x", "step-4", "a\0b"])
-def test_names_in_a_mirror(name: str, make_job: JobFactory, tmp_path: Path) -> None:
+def test_names_in_a_store(name: str, tmp_path: Path) -> None:
     """Only what is called as ours is looked at, and nothing is fetched to elsewhere."""
-    place = tmp_path / "mirror" / "test"
+    place = tmp_path / "test" / "checkpoints"
     place.mkdir(parents=True)
     if "\0" not in name:
         (place / Path(name).name).mkdir()
         (place / Path(name).name / "manifest.json").write_text("{}")
-    mirror = RemoteCheckpoints(tmp_path / "mirror", "test")
-    assert mirror.names() == []
+    assert RemoteCheckpoints(Uri(f"file://{tmp_path}/test")).names() == []
     assert not store.NAME.fullmatch(name)
 
 

@@ -151,7 +151,7 @@ def test_storage_may_be_a_file_uri(storage: str) -> None:
     assert load_config(PLANTED, storage=storage).storage == Path("/a b/runs")
 
 
-@pytest.mark.parametrize("key", ["storage", "staging.path", "fault.mirror", "partition.path"])
+@pytest.mark.parametrize("key", ["storage", "staging.path", "partition.path"])
 def test_paths_that_are_not_utf8_are_refused(key: str, here: Path) -> None:
     """No file of a run, and no message of Ray's, could hold them."""
     place = here / "d\udcff"

@@ -66,6 +66,10 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "endless number": (GOOD + f"train: {{epochs: {'9' * 6000}}}\n", ("line 7", "number")),
     # Unknown and missing keys.
     "unknown key": (GOOD + "train:\n  learning: 1\n", ("train.learning (line 8)", "known here")),
+    "removed key": (
+        GOOD + "fault:\n  mirror: s3://bucket/copies\n",
+        ("fault.mirror was removed", "fault.mirror (line 8)", "→ set storage to an object store"),
+    ),
     "no name": (
         without("name: small\n"),
         ("job.yaml: name", "'name' is missing", "Name of the run"),
@@ -329,6 +333,7 @@ CASES |= {text: (graph(text), fragments) for text, fragments in GRAPHS.items()}
 # Overrides on the good job → what the message must contain.
 OVERRIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown key": ("train.lrr=1", ("--set train.lrr", "did you mean train.lr?")),
+    "removed key": ("fault.mirror=copies", ("--set fault.mirror", "was removed", "s3://bucket/")),
     "wrong type": ("train.lr=fast", ("--set train.lr", "'fast'")),
     "no value": ("train.lr", ("--set 'train.lr'", "--set train.lr=0.1")),
     "no key": ("=3", ("''", "section.key")),

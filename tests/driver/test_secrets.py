@@ -58,7 +58,7 @@ WRONG = {
     "storage on another host": f"storage: file://{USER}/runs",
     "address": f"cluster: {{address: 'http://{USER}:8265'}}",
     "partition": f"partition: {{path: 'ftp://{USER}/x'}}",
-    "mirror": f"fault: {{mirror: 'ftp://{USER}/x'}}",
+    "removed key": f"fault: {{mirror: 's3://{USER}/x'}}",
     "staging": f"staging: {{path: 's3://{USER}/x'}}",
     "model": f"task: {{target: 3}}\nprecision: https://{USER}",
     "list for variables": "comm: {env: [hunter2]}",

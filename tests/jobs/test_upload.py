@@ -179,7 +179,6 @@ def test_data_travels_by_relative_names_only(work: Path) -> None:
     [
         (["storage=runs"], "storage is a relative path"),
         (["partition.path=parts"], "partition.path is a relative path"),
-        (["fault.mirror=copies"], "fault.mirror is a relative path"),
         (["graph.path=../elsewhere.dgl"], "leads out of the working directory"),
         (["graph.path=data/none.dgl"], "there is no"),
         (["graph.path=linked/graph.dgl"], "a link to a directory"),

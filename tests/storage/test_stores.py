@@ -22,9 +22,11 @@ from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
 from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
+from raygnn.driver.resume import Start, find_start
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.preflight.probe import Question, node_facts
 from raygnn.runs.diagnose import diagnose
+from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import list_runs, open_run
 from raygnn.runs.run_directory import EVENTS, Events, RunDir
 from raygnn.storage import claim, publisher, replica
@@ -307,14 +309,13 @@ def test_checkpoints_are_whole_or_passed_over(
     store: LocalStore, place: RemotePath, tmp_path: Path
 ) -> None:
     config = config_of(store, tmp_path)
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
-    assert there.primary
     assert there.names() == []
     here, copies = tmp_path / "rank", tmp_path / "copies"
     write_checkpoint(here, config, 1, 2, 3, 4)
-    for step in (1, 2, 3, 4):
-        there.send(here / f"step-{step:010d}", keep=3)
+    for step in (4, 1, 2, 3):  # the run went back, and those after it are not touched
+        there.send(here / f"step-{step:010d}", keep=2)
     assert there.names() == [f"step-{step:010d}" for step in (2, 3, 4)]
     base = place / "test" / "checkpoints"
     (base / "step-0000000004" / "state.ckpt").write(b"damaged")
@@ -333,16 +334,58 @@ def test_checkpoints_are_whole_or_passed_over(
     found.state.write_bytes(b"damaged")
     again = judge(there.fetch(found.name, copies))
     assert isinstance(again, checkpoints.Checkpoint)
+    assert (copies / "passed-over-step-0000000003").is_dir()
     there.pass_over(rejected)
     assert there.names() == [f"step-{step:010d}" for step in (2, 3)]
     assert (base / "step-0000000004" / "passed-over-manifest.json").is_file()
+
+
+def test_a_resume_goes_on_from_the_newest_checkpoint_wherever_it_is(
+    store: LocalStore, place: RemotePath, tmp_path: Path
+) -> None:
+    config = config_of(store, tmp_path)
+    there = RemoteCheckpoints.from_config(config)
+    assert there is not None
+
+    def start(other: Config = config) -> Start:
+        return find_start(other, run, 2, NullDisplay(), resume=True)
+
+    with created(config) as run:
+        run.begin(config.recorded())
+        assert start().checkpoint is None
+        write_checkpoint(tmp_path / "rank", config, 4, 6)
+        for step in (4, 6):
+            there.send(tmp_path / "rank" / f"step-{step:010d}", keep=9)
+        newest = place / "test/checkpoints/step-0000000006/state.ckpt"
+        content = newest.read_bytes()
+        newest.write(content[:-1])  # so that the one before is used
+        found = start()
+        assert found.checkpoint is not None
+        assert found.checkpoint.step == 4
+        assert found.rejected[0].startswith(f"step-0000000006 in {there}: ")
+        newest.write(content)
+        found = start()
+        assert found.checkpoint is not None
+        assert found.checkpoint.step == 6  # though that of step 4 is here by now
+        write_checkpoint(run.checkpoints, config, 8)  # the command before could not upload it
+        found = start()
+        assert found.checkpoint is not None
+        assert found.checkpoint.step == 8
+        assert there.names()[-1] == "step-0000000008"
+        with pytest.raises(InputError, match=r"another .*: model\.hidden was 16 and is 8"):
+            start(config_of(store, tmp_path, model={"hidden": 8}))
+        for name in there.names():
+            (place / "test/checkpoints" / name / "state.ckpt").write(b"damaged")
+        shutil.rmtree(run.checkpoints)
+        with pytest.raises(InputError, match="no checkpoint can be used: step-0000000008 in s3:"):
+            start()
 
 
 def test_ranks_bring_their_rows_and_the_manifest_comes_last(
     store: LocalStore, place: RemotePath, tmp_path: Path
 ) -> None:
     config, here = config_of(store, tmp_path), tmp_path / "rank"
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
     draft = checkpoints.draft_of(here, 1)
     draft.mkdir(parents=True)
@@ -372,7 +415,7 @@ def test_of_those_that_wait_the_newest_goes_up_when_the_store_is_back(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, here = config_of(store, tmp_path), tmp_path / "rank"
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
     here.mkdir()
     courier = Courier(there, 2, Events(tmp_path / EVENTS), lambda busy: None)
@@ -396,7 +439,7 @@ def test_a_store_that_is_silent_is_told_before_its_client_gives_up(
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._SILENCE", 0.5)
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._LOOK", 0.1)
     config, here = config_of(store, tmp_path), tmp_path / "rank"
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
     write_checkpoint(here, config, 1)
     store.stop()
@@ -431,7 +474,7 @@ def test_three_tries_are_enough_to_see_that_a_store_is_away(store: LocalStore) -
 
 def test_a_start_that_was_taken_over_sends_nothing(store: LocalStore, tmp_path: Path) -> None:
     config, here = config_of(store, tmp_path), tmp_path / "rank"
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
     write_checkpoint(here, config, 1)
     courier = Courier(there, 2, Events(tmp_path / EVENTS), lambda busy: None, lambda: False)
@@ -445,7 +488,7 @@ def test_what_a_run_that_goes_on_is_to_find_comes_before_the_checkpoint(
 ) -> None:
     """Which goes all the same where that cannot be had."""
     config, here = config_of(store, tmp_path), tmp_path / "rank"
-    there = RemoteCheckpoints.of(config)
+    there = RemoteCheckpoints.from_config(config)
     assert there is not None
     write_checkpoint(here, config, 1)
     found: list[list[str]] = []
@@ -454,8 +497,8 @@ def test_what_a_run_that_goes_on_is_to_find_comes_before_the_checkpoint(
         found.append(there.names())
         raise ConnectionError("the command's node does not answer")
 
-    courier = Courier.of(config, Events(tmp_path / EVENTS), lambda busy: None, lambda: True, before)
-    assert courier is not None
+    events = Events(tmp_path / EVENTS)
+    courier = Courier(there, 2, events, lambda busy: None, before=before)
     courier.send(here / "step-0000000001")
     courier.finish(60)
     assert found == [[]]
@@ -542,8 +585,6 @@ def test_what_is_secret_is_not_written_down(tmp_path: Path) -> None:
     assert (config.store / "a").text == text.replace("runs?", "runs/a?")
     assert (config.store / "a").parent == config.store
     assert "KEY" not in str(config.local_storage)
-    with pytest.raises(ConfigError, match=r"fault\.mirror"):
-        load_config({**job(tmp_path, fault={"mirror": "/x"}), "storage": text})
     with pytest.raises(ConfigError, match="storage"):
         load_config({**job(tmp_path), "storage": "ftp://host/runs"})
 

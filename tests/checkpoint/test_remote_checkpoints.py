@@ -1,0 +1,133 @@
+"""Checkpoints are uploaded beside training; the object store is a directory here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.checkpoint import store as checkpoint
+from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
+from raygnn.checkpoint.writer import Saver
+from raygnn.config.places import Uri
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.runs.run_directory import EVENTS, Events
+from raygnn.worker.control import Control, SaveRequest
+from tests.small_jobs import JobFactory, about, until
+
+
+def write(directory: Path, config: Config, *steps: int) -> None:
+    for step in steps:
+        checkpoint.write(directory, {"global_step": step}, step, 9, about(config))
+
+
+def remote(tmp_path: Path) -> RemoteCheckpoints:
+    return RemoteCheckpoints(Uri(f"file://{tmp_path}/there"))
+
+
+def courier_to(tmp_path: Path, sending: Callable[[bool], None] = lambda busy: None) -> Courier:
+    return Courier(remote(tmp_path), 9, Events(tmp_path / EVENTS), sending)
+
+
+def test_errors_of_the_store_and_of_the_disk(make_job: JobFactory, tmp_path: Path) -> None:
+    """A local disk that fails is not the store's fault."""
+    here, there = tmp_path / "here", remote(tmp_path)
+    write(here, make_job(), 1)
+    there.send(here / "step-0000000001", keep=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        there.fetch("step-0000000001", tmp_path / "file")
+    with pytest.raises(DataError, match="cannot be"):
+        RemoteCheckpoints(Uri(f"file://{tmp_path}/file")).send(here / "step-0000000001", keep=2)
+
+
+def test_a_store_that_hangs_holds_up_nothing(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sent, send = threading.Event(), [], RemoteCheckpoints.send
+
+    def held(self: RemoteCheckpoints, directory: Path, keep: int, name: str, *args: Any) -> None:
+        assert go.wait(30)
+        sent.append(name[-1])
+        send(self, directory, keep, name, *args)
+
+    monkeypatch.setattr(RemoteCheckpoints, "send", held)
+    here, sending = tmp_path / "here", [False]
+    write(here, make_job(), 1, 2, 3)
+    courier = courier_to(tmp_path, sending.append)
+    for step in (1, 2, 3):
+        courier.send(here / f"step-{step:010d}")
+        time.sleep(0.1)
+    courier.finish(0.1)
+    assert "takes more than 0.1 s" in (tmp_path / EVENTS).read_text()
+    assert sending[-1]
+    go.set()
+    courier.finish(30)
+    assert sent == ["1", "3"]  # the newest of those that waited
+    assert not sending[-1]
+
+
+def test_a_checkpoint_that_is_replaced_before_it_is_sent(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what the store itself refuses is reported."""
+    courier = courier_to(tmp_path)
+    courier.send(tmp_path / "here" / "step-0000000001")
+    courier.finish(30)
+    assert not (tmp_path / EVENTS).exists()
+
+    def fail(self: RemoteCheckpoints, *args: Any) -> None:
+        shutil.rmtree(tmp_path / "here")
+        raise DataError("away")
+
+    monkeypatch.setattr(RemoteCheckpoints, "send", fail)
+    write(tmp_path / "here", make_job(), 2)
+    courier.send(tmp_path / "here" / "step-0000000002")
+    courier.finish(30)
+    assert "step-0000000002 is not in" in (tmp_path / EVENTS).read_text()
+
+
+def test_a_store_that_is_away_is_told_once_and_fails_no_checkpoint(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._AGAIN", 0.1)
+    away, tried, send = threading.Event(), [], RemoteCheckpoints.send
+    away.set()
+
+    def held(self: RemoteCheckpoints, directory: Path, keep: int, name: str, *args: Any) -> None:
+        tried.append(name)
+        if away.is_set():
+            raise DataError("away")
+        send(self, directory, keep, name, *args)
+
+    monkeypatch.setattr(RemoteCheckpoints, "send", held)
+    control = Control()
+    saving = Saver(
+        tmp_path / "here",
+        control,
+        keep=2,
+        about=about(make_job()),
+        events=Events(tmp_path / EVENTS),
+        patience=30.0,
+        courier=courier_to(tmp_path),
+    )
+    request = SaveRequest(control)
+    for step in (7, 8, 9):
+        saving.save_checkpoint({"global_step": step}, "")
+        saving.finish(30)
+        until(lambda step=step: f"step-{step:010d}" in tried)
+    away.clear()
+    saving.finish_sending(30)
+    assert (saving.saved, saving.failed) == (3, 0)
+    assert request.answer(control.snapshot()) is True
+    lost, again = (tmp_path / EVENTS).read_text().splitlines()
+    assert json.loads(lost)["text"].startswith("step-0000000007 is not in ")
+    assert json.loads(again)["text"].startswith("step-0000000009 is in ")
+    assert remote(tmp_path).names() == ["step-0000000009"]
