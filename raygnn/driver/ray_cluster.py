@@ -28,11 +28,11 @@ import psutil
 
 from raygnn import compat
 from raygnn.config.schema import Config
-from raygnn.driver import reaper
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine
 from raygnn.preflight.knock import Knock
 from raygnn.runs.interrupts import taken
+from raygnn.util import reaper
 from raygnn.util.files import open_regular
 from raygnn.util.locks import try_flock
 from raygnn.worker.ray_nodes import takes_connection

@@ -11,7 +11,6 @@ from raygnn.checkpoint import weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.errors import DataError, InputError
 from raygnn.storage.replica import download_directory
-from raygnn.tasks.calibration import Calibration
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
@@ -102,7 +101,7 @@ class Predicting:
                     about.classifies,
                     request.scores,
                     about.several_labels,
-                    request.calibration and Calibration(*request.calibration),
+                    request.calibration,
                 )
                 own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))

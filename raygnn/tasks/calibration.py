@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from raygnn.config.schema import Config
 from raygnn.config.task import TaskConfig
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.metrics import Evaluated, class_log_odds
 
 _ROWS, _VALUES = 200_000, 10_000_000  # of all ranks' outputs that are used at most
 _RECALLS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _ITERATIONS = 200
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Outputs and targets of one rank's seeds of a split.
+
+    Attributes:
+        outputs: float32 ``[n, C]``, as of `raygnn.tasks.metrics.measure`.
+        targets: ``[n]`` or ``[n, C]``; classes and labels are below 0 where unknown.
+        positive: number of the class ``task.positive``, if it is set.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    positive: int | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,18 @@ class Calibration:
         """Return calibrated logits, float64 ``[n, C]``."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return outputs.double() * scale + torch.tensor(self.bias, dtype=torch.float64)
+
+
+def calibrations(
+    kept: Mapping[str, Evaluated], config: Config, exchange: Exchange
+) -> dict[str, dict[str, Any]]:
+    """Return what ``summary.json`` keeps of `calibrate`, by task. Collective."""
+    found = {name: calibrate(seen, config.of(name).task, exchange) for name, seen in kept.items()}
+    fitted = {name: both for name, both in found.items() if both is not None}
+    return {
+        "calibration": {name: about for name, (about, _) in fitted.items()},
+        "thresholds": {name: rows for name, (_, rows) in fitted.items() if rows},
+    }
 
 
 def calibrate(
@@ -145,6 +173,29 @@ def thresholds(before: Tensor, after: Tensor, truth: Tensor) -> list[dict[str, f
             }
         )
     return [row for row, later in zip(rows, [*rows[1:], None]) if row != later]
+
+
+def class_log_odds(outputs: Tensor) -> Tensor:
+    """Return ``log(p / (1 - p))`` of each class's probability p, in the order of the probabilities.
+
+    Probabilities of logits that differ by 37 or more round to 1, and their logarithms to 0; log
+    odds stay apart.
+
+    Args:
+        outputs: ``[n, C]`` logits.
+
+    Returns:
+        float64 ``[n, C]``.
+    """
+    wide = outputs.double()
+    if wide.shape[1] == 2:
+        return wide - wide.flip(1)
+    logs = wide.log_softmax(1)
+    best = wide.argmax(1, keepdim=True)
+    of_others = wide.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
+    odds = logs - torch.log1p(-logs.exp())
+    # the probability of the likeliest class alone can be so close to 1 that 1 - p is rounding
+    return odds.scatter(1, best, wide.gather(1, best) - of_others)
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:

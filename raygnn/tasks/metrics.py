@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from raygnn.config.task import TaskConfig
 from raygnn.errors import TrainingError
 from raygnn.models.user import load_function
 from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.calibration import Evaluated, class_log_odds
 from raygnn.tasks.losses import Loss, plain_targets
 
 _Metric: TypeAlias = Callable[[Tensor, Tensor], Any]
@@ -29,24 +29,6 @@ _CURVES: dict[str, _Metric] = {
 _RECALL = "recall@"
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """Outputs and targets of one rank's seeds of a split.
-
-    Attributes:
-        outputs: float32 ``[n, C]``, as of `measure`.
-        targets: ``[n]`` or ``[n, C]``; classes and labels are below 0 where unknown.
-        positive: number of the class ``task.positive``, if it is set.
-    """
-
-    outputs: Tensor
-    targets: Tensor
-    positive: int | None
-
-
-Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
-
-
 def measure(
     outputs: Tensor,
     targets: Tensor,
@@ -54,7 +36,7 @@ def measure(
     loss: Loss,
     exchange: Exchange,
     positive: int | None = None,
-    keep: Kept | None = None,
+    keep: dict[str, Evaluated] | None = None,
 ) -> dict[str, float]:
     """The metrics of a task; see `classification_metrics`, `label_metrics` and
     `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective.
@@ -209,29 +191,6 @@ def label_metrics(
         if len(columns) > 1:
             values |= {f"{name}_{k}": value for k, value in of_label.items()}
     return values
-
-
-def class_log_odds(outputs: Tensor) -> Tensor:
-    """Return ``log(p / (1 - p))`` of each class's probability p, in the order of the probabilities.
-
-    Probabilities of logits that differ by 37 or more round to 1, and their logarithms to 0; log
-    odds stay apart.
-
-    Args:
-        outputs: ``[n, C]`` logits.
-
-    Returns:
-        float64 ``[n, C]``.
-    """
-    wide = outputs.double()
-    if wide.shape[1] == 2:
-        return wide - wide.flip(1)
-    logs = wide.log_softmax(1)
-    best = wide.argmax(1, keepdim=True)
-    of_others = wide.scatter(1, best, -torch.inf).logsumexp(1, keepdim=True)
-    odds = logs - torch.log1p(-logs.exp())
-    # the probability of the likeliest class alone can be so close to 1 that 1 - p is rounding
-    return odds.scatter(1, best, wide.gather(1, best) - of_others)
 
 
 def score_order(scores: Tensor) -> Tensor:

@@ -19,15 +19,14 @@ from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_
 from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
-from raygnn.tasks.calibration import calibrate
+from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
-from raygnn.tasks.metrics import Kept
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting, user_hooks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
-from raygnn.worker.planes.plane import Plane
+from raygnn.worker.planes.plane import Kept, Plane
 from raygnn.worker.profiling import PROFILE, Profiling
 from raygnn.worker.rank_setup import RankSetup, Runtime
 from raygnn.worker.records import Closing, open_writers
@@ -157,11 +156,6 @@ class Rank(RankSetup):
             if plane.count(split)
             for name, value in evaluate(split, kept if split == "val" else None).items()
         }
-        calibrated = {
-            name: found
-            for name, seen in kept.items()
-            if (found := calibrate(seen, config.of(name).task, self.control)) is not None
-        }
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
@@ -171,8 +165,7 @@ class Rank(RankSetup):
             "metrics": metrics,
             "selected": config.train.select,
             "positive": positives,
-            "calibration": {name: about for name, (about, _) in calibrated.items()},
-            "thresholds": {name: rows for name, (_, rows) in calibrated.items() if rows},
+            **calibrations(kept, config, self.control),
             "best_metrics": evaluation.best_metrics,
             "last_metrics": evaluation.newest,
             "steps": trainer.global_step,

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import calibration
-from raygnn.tasks.calibration import calibrate, fit, thresholds
-from raygnn.tasks.metrics import Evaluated
+from raygnn.tasks.calibration import Evaluated, calibrate, fit, thresholds
 from tests.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")

@@ -31,11 +31,11 @@ from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order,
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_link_loss
-from raygnn.tasks.metrics import Kept, measure
+from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Candidates, Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import PRECISIONS, build, loss_of, make_task, map_shard
+from raygnn.worker.planes.plane import PRECISIONS, Kept, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,

@@ -27,11 +27,19 @@ from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.metrics import Kept, measure
+from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, loss_of, make_task, seed_plan
+from raygnn.worker.planes.plane import (
+    PRECISIONS,
+    Kept,
+    Traffic,
+    build,
+    loss_of,
+    make_task,
+    seed_plan,
+)
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,

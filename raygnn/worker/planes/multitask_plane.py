@@ -18,12 +18,11 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import MultitaskPlan
 from raygnn.sampling.seeds import MultitaskSeeds
 from raygnn.tasks.lightning_modules import MultitaskTask, Task
-from raygnn.tasks.metrics import Kept
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build
+from raygnn.worker.planes.plane import Kept, build
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,

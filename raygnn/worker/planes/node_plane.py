@@ -18,10 +18,10 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.metrics import Kept, measure
+from raygnn.tasks.metrics import measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build, loss_of, make_task
+from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
+from raygnn.tasks.calibration import Evaluated
 from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import Loss, balance, make_loss
-from raygnn.tasks.metrics import Kept
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
@@ -65,6 +65,9 @@ class Traffic:
     rows: int = 0
     hits: int = 0
     skipped: int = 0
+
+
+Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
 
 
 class Plane(Protocol):

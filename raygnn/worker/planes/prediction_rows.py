@@ -270,14 +270,14 @@ class Format:
         classifies: whether the outputs are of classes.
         scores: whether each class's probability is wanted.
         labels: whether the outputs are of several labels.
-        calibration: of the probabilities; None = they are the model's own.
+        calibration: scale and bias of a `Calibration`; None = probabilities are the model's own.
     """
 
     key: str
     classifies: bool
     scores: bool = False
     labels: bool = False
-    calibration: Calibration | None = None
+    calibration: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def table(self, found: Predictions) -> pa.Table:
         """The rows of some predictions."""
@@ -295,7 +295,7 @@ class Format:
             return pa.table(columns)
         outputs = found.outputs
         if self.calibration is not None:
-            outputs = self.calibration.apply(outputs)
+            outputs = Calibration(*self.calibration).apply(outputs)
         if self.classifies:
             shares = outputs.softmax(1)
             best = outputs.argmax(1)

@@ -22,8 +22,9 @@ from raygnn.sampling.negatives import ListedNegatives, Negatives
 from raygnn.sampling.seeds import Edges, EdgeSeeds, SeedSlice
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.losses import Loss
-from raygnn.tasks.metrics import Kept, measure
+from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import ranked_among_drawn
+from raygnn.worker.planes.plane import Kept
 
 
 @dataclass(frozen=True)
