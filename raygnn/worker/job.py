@@ -29,9 +29,9 @@ ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each ra
 
 SPLITS = ("train", "val", "test")
 
-# what a file system says that is away; pyarrow's errors of a store's service have no number
+# errors of a file system that is away
 _NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
-_AWAY = {None, *(getattr(errno, name) for name in _NUMBERS.split())}
+_AWAY = {getattr(errno, name) for name in _NUMBERS.split()}
 
 T = TypeVar("T")
 
@@ -245,12 +245,16 @@ class Job:
 
     def _is_away(self, error: Exception) -> bool:
         """Whether what preflight found to be good cannot be read now."""
-        if not isinstance(error, (DataError, OSError)):
+        if self.partition is None or not isinstance(error, (DataError, OSError)):
             return False
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
-        if isinstance(cause, OSError) and cause.errno in _AWAY:
+        if isinstance(self.partition, Path) and not os.path.exists(self.partition):
             return True
-        return isinstance(self.partition, Path) and not os.path.exists(self.partition)
+        if not isinstance(cause, OSError):
+            return False
+        # pyarrow's errors of an object store's service have no number; of files they mean damage
+        unnumbered = cause.errno is None and not isinstance(self.partition, Path)
+        return unnumbered or cause.errno in _AWAY
 
     def of(self, name: str) -> Job:
         """The job as it is for one of several tasks alone."""

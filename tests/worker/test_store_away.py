@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import World
-from raygnn.storage.remote import AnyPath
+from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util import files
 from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import map_shard
@@ -108,6 +109,11 @@ def test_a_place_that_stays_away_is_said(make_job: JobFactory, tmp_path: Path) -
     refused = PermissionError(errno.EACCES, "Permission denied")  # as of a cache
     with pytest.raises(PermissionError):
         job.read(Mock(side_effect=refused))
+    damaged = OSError("not a Parquet file")  # as of pyarrow: of a file it has no number
+    with pytest.raises(OSError, match="not a Parquet file"):
+        job.read(Mock(side_effect=damaged))
+    with pytest.raises(TrainingError, match=r"could not be read for 0 s"):
+        replace(job, partition=RemotePath.of(Uri("s3://b/p"), "x")).read(Mock(side_effect=damaged))
     place.rename(tmp_path / "away")
     with pytest.raises(TrainingError, match=r"could not be read for 0 s") as caught:
         _ = job.meta

@@ -81,7 +81,7 @@ class GraphPlane:
         start = time.perf_counter()
         config = job.config
         others = job.others
-        samples = open_samples(config, job.partition, others=others is not None)
+        samples = job.read(lambda: open_samples(config, job.partition, others=others is not None))
         train = samples.splits["train"]
         if not len(train) and others is None:
             raise DataError(
@@ -294,6 +294,7 @@ class GraphPlane:
     @cached_property
     def _maker(self) -> GraphBatchMaker:
         config, place = self.config, self.job.partition
+        meta = None if place is None else self.job.read(lambda: read_collection(Path(str(place))))
         train = self.samples.splits["train"]
         return GraphBatchMaker(
             plan=seed_plan(self.job, len(train)),
@@ -301,7 +302,7 @@ class GraphPlane:
             numbers=train,
             exchange=self.ranks.data,
             collate=self._collate(),
-            data=read_collection(Path(str(place))).digest if place is not None else "",
+            data="" if meta is None else meta.digest,
             skip=config.guard.on_bad_sample == "skip",
             most_skipped=config.guard.bad_samples,
             note=blackbox.note,
