@@ -20,6 +20,7 @@ from raygnn.config.problems import (
     nearest,
     one_of,
     our_name,
+    removed,
     show,
     unknown_key,
     wanted,
@@ -310,6 +311,16 @@ def as_config(config: Source) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
+def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that an earlier version recorded, without what was removed since."""
+    return {
+        name: {key: v for key, v in section.items() if removed((name, str(key)), v) is None}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in config.items()
+    }
+
+
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:
@@ -431,6 +442,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     """What pydantic found, in our words."""
     error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
     key, field = place.key, place.key_info
+    if problem := removed(key, value):
+        return problem
     if error.startswith("union_tag"):
         if not isinstance(value, dict):
             return wrong_value(key, {**detail, "type": "dict_type"}, field)

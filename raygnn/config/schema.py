@@ -20,7 +20,6 @@ from raygnn.config.execution import (
     FaultConfig,
     GuardConfig,
     LoggingConfig,
-    PlainComm,
     StagingConfig,
 )
 from raygnn.config.graph import GraphConfig, TablesGraph
@@ -371,7 +370,7 @@ class Config(Section):
         description="That all ranks do the same: what they compare, and what happens to odd "
         "batches. `guard: deep` is short for `guard: {mode: deep}`.",
     )
-    comm: CommConfig = Field(PlainComm(), description="Communication between the workers.")
+    comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
     fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
     logging: LoggingConfig = Field(
@@ -445,7 +444,7 @@ class Config(Section):
             yield Problem(
                 ("comm", "compression"),
                 f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
-                "remove comm.compression, or set it to powersgd",
+                "remove comm.compression",
             )
         if self.precision != "fp16-mixed":
             return
@@ -453,13 +452,6 @@ class Config(Section):
             message = f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}"
             remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
             yield Problem(("precision",), message, remedy)
-        if comm.compression == "powersgd":
-            yield Problem(
-                ("comm", "compression"),
-                "powersgd adds what it left out of gradients to later ones, which with fp16-mixed "
-                "have another scale",
-                "set comm.compression to fp16 or none, or precision to bf16-mixed",
-            )
         if comm.shard == "full":
             yield Problem(
                 ("precision",),

@@ -224,6 +224,13 @@ ADDED: dict[str, tuple[str, ...]] = {
         "comm.compression",
         "comm.static_graph",
     ),
+    "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
+        "3 problems",
+        "comm.compression (line 7): comm.compression: 'powersgd' was removed",
+        "→ use fp16 or bf16",
+        "comm.powersgd_rank was removed",
+        "comm.powersgd_start was removed",
+    ),
     "comm: {shard: full, find_unused_parameters: true}": (
         "comm.find_unused_parameters",
         "comm.shard is full",
