@@ -147,9 +147,6 @@ class SamplingConfig(Section):
     eval_batch_size: Count | None = Field(
         None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
     )
-    method: Literal["node", "labor"] = Field(
-        "node", description="labor: nodes draw the same neighbours where they can, so reach fewer."
-    )
     replace: bool = Field(False, description="Draw neighbours with replacement.")
     edge_weight: Text | None = Field(
         None, description="Edge array to draw in proportion to; null, and types without it = alike."

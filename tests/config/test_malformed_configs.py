@@ -242,14 +242,9 @@ ADDED: dict[str, tuple[str, ...]] = {
     ),
     "precision: fp16-mixed": ("precision", "gpus_per_worker is 0"),
     "sampling: {fanout: [-1, 5], replace: true}": ("sampling.replace", "[-1, 5]"),
-    "sampling: {method: labor, replace: true, edge_weight: w}": (
-        "sampling.replace",
-        "sampling.edge_weight",
-        "set sampling.method to node",
-    ),
-    "sampling: {method: labor, time: {edges: t, seeds: t, strategy: latest}}": (
-        "sampling.method",
-        "the latest edges",
+    "sampling: {method: labor}": (
+        "sampling.method was removed",
+        "→ neighbours are sampled uniformly without replacement; remove the key",
     ),
     "cluster: {workers: 4, cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "4 × 2"),
     "cluster: {workers: [3, 9], cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "3 × 2"),

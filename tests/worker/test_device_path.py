@@ -339,7 +339,6 @@ def test_room() -> None:
     [
         ({"sample_on": "gpu"}, {"cluster": {"gpus_per_worker": 0}}, "sample_on is gpu, but"),
         ({"features_on": "pinned"}, {"cluster": {"gpus_per_worker": 0}}, "is pinned, but"),
-        ({"method": "labor"}, {}, "sampling.method is labor"),
         ({"edge_weight": "w"}, {}, "sampling.edge_weight is set"),
         ({"time": {"edges": "t", "seeds": "t"}}, {}, "sampling.time is set"),
         ({"topology": "partitioned"}, {}, "sampling.topology is partitioned"),
