@@ -81,6 +81,7 @@ _REMOVED = {
     "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
     "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
+    "sampling.pad": "remove the key",
 }
 
 

@@ -45,7 +45,6 @@ def contradictions(config: Config) -> list[Problem]:
         *_graph(config),
         *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
-        *_padding(config),
         *_time(config),
         *_embedding(config),
         *_resources(config),
@@ -204,17 +203,6 @@ def _network(config: Config) -> Iterator[Problem]:
     elif model.kind != "rgcn" and kinds == {"node"}:
         why = f"only rgcn weighs edges by it, and model.kind is {model.kind}"
         yield from model.unused(at, "relation", why=why, instead="choose another model.kind")
-
-
-def _padding(config: Config) -> Iterator[Problem]:
-    """What ``sampling.pad`` cannot be had with."""
-    kinds = [config.model.kind, *(one.task.kind for one in config.by_task.values())]
-    own = next((kind for kind in kinds if ":" in kind), None)
-    if config.sampling.pad and (own or config.task.of_graphs):
-        message = f"pad is true, and {own} would take added nodes for data"
-        if config.task.of_graphs:
-            message = "pad would be ignored: whole graphs are not sampled"
-        yield Problem(("sampling", "pad"), message, "set sampling.pad to false")
 
 
 def _time(config: Config) -> Iterator[Problem]:

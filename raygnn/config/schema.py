@@ -176,7 +176,6 @@ class SamplingConfig(Section):
         "auto",
         description="Where rows for a GPU are read, see performance.md; auto = as near as fits.",
     )
-    pad: bool = Field(False, description="Batches of few shapes, by added nodes without influence.")
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]

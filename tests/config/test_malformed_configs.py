@@ -246,6 +246,7 @@ ADDED: dict[str, tuple[str, ...]] = {
         "sampling.method was removed",
         "→ neighbours are sampled uniformly without replacement; remove the key",
     ),
+    "sampling: {pad: false}": ("sampling.pad was removed", "→ remove the key"),
     "cluster: {workers: 4, cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "4 × 2"),
     "cluster: {workers: [3, 9], cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "3 × 2"),
     "cluster: {address: 'head:6379', num_cpus: 4}": ("cluster.num_cpus", "head:6379"),

@@ -379,7 +379,7 @@ def test_a_run_of_an_earlier_version(trained: Run, tmp_path: Path) -> None:
     before = asking.config_of(run, [], trust=True)
     values, file = run.config, run.path / "config.yaml"
     values["comm"] |= {"compression": "powersgd", "powersgd_rank": 4, "powersgd_start": 10}
-    values["sampling"] |= {"method": "labor"}
+    values["sampling"] |= {"method": "labor", "pad": True}
     mark = file.read_text().splitlines()[0]
     file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
     assert asking.config_of(run, [], trust=True) == before

@@ -127,12 +127,6 @@ def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
         ({"cache": 0.1}, 2, (), {"comm": {"debug": True}}),
         ({"features_on": "gpu", "sample_on": "cpu", "cache": 0.3, "prefetch": 0}, 3, (), {}),
         ({"cache": 0}, 2, (), {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}}),
-        (
-            {"cache": 0.1, "pad": True},
-            2,
-            (),
-            {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}},
-        ),
         ({"cache": 0.1}, 2, (), {"model": {"kind": "gcn", "hidden": 8, "embedding": LEARNED}}),
     ],
 )

@@ -377,7 +377,7 @@ class PartitionPlane:
         path = budget.device_path()
         how = None
         if (
-            not (path.used or config.sampling.pad)
+            not path.used
             and all(i.one_table for i in self.inputs.values())
             and isinstance(model, Network)
         ):
@@ -439,9 +439,7 @@ class PartitionPlane:
             if needs_degree_sampled(config.model, config.sampling)
             else (),
             combine="weighted" if how == "gcn" else how,
-            counted=(world.size > 1 or config.sampling.pad)
-            and any(isinstance(m, BatchNorm) for m in model.modules()),
-            pad=config.sampling.pad,
+            counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
             note=blackbox.note,
             identity=self.identity + self.job.digests,
         )
