@@ -28,7 +28,7 @@ from raygnn.graph.sources import load_graph
 
 WORKERS = (1, 2, 4)
 SCALINGS = ("linear", "sqrt")
-COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
+COMPRESSIONS = ("none", "fp16", "bf16")
 WARMUP = 0.1  # of the run
 SCALED = 1.5  # points between the means of one worker and of more
 COMPRESSED = 1.0  # points between the means without compression and with it

@@ -212,9 +212,6 @@ def main() -> int:
         "raygnn, partitioned, nothing cached": lambda g: engine(
             scale, partition, g, replicated=False, sampling={"cache": 0}
         ),
-        "raygnn, replicated, labor": lambda g: engine(
-            scale, partition, g, sampling={"method": "labor"}
-        ),
         "DGL DataLoader, one process": lambda g: _peer(
             run_dgl_loader(partition, STEPS[scale], threads=2)
         ),
@@ -246,7 +243,6 @@ WANTED = (
     ("raygnn, replicated", "DistDGL", 3.2),
     ("raygnn, partitioned", "DistDGL", 2.8),
     ("raygnn, replicated, bf16", "DistDGL", 5.0),
-    ("raygnn, replicated, labor", "DistDGL", 5.0),
     ("raygnn, replicated, a tenth cached", "DistDGL", 1.0),
     ("raygnn, replicated, nothing cached", "DistDGL", 1.0),
     ("raygnn, partitioned, nothing cached", "DistDGL", 1.0),

@@ -114,7 +114,7 @@ def _kinds(definitions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]
     return merged, every
 
 
-_KINDS = ("kind", "compression", "like")
+_KINDS = ("kind", "like")
 
 
 def _kind_field(definition: dict[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,6 @@ from raygnn.config.values import (
     Span,
     Wait,
     Workers,
-    by_kind,
-    classes_of,
     from_seconds,
     must,
     to_tuple,
@@ -37,11 +35,6 @@ from raygnn.config.values import (
 from raygnn.config.yaml_text import KeyPath
 
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
-
-_COMPRESSION = (
-    "What is exchanged of gradients: all bits, half of them, or (powersgd) "
-    "products of thin matrices, where what is left out is added to the next ones."
-)
 
 # The checks of the nodes alone, functions in `raygnn.preflight`; in the order of their findings.
 NODE_CHECKS = (
@@ -128,8 +121,9 @@ class StagingConfig(Section):
         return self.path or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}"
 
 
-class _Comm(Section):
-    kind_key = "compression"
+class CommConfig(Section):
+    """Communication between the workers."""
+
     read_if: ClassVar[Conditions] = dict.fromkeys(  # what only `DistributedDataParallel` is told
         (
             "bucket_cap_mb",
@@ -157,7 +151,9 @@ class _Comm(Section):
         True,
         description="Exchange gradients while the backward pass goes on; false = all at its end.",
     )
-    compression: str = Field("none", description=_COMPRESSION)
+    compression: Literal["none", "fp16", "bf16"] = Field(
+        "none", description="Type in which gradients are exchanged: their own, or 16 bits."
+    )
     shard: Literal["none", "optimizer", "full"] = Field(
         "none",
         description="What is shared out between the workers, where each has all of it otherwise: "
@@ -188,47 +184,6 @@ class _Comm(Section):
                 "static_graph and find_unused_parameters are both true, and rule each other out",
                 "keep one of the two; neither is needed if every parameter gets a gradient",
             )
-
-
-class PlainComm(_Comm):
-    """Communication between the workers."""
-
-    compression: Literal["none", "fp16", "bf16"] = Field("none", description=_COMPRESSION)
-
-
-class PowerSgdComm(_Comm):
-    """Communication between the workers, with gradients as products of thin matrices."""
-
-    compression: Literal["powersgd"] = Field(description=_COMPRESSION)
-    powersgd_rank: Count = Field(4, description="Width of these matrices.")
-    powersgd_start: int = Field(
-        10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
-    )
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        yield from super()._conflicts(at)
-        if self.find_unused_parameters:
-            yield Problem(
-                (*at, "find_unused_parameters"),
-                "torch throws the exchanged gradient of an unused parameter away, and powersgd "
-                "would lose what it had left out of it",
-                "set comm.compression to bf16 or none",
-            )
-        if self.shard == "optimizer":
-            yield Problem(
-                (*at, "compression"),
-                "powersgd keeps the errors of all gradients on every worker, and so undoes what "
-                "comm.shard optimizer saves",
-                "set comm.compression to bf16 or none, or comm.shard to none",
-            )
-
-
-CommConfig: TypeAlias = Annotated[
-    PlainComm | PowerSgdComm,
-    Field(discriminator="compression"),
-    by_kind(lambda: COMMS, "none"),
-]
-COMMS = classes_of(CommConfig)
 
 
 def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:

@@ -14,13 +14,13 @@ from pydantic_core import ErrorDetails
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import (
-    REMOVED,
     KeyPath,
     Problem,
     dotted,
     nearest,
     one_of,
     our_name,
+    removed,
     show,
     unknown_key,
     wanted,
@@ -310,6 +310,16 @@ def as_config(config: Source) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
+def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that an earlier version recorded, without what was removed since."""
+    return {
+        name: {key: v for key, v in section.items() if removed((name, str(key)), v) is None}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in config.items()
+    }
+
+
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:
@@ -431,6 +441,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     """What pydantic found, in our words."""
     error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
     key, field = place.key, place.key_info
+    if problem := removed(key, value):
+        return problem
     if error.startswith("union_tag"):
         if not isinstance(value, dict):
             return wrong_value(key, {**detail, "type": "dict_type"}, field)
@@ -460,13 +472,11 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
 
 
 def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
-    """Describe a key that was removed, or that belongs to another kind of the section or to none.
+    """Describe a key that belongs to another kind of the section, or to none.
 
     The remedy names its replacement, a similar key, or the same key in another section.
     """
     key, word, keys = place.key, str(place.key[-1]), place.section.model_fields
-    if replacement := REMOVED.get(dotted(key)):
-        return Problem(key, f"{dotted(key)} was removed", replacement)
     if kinds := [kind for kind, other in place.kinds.items() if word in other.model_fields]:
         name = dotted((*key[:-1], place.section.kind_key))
         what = f"unknown key {show(word)} ({show(value)}): {name} is {place.kind}"

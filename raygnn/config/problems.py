@@ -75,10 +75,14 @@ _SYNONYMS = {
     for other in others.split()
 }
 
-
-# Removed key → the remedy, which names what replaces it.
-REMOVED = {
+# Key, or key and value, of an earlier version → what to do instead.
+_REMOVED = {
+    "comm.compression: 'powersgd'": "use fp16 or bf16",
+    "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
+    "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
+    "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
+    "sampling.pad": "remove the key",
 }
 
 
@@ -148,6 +152,13 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
     else:
         remedy = f"remove it; known here: {', '.join(names)}"
     return Problem(key, f"unknown key {show(key[-1])}", remedy)
+
+
+def removed(key: KeyPath, value: Any) -> Problem | None:
+    """Return the problem of a key or value that only earlier versions had; None for all others."""
+    name = dotted(key)
+    what = name if name in _REMOVED else f"{name}: {show(value)}"
+    return Problem(key, f"{what} was removed", _REMOVED[what]) if what in _REMOVED else None
 
 
 def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:

@@ -45,8 +45,6 @@ def contradictions(config: Config) -> list[Problem]:
         *_graph(config),
         *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
-        *_labor(config),
-        *_padding(config),
         *_time(config),
         *_embedding(config),
         *_resources(config),
@@ -200,34 +198,6 @@ def _network(config: Config) -> Iterator[Problem]:
         yield from model.unused(at, "relation", why=why, instead="choose another model.kind")
 
 
-def _labor(config: Config) -> Iterator[Problem]:
-    """What ``sampling.method: labor`` does not read, or is not read with."""
-    sampling = config.sampling
-    if sampling.method != "labor":
-        return
-    for key, value in (("replace", sampling.replace), ("edge_weight", sampling.edge_weight)):
-        if value:
-            message = f"{key} would be ignored: labor draws all edges alike, none of them twice"
-            remedy = f"remove sampling.{key}, or set sampling.method to node"
-            yield Problem(("sampling", key), message, remedy)
-    latest = sampling.time is not None and sampling.time.strategy == "latest"
-    if latest or config.task.of_graphs:
-        why = "the latest edges are drawn" if latest else "whole graphs are not sampled"
-        message = f"method would be ignored: {why}"
-        yield Problem(("sampling", "method"), message, "remove sampling.method")
-
-
-def _padding(config: Config) -> Iterator[Problem]:
-    """What ``sampling.pad`` cannot be had with."""
-    kinds = [config.model.kind, *(one.task.kind for one in config.by_task.values())]
-    own = next((kind for kind in kinds if ":" in kind), None)
-    if config.sampling.pad and (own or config.task.of_graphs):
-        message = f"pad is true, and {own} would take added nodes for data"
-        if config.task.of_graphs:
-            message = "pad would be ignored: whole graphs are not sampled"
-        yield Problem(("sampling", "pad"), message, "set sampling.pad to false")
-
-
 def _time(config: Config) -> Iterator[Problem]:
     """What does not agree with ``sampling.time``, or with its absence."""
     time, model, at = config.sampling.time, config.model, ("sampling", "time")
@@ -362,7 +332,6 @@ def not_drawn_on_gpu(config: Config) -> str | None:
     tasks = config.tasks.values() if config.tasks else [config.task]
     reasons = {
         "whole graphs are not sampled": isinstance(config.graph, ManyGraphs),
-        "sampling.method is labor": sampling.method == "labor",
         "sampling.edge_weight is set": sampling.edge_weight is not None,
         "sampling.time is set": sampling.time is not None,
         "sampling.topology is partitioned": sampling.topology == "partitioned",

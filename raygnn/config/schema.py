@@ -20,7 +20,6 @@ from raygnn.config.execution import (
     FaultConfig,
     GuardConfig,
     LoggingConfig,
-    PlainComm,
     StagingConfig,
 )
 from raygnn.config.graph import GraphConfig, TablesGraph
@@ -148,9 +147,6 @@ class SamplingConfig(Section):
     eval_batch_size: Count | None = Field(
         None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
     )
-    method: Literal["node", "labor"] = Field(
-        "node", description="labor: nodes draw the same neighbours where they can, so reach fewer."
-    )
     replace: bool = Field(False, description="Draw neighbours with replacement.")
     edge_weight: Text | None = Field(
         None, description="Edge array to draw in proportion to; null, and types without it = alike."
@@ -180,7 +176,6 @@ class SamplingConfig(Section):
         "auto",
         description="Where rows for a GPU are read, see performance.md; auto = as near as fits.",
     )
-    pad: bool = Field(False, description="Batches of few shapes, by added nodes without influence.")
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]
@@ -371,7 +366,7 @@ class Config(Section):
         description="That all ranks do the same: what they compare, and what happens to odd "
         "batches. `guard: deep` is short for `guard: {mode: deep}`.",
     )
-    comm: CommConfig = Field(PlainComm(), description="Communication between the workers.")
+    comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
     fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
     logging: LoggingConfig = Field(
@@ -445,7 +440,7 @@ class Config(Section):
             yield Problem(
                 ("comm", "compression"),
                 f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
-                "remove comm.compression, or set it to powersgd",
+                "remove comm.compression",
             )
         if self.precision != "fp16-mixed":
             return
@@ -453,13 +448,6 @@ class Config(Section):
             message = f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}"
             remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
             yield Problem(("precision",), message, remedy)
-        if comm.compression == "powersgd":
-            yield Problem(
-                ("comm", "compression"),
-                "powersgd adds what it left out of gradients to later ones, which with fp16-mixed "
-                "have another scale",
-                "set comm.compression to fp16 or none, or precision to bf16-mixed",
-            )
         if comm.shard == "full":
             yield Problem(
                 ("precision",),

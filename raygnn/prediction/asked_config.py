@@ -8,7 +8,7 @@ from typing import Any
 
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.graph import TablesGraph
-from raygnn.config.load import load_config
+from raygnn.config.load import load_config, without_removed
 from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
@@ -49,7 +49,8 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
 
 def _values(run: Run, trust: bool) -> dict[str, Any]:
     storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
-    return {**usable(run.config, run.shown, trust), "storage": storage, "name": run.name}
+    recorded = without_removed(usable(run.config, run.shown, trust))
+    return {**recorded, "storage": storage, "name": run.name}
 
 
 def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:

@@ -295,8 +295,6 @@ class Batch(Share):
             None where no node type has some.
         awaited: rows that other hosts have yet to send, without which there is neither ``x`` nor
             ``degree`` nor ``categories``; None where nothing is awaited.
-        padded: whether nodes were added; then the seeds are the first of the last block's
-            destinations.
         parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and
             ``weight`` are empty then, and ``total`` and ``window`` their sums.
     """
@@ -312,7 +310,6 @@ class Batch(Share):
     instead: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
     awaited: AwaitedRows | None = None
-    padded: bool = False
     parts: dict[str, Part] = field(default_factory=dict)
 
     def received(self) -> Batch:

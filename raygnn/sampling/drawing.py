@@ -152,66 +152,6 @@ def sample_rows(start, degree, src, row_keys, fanout, replace, key, keep):  # ty
     return out_indptr, out, places
 
 
-@njit(**COMPILE)
-def draw_together(start, degree, src, source_keys, fanout, key, keep, banned_indptr, banned):  # type: ignore[no-untyped-def]
-    """Draw from lists whose entries are all alike, so that rows draw the same sources where they
-    can: LABOR-0 (Balin & Çatalyürek, "Layer-neighbor sampling", 2023) with fixed fanouts.
-
-    Each source has one random number for all rows, and a row draws those of its sources that have
-    the smallest ones: each set of them is as likely as any other (sequential Poisson sampling,
-    Ohlsson, 1998). All of a list is looked at. Entries of the same source have the same number.
-
-    Args:
-        start, degree, src, fanout, keep: as `sample_rows`.
-        source_keys: what identifies each source, by its id.
-        key: uint64, of (seed, epoch, step, hop).
-        banned_indptr, banned: as `draw_rows`.
-
-    Returns:
-        ``(out_indptr [B+1], neighbours, places)``.
-    """
-    n, room = start.shape[0], np.int64(0)
-    for i in range(n):
-        room += degree[i] if fanout < 0 else min(degree[i], fanout)
-    out = np.empty(room, np.int64)
-    out_indptr = np.zeros(n + 1, np.int64)
-    smallest = np.empty(max(fanout, 1), np.uint64)
-    at = np.int64(0)
-    for i in range(-_AHEAD, n):
-        ahead = i + _AHEAD
-        for j in range(0, min(degree[ahead], _LINE * _LINE) if ahead < n else 0, _LINE):
-            prefetch(src, start[ahead] + j)
-        if i < 0:
-            continue
-        low, high = banned_indptr[i], banned_indptr[i + 1]
-        taken = largest = np.int64(0)
-        end = start[i] + (degree[i] if fanout != 0 else 0)
-        for j in range(start[i], end):
-            if j + _AHEAD < end:  # a third of the time, where lists are long
-                prefetch(source_keys, np.int64(src[j + _AHEAD]))
-            if low < high and _has(banned[low:high], src[j]):
-                continue
-            place = taken
-            if 0 < fanout < degree[i]:
-                number = mix(uint64(key) ^ mix(uint64(source_keys[src[j]])))
-                if taken == fanout:
-                    if number >= smallest[largest]:
-                        continue
-                    place = largest
-                smallest[place] = number
-                if place == largest or taken == fanout - 1:
-                    largest = np.argmax(smallest)
-            out[at + place] = j
-            taken += np.int64(place == taken)
-        at += taken
-        out_indptr[i + 1] = at
-    places = out[: at if keep else 0].copy()
-    neighbors = np.empty(at, np.int64)
-    for j in range(at):
-        neighbors[j] = src[out[j]]
-    return out_indptr, neighbors, places
-
-
 @njit(inline="always")
 def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
     """Turn places into what stands there."""

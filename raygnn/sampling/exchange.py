@@ -179,18 +179,6 @@ class Exchange:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return int(tensor)
 
-    def gather(self, values: Tensor) -> Tensor | None:
-        """``[W, …]`` on rank 0: the tensor of each rank, alike in shape; None elsewhere."""
-        values = values.to(self.device)
-        if self.world.size == 1:
-            return values.unsqueeze(0)
-        first = self.world.rank == 0
-        rows = values.new_empty((self.world.size, *values.shape)) if first else None
-        pieces = list(rows.unbind()) if rows is not None else None
-        root = 0 if self.group is None else dist.get_global_rank(self.group, 0)
-        dist.gather(values.contiguous(), pieces, root, self.group)
-        return rows
-
     def gather_rows(self, values: Tensor) -> Tensor:
         """All ranks' rows, rank after rank, on every rank. ``values``: ``[n_r, …]``."""
         return torch.cat(self._gather_pieces(values))

@@ -35,7 +35,6 @@ from raygnn.sampling.exchange import (
     route_rows,
 )
 from raygnn.sampling.features import FeatureStore, Inputs, Rows, assemble, degree_column
-from raygnn.sampling.padding import pad
 from raygnn.sampling.plan import Fanout, Steps
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
@@ -96,7 +95,6 @@ class BatchMaker:
             which is needed where nodes have learned rows.
         counted: whether blocks say which rows count (`Block.counted`), since the model makes
             statistics of the rows of all ranks.
-        pad: whether nodes and edges are added, see `raygnn.sampling.padding`; not with ``combine``.
         note: told ``"sample"`` and ``"features"``.
     """
 
@@ -108,7 +106,6 @@ class BatchMaker:
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
     counted: bool = False
-    pad: bool = False
     note: Note = silent
     identity: str = ""
 
@@ -148,10 +145,6 @@ class BatchMaker:
             assert isinstance(self.sampler, NeighborSampler)
             blocks, frontier, draws = self.sampler.sample_open(start.nodes, self.fanouts, **given)
         blocks = self._with_counted(blocks, frontier)
-        padded = self.pad and bool(blocks)
-        if padded:
-            assert self.combine is None
-            blocks, frontier = pad(blocks, frontier)
         sampled, asked = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         if self.combine is None:
@@ -175,7 +168,6 @@ class BatchMaker:
             combined=combined,
             routes=routes,
             awaited=awaited,
-            padded=padded,
             epoch=epoch,
             step=step,
             seconds={

@@ -1,8 +1,7 @@
 """Neighbour sampling over a partitioned graph, the same whoever does it.
 
-Which neighbours a node gives is keyed by (seed, epoch, step, hop, edge type, node), or by (seed,
-epoch, step, hop, source), so that the replicated and the partitioned topology, and any number of
-workers, draw the same blocks.
+Which neighbours a node gives is keyed by (seed, epoch, step, hop, edge type, node), so that the
+replicated and the partitioned topology, and any number of workers, draw the same blocks.
 """
 
 from __future__ import annotations
@@ -144,9 +143,6 @@ class NeighborSampler:
         weighted: draw in proportion to the edges' weights, where the shard has some.
         timing: how edges are drawn that have times, which ascend in the shard's lists.
         once: a node draws the same neighbours at every hop, as far as fanouts are alike.
-        sources: node type → ``[nodes]``, what identifies each: nodes draw the same sources where
-            they can, see `raygnn.sampling.drawing.draw_together`. Without ``replace`` and
-            ``weighted``. None = each node draws for itself.
     """
 
     def __init__(
@@ -159,10 +155,8 @@ class NeighborSampler:
         weighted: bool = False,
         timing: Timing | None = None,
         once: bool = False,
-        sources: Mapping[str, np.ndarray] | None = None,
     ):
         self._shard = shard
-        self._sources = sources
         self._exchange = exchange
         self._seed = seed
         self._once = once
@@ -332,13 +326,10 @@ class NeighborSampler:
             keyed = np.uint64(derive_key(key, number))
             how = row_keys, most, self._replace, keyed, bool(rows.carried)
             weights = rows.weights if self._weighted else None
-            ban = bans.get(etype) or Ragged.empty(len(chosen))
-            if self._sources is not None:
-                asked = self._sources[etype[0]], most, np.uint64(key), bool(rows.carried)
-                drawn = drawing.draw_together(*span, rows.src, *asked, ban.indptr, ban.ids)
-            elif weights is None and etype not in bans:
+            if weights is None and etype not in bans:
                 drawn = drawing.sample_rows(*span, rows.src, *how)
             else:
+                ban = bans.get(etype) or Ragged.empty(len(chosen))
                 given = (_ALIKE, _ALIKE.view(np.uint64)) if weights is None else weights
                 drawn = drawing.draw_rows(
                     *span, *whole, rows.src, *given, *how, ban.indptr, ban.ids

@@ -134,8 +134,7 @@ class Task(pl.LightningModule):
         links `raygnn.models.heads.LinkScores`."""
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-            out = self.model(*given)
-            return out[: len(batch.weight)] if batch.padded else out
+            return self.model(*given)
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:

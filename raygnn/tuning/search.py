@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raygnn.config.execution import PlainComm, PowerSgdComm
 from raygnn.config.schema import Config
 
 Settings = Mapping[str, Any]  # dotted key → value, besides what the configuration says
@@ -15,7 +14,7 @@ _CLEARLY = 1.02  # times as fast: what is less is noise, and the simpler setting
 _ROUNDS = 2  # in which the settings that count are measured against each other at the end
 
 BUCKETS = (1, 5, 25, 125)  # MB
-COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
+COMPRESSIONS = ("none", "bf16", "fp16")
 
 # What one of these changes is more than the order of a sum.
 NUMERICS = ("comm.compression", "train.accumulate")
@@ -26,10 +25,6 @@ def apply(config: Config, settings: Settings) -> Config:
     for key, value in settings.items():
         section, _, name = key.partition(".")
         changed = getattr(config, section).model_copy(update={name: value})
-        if name == "compression":  # by which there are other keys
-            kind = PowerSgdComm if value == "powersgd" else PlainComm
-            known = {n: v for n, v in vars(changed).items() if n in kind.model_fields}
-            changed = kind.model_construct(**known)
         config = config.model_copy(update={section: changed})
     return config
 
@@ -95,11 +90,9 @@ def axes(config: Config, workers: int, gradients: int, *, one_host: bool = False
             known.add(held)
             sizes.append(size)
     buckets = Axis("comm.bucket_cap_mb", tuple(sizes))
-    narrow = config.precision == "bf16"
-    compressions = ("none", "powersgd") if narrow else COMPRESSIONS
     found += [
         buckets,
-        Axis("comm.compression", _other(comm.compression, compressions)),
+        Axis("comm.compression", _other(comm.compression, COMPRESSIONS)),
         buckets,  # what is best may be another one for half the bytes
         Axis("train.accumulate", tuple(train.accumulate * factor for factor in (2, 4))),
     ]

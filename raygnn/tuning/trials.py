@@ -58,7 +58,6 @@ class Tuning:
                 "train.epochs": 2**31 - 1,
                 "train.patience": None,
                 "sampling.prefetch": deepest,
-                "comm.powersgd_start": 0,
                 "fault.straggler": None,
             },
         )

@@ -67,7 +67,6 @@ class RankSetup:
             config.guard,
             own_steps=bool(config.own_steps),
             callbacks=config.train.callbacks,
-            looks=config.comm.compression == "powersgd",
         )
         tell = self.events.tell if self.ranks.first else lambda text: None
         self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
@@ -134,7 +133,6 @@ class RankSetup:
         return {
             **self._ddp(),
             "compression": config.comm.compression,
-            "powersgd": [getattr(config.comm, f"powersgd_{key}", 0) for key in ("rank", "start")],
             "overlap": config.comm.overlap,
             "shard": config.comm.shard,
             "compared": self.ranks.compared,

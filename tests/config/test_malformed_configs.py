@@ -228,6 +228,13 @@ ADDED: dict[str, tuple[str, ...]] = {
         "comm.compression",
         "comm.static_graph",
     ),
+    "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
+        "3 problems",
+        "comm.compression (line 7): comm.compression: 'powersgd' was removed",
+        "→ use fp16 or bf16",
+        "comm.powersgd_rank was removed",
+        "comm.powersgd_start was removed",
+    ),
     "comm: {shard: full, find_unused_parameters: true}": (
         "comm.find_unused_parameters",
         "comm.shard is full",
@@ -239,15 +246,11 @@ ADDED: dict[str, tuple[str, ...]] = {
     ),
     "precision: fp16-mixed": ("precision", "gpus_per_worker is 0"),
     "sampling: {fanout: [-1, 5], replace: true}": ("sampling.replace", "[-1, 5]"),
-    "sampling: {method: labor, replace: true, edge_weight: w}": (
-        "sampling.replace",
-        "sampling.edge_weight",
-        "set sampling.method to node",
+    "sampling: {method: labor}": (
+        "sampling.method was removed",
+        "→ neighbours are sampled uniformly without replacement; remove the key",
     ),
-    "sampling: {method: labor, time: {edges: t, seeds: t, strategy: latest}}": (
-        "sampling.method",
-        "the latest edges",
-    ),
+    "sampling: {pad: false}": ("sampling.pad was removed", "→ remove the key"),
     "cluster: {workers: 4, cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "4 × 2"),
     "cluster: {workers: [3, 9], cpus_per_worker: 2, num_cpus: 4}": ("cluster.num_cpus", "3 × 2"),
     "cluster: {address: 'head:6379', num_cpus: 4}": ("cluster.num_cpus", "head:6379"),

@@ -54,7 +54,6 @@ WRONG: list[dict[str, Any]] = [
     {**JOB, "model": {"kind": "torch.nn:Linear", "readout": "max"}},
     {**JOB, "model": {"kind": "none", "layers": 1}},
     {**JOB, "task": {"ntype": "a", "etype": "b"}},
-    {**JOB, "comm": {"powersgd_rank": 4}},
     {**JOB, "partition": {"parts": "all"}},
     {"name": "a"},
 ]
@@ -66,13 +65,10 @@ def test_keys_of_other_kinds_at_their_defaults_are_left_out() -> None:
     older = {
         "model": {"kind": "gcn", "heads": 8, "attn_dropout": None, "args": {}},
         "task": {"kind": "node_classification", "etype": None, "exclude": "reverse", "loss": None},
-        "comm": {"compression": "none", "powersgd_rank": 4, "powersgd_start": 10},
     }
     older["task"]["negatives"] = {"kind": "uniform", "number": 512, "ends": "both"}
     assert load_config({**JOB, **older}) == plain
-    assert not {"heads", "etype", "negatives", "powersgd_rank"} & set(
-        str(plain.to_dict()).split("'")
-    )
+    assert not {"heads", "etype", "negatives"} & set(str(plain.to_dict()).split("'"))
 
 
 @pytest.mark.parametrize("job", WRONG)

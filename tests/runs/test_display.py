@@ -269,7 +269,7 @@ def test_a_table_is_flush_right_in_numbers() -> None:
 def test_a_table_never_cuts_a_word(width: int) -> None:
     """It is folded between words, and a block of lines where they have no room."""
     screen = Screen(terminal=True, width=width)
-    words = ["comm.compression=powersgd!", "sampling.cache=0.1"]
+    words = ["comm.compression=bfloat16!", "sampling.cache=0.1"]
     columns = ["settings", "seeds/s", "exchange ms"]
     screen.display.table("trials", columns, [[" ".join(words), 12_345, 0.25], ["", 1, None]])
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()

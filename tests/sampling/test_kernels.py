@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.sampling import kernels
-from raygnn.sampling.drawing import draw_rows, draw_together, sample_rows, spans
+from raygnn.sampling.drawing import draw_rows, sample_rows, spans
 from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists
 from raygnn.util.hashing import mix_int
 
@@ -336,74 +336,3 @@ def test_bf16_rows_are_scaled_as_torch_scales_them(bits: list[int], count: int) 
     scaled = torch.from_numpy(given.view(np.int16)).view(torch.bfloat16)
     expected = (values.float() * by.unsqueeze(1)).to(torch.bfloat16)
     torch.testing.assert_close(scaled, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def together(
-    lists: list[list[int]], fanout: int, key: int, bans: list[list[int]] | None = None
-) -> list[list[int]]:
-    """What rows with these sources draw together."""
-    indptr, src = _joined(lists)
-    banned = _joined([sorted(ban) for ban in bans or [[]] * len(lists)])
-    given = (
-        *spans(indptr, np.arange(len(lists))),
-        src,
-        1000 - np.arange(100),
-        fanout,
-        np.uint64(key),
-    )
-    out, neighbors, places = draw_together(*given, True, *banned)
-    assert np.array_equal(src[places], neighbors)
-    _, same, nothing = draw_together(*given, False, *banned)
-    assert np.array_equal(same, neighbors)
-    assert not len(nothing)
-    return [neighbors[a:b].tolist() for a, b in pairwise(out)]
-
-
-def _joined(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    indptr = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
-    return indptr, np.array([node for each in lists for node in each], np.int64)
-
-
-SOURCES = st.lists(st.integers(0, 99), max_size=40, unique=True)
-
-
-@given(
-    st.lists(SOURCES, min_size=1, max_size=8), SOURCES, st.integers(-1, 12), st.integers(0, 2**63)
-)
-def test_rows_draw_together_the_sources_with_the_smallest_numbers(
-    lists: list[list[int]], ban: list[int], fanout: int, key: int
-) -> None:
-    """A source has one number for all rows, of what identifies it."""
-    number = [mix_int(key ^ mix_int(1000 - node)) for node in range(100)]
-    bans = [ban if i % 2 else [] for i in range(len(lists))]
-    for row, banned, drawn in zip(lists, bans, together(lists, fanout, key, bans)):
-        left = [node for node in row if node not in banned]
-        if fanout == -1 or len(row) <= fanout:
-            assert drawn == left
-        else:
-            assert sorted(drawn) == sorted(sorted(left, key=number.__getitem__)[:fanout])
-
-
-def test_sets_drawn_together_are_equally_likely() -> None:
-    """Chi-squared over 20,000 keys: all 120 sets of 3 of 10 sources; and of two rows that share
-    half of their sources, what one draws of the others says nothing of how many."""
-    row, counts = list(range(10)), Counter[tuple[int, ...]]()
-    means, values = [], np.arange(10.0) ** 2
-    for key in range(20_000):
-        drawn, other = together([row, [*range(5, 15)]], 3, mix_int(key))
-        counts[tuple(sorted(drawn))] += 1
-        means.append(values[drawn].mean())
-        assert len(other) == 3
-    expected = 20_000 / 120
-    assert len(counts) == 120
-    assert sum((n - expected) ** 2 / expected for n in counts.values()) < chi2.ppf(0.999, 119)
-    error = np.std(means) / len(means) ** 0.5
-    assert abs(np.mean(means) - values.mean()) < 3.3 * error  # the mean of neighbours is unbiased
-
-
-def test_parallel_edges_drawn_together_fill_the_fanout() -> None:
-    for key in range(100):
-        (drawn,) = together([[1, 2, 2, 2, 3, 2, 4]], 3, mix_int(key))
-        assert len(drawn) == 3
-        first = min({1, 2, 3, 4}, key=lambda node: mix_int(mix_int(key) ^ mix_int(1000 - node)))
-        assert (drawn == [2, 2, 2]) == (first == 2)

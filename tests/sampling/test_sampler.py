@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
+from raygnn.graph.data import DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads
 from raygnn.sampling.exchange import Exchange, World
@@ -31,7 +31,6 @@ def sample(
     replace: bool = False,
     weight: str | None = None,
     banned: Any = None,
-    together: bool = False,
 ) -> Drawn:
     """The edges drawn for original seed ids, each rank taking the same seeds."""
     shard = shard_of(exchange, meta, replicated=replicated, reads=EdgeReads(weight=weight))
@@ -43,7 +42,6 @@ def sample(
         seed=5,
         replace=replace,
         weighted=weight is not None,
-        sources=to_original if together else None,
     )
     bans = None
     if banned is not None:
@@ -115,23 +113,6 @@ def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> N
     make, ntype = GRAPHS[kind]
     data = make()
     given = (ntype, np.array([3, 4, 50, 99]), [3, 2], replace)
-    (expected,) = run_ranks(1, sample, partitioned(data, tmp_path, 1), True, *given)
-    assert any(expected.values())
-    for workers, placements in ((2, ((2, "metis"), (3, "random"))), (3, ((2, "random"),))):
-        for ranks in everywhere(workers, data, tmp_path, placements, *given):
-            assert ranks == [expected] * workers
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("bans", [False, True])
-def test_nodes_that_draw_together_draw_the_same_whoever_samples(
-    kind: str, bans: bool, tmp_path: Path
-) -> None:
-    make, ntype = GRAPHS[kind]
-    data = make()
-    banned = {e: (edges.src[::3], edges.dst[::3]) for e, edges in data.edges.items()}
-    more = None, banned if bans else None, True
-    given = (ntype, np.array([3, 4, 50, 99]), [3, 2], False, *more)
     (expected,) = run_ranks(1, sample, partitioned(data, tmp_path, 1), True, *given)
     assert any(expected.values())
     for workers, placements in ((2, ((2, "metis"), (3, "random"))), (3, ((2, "random"),))):
@@ -349,24 +330,3 @@ def test_draws_depend_on_seed_epoch_step_hop_and_edge_type(tmp_path: Path) -> No
     assert len(each) == 20
     assert len({ids.tobytes() for ids in each}) == 20
     assert all(np.array_equal(ids, draws[0][key]) for key, ids in drawn(3, 0, 1).items())
-
-
-def test_draws_together_depend_on_seed_epoch_step_and_hop(tmp_path: Path) -> None:
-    """And they reach fewer nodes than draws of each node for itself, with as many edges."""
-    exchange = Exchange(World(0, 1))
-    shard = shard_of(exchange, partitioned(random_graph(degree=30), tmp_path, 1), replicated=True)
-    nodes, fanouts = {"_N": np.arange(50)}, resolve_fanouts([5, 5], shard.etypes)
-
-    def drawn(seed: int, epoch: int, step: int, together: bool = True) -> list[np.ndarray]:
-        """What the same nodes draw in both hops."""
-        sources = shard.original if together else None
-        sampler = NeighborSampler(shard, exchange, seed=seed, sources=sources)
-        blocks, inputs = sampler.sample(nodes, fanouts, epoch=epoch, step=step)
-        adjs = [block.adj[DEFAULT_ETYPE] for block in reversed(blocks)]
-        return [inputs["_N"][adj.src.numpy()[: int(adj.indptr[50])]] for adj in adjs]
-
-    each = [ids for when in ((3, 0, 1), (4, 0, 1), (3, 2, 1), (3, 0, 2)) for ids in drawn(*when)]
-    assert len({ids.tobytes() for ids in each}) == len(each) == 8
-    for ids, alone in zip(drawn(3, 0, 1), drawn(3, 0, 1, together=False)):
-        assert len(ids) == len(alone)
-        assert len(np.unique(ids)) < 0.7 * len(np.unique(alone))

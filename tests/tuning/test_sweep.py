@@ -140,7 +140,6 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     whole = sizes["{}"]
     (half,) = {size for key, size in sizes.items() if "'bf16'" in key and "accumulate" not in key}
     assert half == whole / 2
-    assert max(size for key, size in sizes.items() if "'powersgd'" in key) < 0.6 * whole
     assert not list((made.run_dir / "checkpoints").iterdir())
     assert not (made.run_dir / "metrics.jsonl").exists()
 

@@ -127,12 +127,6 @@ def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
         ({"cache": 0.1}, 2, (), {"comm": {"debug": True}}),
         ({"features_on": "gpu", "sample_on": "cpu", "cache": 0.3, "prefetch": 0}, 3, (), {}),
         ({"cache": 0}, 2, (), {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}}),
-        (
-            {"cache": 0.1, "pad": True},
-            2,
-            (),
-            {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}},
-        ),
         ({"cache": 0.1}, 2, (), {"model": {"kind": "gcn", "hidden": 8, "embedding": LEARNED}}),
     ],
 )
@@ -339,7 +333,6 @@ def test_room() -> None:
     [
         ({"sample_on": "gpu"}, {"cluster": {"gpus_per_worker": 0}}, "sample_on is gpu, but"),
         ({"features_on": "pinned"}, {"cluster": {"gpus_per_worker": 0}}, "is pinned, but"),
-        ({"method": "labor"}, {}, "sampling.method is labor"),
         ({"edge_weight": "w"}, {}, "sampling.edge_weight is set"),
         ({"time": {"edges": "t", "seeds": "t"}}, {}, "sampling.time is set"),
         ({"topology": "partitioned"}, {}, "sampling.topology is partitioned"),

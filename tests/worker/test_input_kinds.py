@@ -11,7 +11,7 @@ import pytest
 from raygnn.config.schema import Config
 from raygnn.graph.data import GraphData
 from raygnn.models.network import Network
-from tests.graphs import ITEM, USER, partitioned, random_graph
+from tests.graphs import ITEM, USER, partitioned
 from tests.sampling.test_features import mixed_graph
 from tests.small_jobs import JobFactory, train_on_ranks
 
@@ -91,31 +91,3 @@ def test_the_first_layer_combined_trains_the_same(
             found.append(losses(config, replicated=True))
         for other in found[1:]:
             assert np.allclose(found[0], other, atol=1e-4, rtol=1e-4)
-
-
-def test_neighbours_drawn_together(make_job: JobFactory, tmp_path: Path) -> None:
-    """The same losses for any partition, number of workers and topology, and after a resume."""
-    graph = random_graph(degree=20)
-
-    def job(name: str, parts: int, workers: int, method: str = "labor", **train: Any) -> Config:
-        return make_job(
-            name=name,
-            graph=None,
-            partition={"path": str(partitioned(graph, tmp_path, parts).directory)},
-            model={"kind": "gat", "hidden": 16, "heads": 4},
-            sampling={"method": method, "fanout": [4, 3], "batch_size": 24 // workers},
-            cluster={"workers": workers},
-            train={"epochs": 2, **train},
-        )
-
-    alone = losses(job("alone", 1, 1), replicated=True)
-    whole = losses(job("replicated", 2, 2), replicated=True)
-    assert whole == losses(job("partitioned", 2, 2), replicated=False)
-    for several in (whole, losses(job("three", 3, 3), replicated=False)):
-        assert np.allclose(alone, several, atol=1e-4, rtol=1e-4)
-    assert not np.allclose(alone, losses(job("node", 1, 1, "node"), replicated=True), atol=1e-3)
-
-    losses(job("part", 2, 2, max_steps=4), replicated=False)
-    resumed = train_on_ranks(job("part", 2, 2), replicated=False, resume=True)
-    assert len(whole) > 5
-    assert resumed.metrics["train/loss"].dropna().tolist()[-2:] == whole[-2:]

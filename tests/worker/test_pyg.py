@@ -407,7 +407,6 @@ def test_the_guard_sees_ranks_that_differ(sections: str, how: str, make_job: Job
     "comm",
     [
         {"overlap": False},
-        {"compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 2},
         {"compression": "bf16"},
         {"shard": "optimizer"},
         {"shard": "full"},

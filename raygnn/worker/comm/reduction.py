@@ -10,13 +10,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from raygnn import compat
-from raygnn.config.execution import PowerSgdComm
 from raygnn.worker.comm.process_groups import Ranks
 
 _NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -40,28 +38,22 @@ class Reduction(pl.Callback):
         whole: bytes of all gradients, uncompressed; 0 where DDP does not exchange them.
         buckets: after the fit, bytes of each of DDP's buckets, as it laid them out; none where it
             came to no second step.
+        bytes: handed to the collectives by this rank so far.
     """
 
     def __init__(self, ranks: Ranks):
         self._ranks = ranks
         self._comm = ranks.config.comm
         self._group: dist.ProcessGroup | None = None
-        self._power: LowRank | None = None
-        self._saved: dict[str, Any] = {}
         self._ddp: DistributedDataParallel | None = None
         self._late: list[tuple[Tensor, Future[Tensor]]] = []  # buckets that wait for the last one
         self._came: list[Tensor] = []  # parameters, as their gradients come for the first time
         self._watching: list[RemovableHandle] = []
         self._order: list[int] = []  # of the same, by their numbers
-        self._bytes = 0
+        self.bytes = 0
         self.whole = 0
         self.buckets: list[int] = []
-        self._hooked = self._reduced = False
-
-    @property
-    def bytes(self) -> int:
-        """Handed to the collectives by this rank so far."""
-        return self._bytes + (self._power.bytes if self._power else 0)
+        self._hooked = False
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Collective where collectives are compared: a group is made."""
@@ -83,20 +75,11 @@ class Reduction(pl.Callback):
         self._hooked = True
         if self._ranks.compared:
             self._group = self._ranks.compared_group
-        reduce = self._reduce
-        power = None
-        if isinstance(self._comm, PowerSgdComm):
-            seed = self._ranks.config.train.seed
-            given = ddp.module, self._comm, seed, self._group, self._saved
-            power = LowRank(*given, relaid=relaid)
-        self._power = power
 
         # DDP refuses annotations that are text
         def hook(state, bucket):  # type: ignore[no-untyped-def]
-            if power is not None:
-                return power.reduce(bucket)
             buffer = bucket.buffer()
-            return reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
+            return self._reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
 
         ddp.register_comm_hook(None, hook)
 
@@ -111,25 +94,19 @@ class Reduction(pl.Callback):
         self._came.clear()  # or of one that DDP did not reduce
 
     def on_after_backward(self, *_: Any) -> None:
-        self._reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
-        if self._reduced and self._watching:
-            self._learn_order()
-        if self._reduced and not self._hooked:  # all gradients once, as they are
-            self._bytes += self.whole
+        if self._ddp is None or not self._ddp.require_backward_grad_sync:
+            return
+        if self._watching:
+            self._learn_order(self._ddp)
+        if not self._hooked:  # all gradients once, as they are
+            self.bytes += self.whole
 
-    def _learn_order(self) -> None:
-        assert self._ddp is not None
+    def _learn_order(self, ddp: DistributedDataParallel) -> None:
         for handle in self._watching:
             handle.remove()
-        numbers = {id(p): number for number, p in enumerate(trained(self._ddp))}
+        numbers = {id(p): number for number, p in enumerate(trained(ddp))}
         self._order = list(dict.fromkeys(numbers[id(p)] for p in self._came))
         self._watching, self._came = [], []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        power, ddp = self._power, self._ddp
-        # whoever leaves a step out takes the gradients away
-        if self._reduced and power and ddp and all(p.grad is None for p in ddp.parameters()):
-            power.forget()
 
     def on_fit_end(self, *_: Any) -> None:
         if self._ddp is not None:
@@ -147,7 +124,7 @@ class Reduction(pl.Callback):
         return self._sum(narrow).then(lambda done: buffer.copy_(done.value()))
 
     def _sum(self, values: Tensor) -> Future[Tensor]:
-        self._bytes += values.nbytes
+        self.bytes += values.nbytes
         work = dist.all_reduce(values, group=self._group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -163,110 +140,11 @@ class Reduction(pl.Callback):
         return future
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of gradients on rank 0, whose DDP goes by, and what PowerSGD left out, of all
-        ranks. Collective."""
-        power = {} if self._power is None else self._power.state(self._ranks)
-        return {"order": self._order, **power}
+        """Return the order of gradients on this rank; DDP goes by that of rank 0."""
+        return {"order": self._order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Each rank takes what it left out; another number of them share the mean of it, so that
-        nothing is lost of what the gradients' mean lacks."""
         self._order = state.get("order", [])
-        world = self._ranks.world
-        for bucket in state.get("buckets", {}).values():
-            errors = bucket["error"]
-            same = len(errors) == world.size
-            bucket["error"] = errors[world.rank] if same else errors.double().mean(0)
-        self._saved = state
-
-
-class LowRank:
-    """torch's PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), bucket after bucket, with what
-    it left out of gradients in checkpoints.
-
-    What an earlier start left out comes back where a bucket holds what it held then; else it is
-    lost, once.
-
-    Args:
-        saved: from `state`, of this rank; empty = there is none.
-        relaid: whether DDP lays out its buckets anew after the first step; torch's state is by
-            bucket, so that step is exact.
-
-    Attributes:
-        bytes: handed to the collectives by this rank so far.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        comm: PowerSgdComm,
-        seed: int,
-        group: dist.ProcessGroup | None,
-        saved: dict[str, Any],
-        *,
-        relaid: bool,
-    ):
-        steps = saved.get("steps", 0)
-        first = steps + 1 if relaid else 2  # torch refuses less than 2
-        self._state = PowerSGDState(
-            group,
-            matrix_approximation_rank=comm.powersgd_rank,
-            start_powerSGD_iter=max(2, first, comm.powersgd_start),
-            orthogonalization_epsilon=1e-8,  # else a gradient of zeros becomes NaN
-            random_seed=seed,
-        )
-        self._state.iter = steps
-        self._saved: dict[int, dict[str, Any]] = dict(saved.get("buckets", {}))
-        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._held: dict[int, list[str]] = {}  # bucket → names of its parameters
-        self.bytes = 0
-
-    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """The mean of a bucket over the ranks, approximately, in place.
-
-        It waits, so that no bucket's second exchange is begun by a thread of gloo's, in an order
-        that is another one on each rank.
-        """
-        state, buffer, index = self._state, bucket.buffer(), bucket.index()
-        exact = state.iter < state.start_powerSGD_iter
-        if not exact and index not in self._held:
-            self._held[index] = [self._names[id(p)] for p in bucket.parameters()]
-            self._put_back(index, buffer)
-        before = state.total_numel_after_compression
-        reduced = powerSGD_hook(state, bucket).wait()
-        sent = state.total_numel_after_compression - before
-        self.bytes += buffer.nbytes if exact else sent * buffer.element_size()
-        future = _future(buffer.device)
-        future.set_result(reduced)
-        return future
-
-    def forget(self) -> None:
-        """Of a step that was left out: what it left may not be finite."""
-        self._state.error_dict.clear()
-        self._state.p_memory_dict.clear()
-        self._state.q_memory_dict.clear()
-
-    def state(self, ranks: Ranks) -> dict[str, Any]:
-        """Plain values and tensors; errors ``[ranks, length]`` on rank 0. Collective."""
-        state, buckets = self._state, {}
-        for index in sorted(state.error_dict):
-            errors = ranks.control.gather(state.error_dict[index].cpu())
-            if errors is not None:  # the others keep nothing
-                buckets[index] = {
-                    "names": self._held[index],
-                    "error": errors,
-                    "p": state.p_memory_dict[index],
-                    "q": state.q_memory_dict[index],
-                }
-        return {"steps": state.iter, "buckets": buckets}
-
-    def _put_back(self, index: int, buffer: Tensor) -> None:
-        saved, state = self._saved.pop(index, None), self._state
-        if saved is None or saved["names"] != self._held[index]:
-            return
-        state.error_dict[index] = saved["error"].to(buffer)
-        state.p_memory_dict[index] = saved["p"].to(buffer)
-        state.q_memory_dict[index] = saved["q"].to(buffer)
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:

@@ -66,7 +66,6 @@ class Guard(pl.Callback):
         config: the ``guard`` section.
         own_steps: whether code of the user's takes part in steps.
         callbacks: names of the user's.
-        looks: at each step before it is made, since something else must know of those left out.
 
     Attributes:
         skipped_steps: steps left out since their gradient was not finite, over the whole run.
@@ -79,11 +78,9 @@ class Guard(pl.Callback):
         *,
         own_steps: bool = False,
         callbacks: Iterable[str] = (),
-        looks: bool = False,
     ):
         self._exchange = exchange
         self._config = config
-        self._looks = looks
         self._contents = own_steps and config.mode != "off"
         self._callbacks = ", ".join(callbacks) if config.mode != "off" else ""
         self._checking_step = False
@@ -192,7 +189,7 @@ class Guard(pl.Callback):
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if not self._looks and _decides_itself(optimizer, gradients, module):
+        if _decides_itself(optimizer, gradients, module):
             bad = not_finite(gradients)
             optimizer.found_inf = bad  # type: ignore[attr-defined]  # as a gradient scaler says it
             if self._buffers is not None:

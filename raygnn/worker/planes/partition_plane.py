@@ -22,7 +22,7 @@ from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree, needs_degree_sampled
 from raygnn.sampling.cache import Scores, choose_for_host, choose_near, degrees, inclusion
-from raygnn.sampling.exchange import Exchange, as_ids
+from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import Fanout, resolve_fanouts
@@ -377,7 +377,7 @@ class PartitionPlane:
         path = budget.device_path()
         how = None
         if (
-            not (path.used or config.sampling.pad)
+            not path.used
             and all(i.one_table for i in self.inputs.values())
             and isinstance(model, Network)
         ):
@@ -420,7 +420,6 @@ class PartitionPlane:
             weighted=config.sampling.edge_weight is not None,
             timing=self.clock.timing,
             once=config.model.draws_once,
-            sources=self._originals() if config.sampling.method == "labor" else None,
         )
         self._store = path.store(
             store,
@@ -440,9 +439,7 @@ class PartitionPlane:
             if needs_degree_sampled(config.model, config.sampling)
             else (),
             combine="weighted" if how == "gcn" else how,
-            counted=(world.size > 1 or config.sampling.pad)
-            and any(isinstance(m, BatchNorm) for m in model.modules()),
-            pad=config.sampling.pad,
+            counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
             note=blackbox.note,
             identity=self.identity + self.job.digests,
         )
@@ -455,16 +452,6 @@ class PartitionPlane:
         if sampling.cache_policy == "degree":
             return degrees(self.shard)
         return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
-
-    def _originals(self) -> dict[str, np.ndarray]:
-        """The original ids of all nodes, in memory once for all ranks of a host. Collective."""
-        originals = {}
-        for ntype, own in self.shard.original.items():
-            ids = as_ids(self.ranks.data.gather_rows(torch.from_numpy(own.astype(np.int64))))
-            small = ids.astype(np.int32)
-            fits = np.array_equal(small, ids)
-            originals[ntype] = self.ranks.host.publish(small if fits else ids)
-        return originals
 
     @cached_property
     def identity(self) -> str:
