@@ -63,7 +63,10 @@ class Command:
         deadline = time.monotonic() + seconds
         while True:
             rays = set(self.temp.glob("raygnn-*")) - {self.temp / f"raygnn-{os.getuid()}"}  # staged
-            places = [p for ray in rays for p in (ray, *ray.rglob("*"))]
+            try:
+                places = [p for ray in rays for p in (ray, *ray.rglob("*"))]
+            except FileNotFoundError:  # it is being removed
+                continue
             left = [*self.running().values(), *map(str, places)]
             if not left or time.monotonic() > deadline:
                 return left
