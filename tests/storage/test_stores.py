@@ -240,6 +240,16 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     assert "waits in" in told[0]
     assert "again" in told[1]
     assert set((place / "run").files()) == {"config.yaml", "metrics.jsonl"}
+    (tmp_path / "here" / "config.yaml").unlink()
+    for content in (b"1" * 2**23, b"2" * 2**23):  # of which so much is due later
+        (tmp_path / "here" / "metrics.jsonl").write_bytes(content)
+        assert one.finish(30)
+        assert (place / "run" / "metrics.jsonl").read_bytes() == content
+    assert [*(place / "run").files()] == ["metrics.jsonl"]
+    lost = Publisher(tmp_path / "here", place / "lost", told.append, lambda: True)
+    lost.start({})
+    assert not lost.finish(1)
+    assert not (place / "lost").exists()
 
 
 def test_a_run_has_its_directory_here_only_while_it_is_written(
