@@ -145,8 +145,7 @@ def test_a_partition_that_dgl_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (EdgeSplit(PLAIN, shares=(100, 150), time="at"), by_time),
     ):
         splitter = Splitter(read_meta(tmp_path), split)
-        for part in range(2):
-            found = splitter.part(part)
+        for found in map(splitter.part, range(2)):
             numbers = eids[PLAIN][found.numbers]
             np.testing.assert_array_equal(nids["_N"][found.src], edges.src[numbers])
             np.testing.assert_array_equal(nids["_N"][found.dst], edges.dst[numbers])

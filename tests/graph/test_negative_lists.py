@@ -36,7 +36,7 @@ def read(file: Path, names: bool = False, relations: Any = None) -> NegativeList
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "ROWS", 2)
+    monkeypatch.setattr(reader, "ROWS", 1)
 
 
 @given(lists=LISTS)

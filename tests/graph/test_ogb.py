@@ -17,7 +17,6 @@ from ogb_builder import (
     TYPED,
     raw_text,
     write_archives,
-    write_gz,
     write_links,
     write_nodes,
     write_typed,
@@ -53,7 +52,7 @@ def test_nodes_of_one_type_are_those_of_the_package(name: str, tmp_path: Path) -
 def test_a_late_fraction_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BLOCK", 1 << 10)
     monkeypatch.setattr(reader, "ROWS", 99)
-    write_gz(tmp_path / "a.csv.gz", [[i, i] for i in range(1000)] + [[1, 0.5]])
+    raw_text(tmp_path / "a.csv.gz", "".join(f"{i},{i}\n" for i in range(1000)) + "1,0.5\n")
     found = plain_csv.numbers(tmp_path / "a.csv.gz", 1001, "nodes")
     assert found[-2:].tolist() == [[999, 999], [1, 0.5]]
 

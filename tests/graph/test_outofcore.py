@@ -528,9 +528,7 @@ def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:
     ids = id_index.IdsToDisk("n", tmp_path)
     ids._become_text()
     array = pa.array(["a", "bc", "", "def"], pa.large_string())
-    for piece in (array.slice(1, 2), array.slice(3), array.slice(0, 1)):
-        ids._add_text(piece)
-    for file in ids._text or ():
-        file.close()
+    ids._add_text(array.slice(1, 2)), ids._add_text(array.slice(3)), ids._add_text(array[:1])
+    ids._text[0].close(), ids._text[1].close()
     stored = id_index.StoredIds.at(tmp_path, "n", text=True).array()
     assert stored.to_pylist() == ["bc", "", "def", "a"]
