@@ -361,6 +361,7 @@ _NPZ: Cases = {
         "train_masks|no training nodes",
     ),
     "label negative": (npz(**changed("node_labels", 2, -7)), "node_labels, row 2|-7"),
+    "label above": (npz(**changed("node_labels", 2, 6)), "node_labels, row 2|is 6"),
     "label enormous": (
         npz(**changed("node_labels", 2, 10**12)),
         "node_labels, row 2|1000000000000",

@@ -36,7 +36,7 @@ def array(rng: np.random.Generator, rows: int, tail: tuple[int, ...], dtype: str
 def graphs(draw: st.DrawFn) -> GraphData:
     """1 to 3 node types (some may be empty), 1 to 4 edge types (too), loops and multi-edges."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    names = draw(st.permutations(["a", "b", "c"]))[: draw(st.integers(1, 3))]
+    names = draw(st.permutations(["a", "a/b", "c"]))[: draw(st.integers(1, 3))]
     sizes = {name: draw(st.integers(0, 9)) for name in names}
     sizes[names[0]] += 1
     nodes = {name: NodeFrame(size) for name, size in sizes.items()}
@@ -53,7 +53,7 @@ def graphs(draw: st.DrawFn) -> GraphData:
     for name in draw(st.lists(st.sampled_from(MASKS), unique=True)):
         ntype = draw(st.sampled_from(names))
         nodes[ntype].data[name] = rng.random(sizes[ntype]) < 0.5
-    return GraphData("some", nodes, edges)
+    return GraphData(draw(st.sampled_from(["some", "raygnn"])), nodes, edges)
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,8 @@ def test_the_text_and_its_classes(data_dir: Path, tmp_path: Path) -> None:
     feat, tag = (sample.node_data["_N"][name] for name in ("feat", "tag"))
     assert feat.sum(1).eq(1).all()
     assert torch.equal(feat.argmax(1), tag)
+    labels, held = torch.stack([samples[i].y for i in range(188)]), samples.splits["test"]
+    assert abs(labels[held].sum() - len(held) * labels.double().mean()) < 1
     with pytest.raises(IndexError):
         samples[188]
     with pytest.raises(IndexError):
@@ -565,6 +567,10 @@ def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> No
         with pytest.raises(DataError, match=match):
             open_samples(config, made.directory)
         path.write_bytes(whole)
+    path = made.directory / made.nodes["_N"].offsets.file
+    path.write_bytes(path.read_bytes()[:512] + np.array([0, 7, 5, 6]).tobytes())
+    with pytest.raises(DataError, match="do not rise"):
+        open_samples(config, made.directory)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
-from raygnn.graph.partition.edges import NONE, TEST, TRAIN, VAL
-from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.edges import NONE, TEST, TRAIN, VAL, Splitter
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import Edges
+from tests.graph.test_partition import dgl_partition
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -128,6 +129,27 @@ def test_shares_are_of_the_users_graph(typed: bool, tmp_path: Path) -> None:
     other = EdgeSplit(etype, None, (0.3, 0.2), seed=5)
     ranks = run_ranks(1, held, partitioned(data, tmp_path, 1), other, True)
     assert sorted(ranks[0][1]) != rows
+
+
+@pytest.mark.dgl
+def test_a_partition_that_dgl_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There edges lie in any order, and each has the mask, the time and the number that are its."""
+    data = graph(False)
+    edges = data.edges[PLAIN]
+    edges.data["at"] = np.random.default_rng(0).permutation(edges.num)
+    masks = [edges.data[f"{name}_mask"] for name in ("train", "val", "test")]
+    by_time = np.select([edges.data["at"] < 100, edges.data["at"] < 150], [0, 1], 2)
+    _, nids, eids = dgl_partition(data, tmp_path, 2, monkeypatch)
+    for split, codes in (
+        (EdgeSplit(PLAIN), np.select(masks, [0, 1, 2], -1)),
+        (EdgeSplit(PLAIN, shares=(100, 150), time="at"), by_time),
+    ):
+        splitter = Splitter(read_meta(tmp_path), split)
+        for found in map(splitter.part, range(2)):
+            numbers = eids[PLAIN][found.numbers]
+            np.testing.assert_array_equal(nids["_N"][found.src], edges.src[numbers])
+            np.testing.assert_array_equal(nids["_N"][found.dst], edges.dst[numbers])
+            np.testing.assert_array_equal(found.codes, codes[numbers])
 
 
 def test_masks_that_are_not_there(tmp_path: Path) -> None:

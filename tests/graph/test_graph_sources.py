@@ -25,6 +25,11 @@ def read_text(path: Path, text: str) -> tuple[dict[str, Any], list[GraphData]]:
         return {"labels": graphs.labels, "values": graphs.values}, list(graphs.graphs)
 
 
+def test_edge_ids_that_are_there_twice() -> None:
+    with pytest.raises(DataError, match="0 to 2, each once"):
+        saved_graphs._inverse(np.array([0, 0, 2]), "a.bin")
+
+
 def test_text(tmp_path: Path) -> None:
     facts, (first, second) = read_text(tmp_path / "g.txt", TINY)
     assert facts["labels"]["label"].tolist() == [1, 0]

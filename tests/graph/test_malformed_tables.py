@@ -138,6 +138,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "feature missing": (users(age=[1, None, 2]), ["row 2 (line 3), column 'age'", "fill"]),
     "feature of words": (parquet(users={"age": ["a", "b", "c"]}), ["row 1, column 'age'", "'a'"]),
     "value cut": (users(age=["x" * 200, 1, 2]), ["'" + "x" * 59 + "…"]),
+    "empty id": (parquet(users={"name": ["anna", "", "carl"]}), ["row 2", "empty text"]),
     "null id": (users(name=["anna", None, "carl"]), ["row 2 (line 3), column 'name'", "no value"]),
     "duplicate id": (
         users(name=["anna", "ben", "anna"]),
@@ -206,6 +207,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         parquet(users={"class": [0.0, 1.5, None]}),
         ["row 2, column 'class'", "1.5"],
     ),
+    "class too large": (parquet(users={"class": [0.0, 2.0**53, None]}), ["row 2", "9007199"]),
     "too many classes": (
         many(f"u{i},1,1,c{i}" for i in range(2**16 + 5)),
         ["row 65537 (line 65538), column 'class'", "65,536 classes"],

@@ -130,6 +130,32 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart(library: Library) -> None:
     assert np.bincount(found).max() < 1.1 * half
 
 
+def test_what_only_looks_undirected_is_copied() -> None:
+    """Edges that are there twice in each direction, and ids of two types that are alike."""
+    check(plain(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]), 2))
+    ends = EdgeFrame(np.array([1, 0]), np.array([0, 1]))
+    check(GraphData("g", {"a": NodeFrame(2), "b": NodeFrame(2)}, {("a", "r", "b"): ends}))
+
+
+def test_training_nodes_of_each_type_are_shared_out() -> None:
+    rng = np.random.default_rng(0)
+    masks = [rng.random(num) < 0.5 for num in (80, 120)]
+    nodes = {f"n{at}": NodeFrame(len(m), {"train_mask": m}) for at, m in enumerate(masks)}
+    is_second = np.repeat([False, True], [80, 120])
+    trains = np.concatenate(masks)
+    expected = [~is_second, ~is_second & trains, is_second, is_second & trains]
+    found = metis.constraints(GraphData("g", nodes, {}), 2)
+    np.testing.assert_array_equal(found.T, expected)
+
+
+@given(graphs())
+def test_edges_of_all_types_weigh(data: GraphData) -> None:
+    expected = {ntype: np.zeros(frame.num, int) for ntype, frame in data.nodes.items()}
+    for etype, edges in data.edges.items():
+        np.add.at(expected[etype[2]], edges.dst, 1)
+    np.testing.assert_array_equal(metis._in_degrees(data), np.concatenate([*expected.values()]))
+
+
 def test_several_things_are_shared_out(library: Library) -> None:
     data = random_graph(2000)
     indptr, ids = metis.undirected(data)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, NegativeLists
 from raygnn.graph.negative_lists import read_lists
+from raygnn.graph.tables import reader
 
 BUYS: EdgeType = ("user", "buys", "item")
 USERS, ITEMS = 9, 7
@@ -31,6 +32,11 @@ LISTS = st.dictionaries(
 
 def read(file: Path, names: bool = False, relations: Any = None) -> NegativeLists:
     return read_lists(file, BUYS, (USERS, ITEMS), NAMES if names else {}, relations)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "ROWS", 1)
 
 
 @given(lists=LISTS)

@@ -27,6 +27,7 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.triples import ETYPE
+from raygnn.graph.tables import plain_csv, reader
 from tests.graph.parted import load_part
 
 Build = Callable[[Path], OgbGraph]
@@ -46,6 +47,14 @@ def test_nodes_of_one_type_are_those_of_the_package(name: str, tmp_path: Path) -
     np.testing.assert_array_equal(np.stack([edges.src, edges.dst]), theirs["edge_index"])
     np.testing.assert_array_equal(nodes.data["feat"], theirs["node_feat"])
     np.testing.assert_array_equal(nodes.data["year"], theirs["node_year"][:, 0])
+
+
+def test_a_late_fraction_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_BLOCK", 1 << 10)
+    monkeypatch.setattr(reader, "ROWS", 99)
+    raw_text(tmp_path / "a.csv.gz", "".join(f"{i},{i}\n" for i in range(1000)) + "1,0.5\n")
+    found = plain_csv.numbers(tmp_path / "a.csv.gz", 1001, "nodes")
+    assert found[-2:].tolist() == [[999, 999], [1, 0.5]]
 
 
 def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.outofcore import disk_graph, edge_shuffle, id_index
+from raygnn.graph.outofcore import disk_assembly, disk_graph, edge_shuffle, id_index
+from raygnn.graph.outofcore.disk_arrays import store
 from raygnn.graph.outofcore.disk_assembly import DiskAssembly
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import partition_out_of_core
@@ -46,8 +47,9 @@ from tests.graph.tables_builder import changed, write_shop, write_table
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many runs and buckets, of few edges."""
+    """Many runs, pieces and buckets, of few edges."""
     monkeypatch.setattr(disk_graph, "RUN", 7)
+    monkeypatch.setattr(disk_assembly, "_PIECE", 3)
     monkeypatch.setattr(edge_shuffle, "BUCKET", 5)
 
 
@@ -501,3 +503,32 @@ def test_text_is_found_by_its_bytes(texts: list[str], others: list[str]) -> None
     if others and set(others) <= set(texts):
         row, before = id_index._fill(*asked, True, np.full(3 * len(values), -1, np.int64))
         assert (row, before) == (len(texts), texts.index(others[0]))
+
+
+def test_an_end_that_is_no_number_is_no_node(tmp_path: Path) -> None:
+    """Not the node whose id is 0 either."""
+    ids = np.array([7, 0])
+    slots = np.full(4, -1, np.int64)
+    id_index._fill(*id_index._parts(pa.array(ids)), False, slots)
+    store(tmp_path / "values", ids)
+    store(tmp_path / "slots", slots)
+    index = id_index.StoredIds.at(tmp_path, "n", text=False).index()
+    assert index._find(pa.array([0, None, 7, 3])).to_pylist() == [1, None, 0, None]
+
+
+@given(texts=st.lists(st.text(max_size=3), min_size=2, max_size=8))
+def test_texts_with_one_hash_are_told_apart(texts: list[str]) -> None:
+    known = id_index._parts(pa.array(texts, pa.large_string()))
+    for row, text in enumerate(texts):
+        same = [id_index._same(*known, row, *known, other, True) for other in range(len(texts))]
+        assert same == [text == other for other in texts]
+
+
+def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:
+    ids = id_index.IdsToDisk("n", tmp_path)
+    ids._become_text()
+    array = pa.array(["a", "bc", "", "def"], pa.large_string())
+    ids._add_text(array.slice(1, 2)), ids._add_text(array.slice(3)), ids._add_text(array[:1])
+    ids._text[0].close(), ids._text[1].close()
+    stored = id_index.StoredIds.at(tmp_path, "n", text=True).array()
+    assert stored.to_pylist() == ["bc", "", "def", "a"]

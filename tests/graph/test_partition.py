@@ -558,3 +558,5 @@ def test_another_digest_for_another_foreign_partition(
         dgl_partition(random_graph(seed=seed), tmp_path / str(seed), 2, monkeypatch)
         digests |= {read_meta(tmp_path / str(seed)).digest for _ in range(2)}
     assert len(digests) == 2
+    read_meta(tmp_path / "0").files[1].graph.touch()
+    assert read_meta(tmp_path / "0").digest not in digests

@@ -316,7 +316,7 @@ def test_lists_and_fill(tmp_path: Path) -> None:
         ),
         (
             {"masks": {"train": "a", "test": "b"}},
-            {"a": ["True", "False", "false"], "b": [0, 1, 0]},
+            {"a": ["True", "False", None], "b": [0, 1, None]},
         ),
     ],
     ids=["words", "masks"],

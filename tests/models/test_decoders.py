@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from raygnn.config.model import read_model
 from raygnn.models import decoders
 from raygnn.models.decoders import Decoder, make_decoder
+from raygnn.models.heads import LinkModel
 
 KINDS = ("dot", "distmult", "complex", "rotate", "transe", "mlp")
 RELATIONS, WIDTH = 3, 6
@@ -136,3 +138,10 @@ def test_decoders_in_bf16(kind: str) -> None:
     (table.float().sum() + alone.float().sum()).backward()
     assert rows.grad is not None
     assert rows.grad.isfinite().all()
+
+
+def test_a_node_that_the_edge_ends_at_is_no_negative() -> None:
+    model: Any = LinkModel(torch.nn.Identity(), made("dot"), ("a", "r", "a"))
+    part = {"pairs": torch.tensor([[0, 1], [2, 3]]), "instead": {"target": torch.tensor([2, 4])}}
+    scores = model.decode({"a": torch.rand(5, WIDTH)}, SimpleNamespace(relation=None, **part))
+    assert scores.counts[0].tolist() == [[False, True], [True, True]]

@@ -118,7 +118,7 @@ def test_a_tail_sees_half_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     path.write_text('{"step": 1}\n{"st')
-    assert tail.poll() == [{"step": 1}]
+    assert tail.poll() == [newest(path)] == [{"step": 1}]
     with open(path, "a") as file:
         file.write('ep": 2}\n')
     assert tail.poll() == [{"step": 2}]

@@ -127,8 +127,10 @@ def test_resume_keeps_the_run(tmp_path: Path) -> None:
     started = open_run(path).summary["started"]
     with RunDir.create(str(tmp_path), "a", mode="resume") as run:
         assert run.summary["status"] == "done"
+        run.update_summary(job="that ran it before")
         run.begin({**CONFIG, "train": {"lr": 0.2}})
         assert open_run(path).status == "running"
+        assert "job" not in run.summary
     assert (path / "checkpoints" / "last.ckpt").read_text() == "weights"
     assert open_run(path).config["train"] == {"lr": 0.2}
     assert open_run(path).summary["steps"] == 5
@@ -325,6 +327,23 @@ def test_a_lock_is_one_process_and_one_claim(tmp_path: Path) -> None:
     ):
         RunDir.create(str(tmp_path), "a", mode="resume")
     RunDir.create(str(tmp_path), "a", mode="resume").release()
+
+
+def test_a_removed_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock = tmp_path / ".lock", locks.try_flock
+
+    def removed(descriptor: int) -> bool:
+        monkeypatch.setattr(locks, "try_flock", flock)
+        path.unlink()
+        return flock(descriptor)
+
+    monkeypatch.setattr(locks, "try_flock", removed)
+    assert locks.try_lock(path) is None
+    monkeypatch.setattr(locks, "try_flock", removed)
+    lock = locks.Lock(path)
+    lock.acquire()
+    assert locks.holder(path) == Holder.here()
+    lock.release()
 
 
 @pytest.mark.parametrize("what", ["removed", "replaced"])

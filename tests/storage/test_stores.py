@@ -230,16 +230,27 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     (tmp_path / "here").mkdir()
     one = Publisher(tmp_path / "here", place / "run", told.append, lambda: False)
     store.stop()
+    for name in ("metrics.jsonl", "config.yaml"):
+        (tmp_path / "here" / name).write_text("line")
     one.start({})
-    (tmp_path / "here" / "config.yaml").touch()
     until(lambda: told, 120)
-    (tmp_path / "here" / "metrics.jsonl").write_text("line")
     store.start()
     until(lambda: len(told) == 2, 120)
     assert one.finish(30)
     assert "waits in" in told[0]
+    assert "config.yaml" in told[0]  # which is brought first
     assert "again" in told[1]
     assert set((place / "run").files()) == {"config.yaml", "metrics.jsonl"}
+    (tmp_path / "here" / "config.yaml").unlink()
+    for content in (b"1" * 2**23, b"2" * 2**23):  # of which so much is due later
+        (tmp_path / "here" / "metrics.jsonl").write_bytes(content)
+        assert one.finish(30)
+        assert set((place / "run" / "metrics.jsonl").read_bytes()) == set(content)
+    assert [*(place / "run").files()] == ["metrics.jsonl"]
+    lost = Publisher(tmp_path / "here", place / "lost", told.append, lambda: True)
+    lost.start({})
+    assert not lost.finish(1)
+    assert not (place / "lost").exists()
 
 
 def test_a_run_has_its_directory_here_only_while_it_is_written(

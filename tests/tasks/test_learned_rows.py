@@ -160,6 +160,8 @@ def test_the_norm_is_of_weights_and_rows_together() -> None:
     found = []
     for scale, clip in ((None, 0.5), (512.0, 0.5)):
         rows, bounds, exchange = alone()
+        read(rows, bounds, exchange)
+        rows.begin()  # again, before a step was made of it
         weight = read(rows, bounds, exchange, scale or 1.0)
         assert weight.grad is not None
         if scale is not None:

@@ -155,6 +155,7 @@ def test_the_last_gradient() -> None:
     last = LastGradient(lambda: told.append(first.weight.grad is not None))
     last.watch(model)
     for _ in range(3):
+        model.zero_grad()
         model(torch.ones(2, 3)).sum().backward()
         last.learn()
     assert told == [True, True]  # the first pass teaches
