@@ -197,6 +197,7 @@ def test_predictions_are_given_their_arguments(
         "since": None,
         "task": None,
         "scores": False,
+        "calibrated": False,
         "ids": None,
         "fanout": None,
     }

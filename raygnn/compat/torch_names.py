@@ -236,13 +236,15 @@ def with_model(module: Any, model: Any) -> Any:
     return other
 
 
-def _no_linear(x: Any, weight: Any, bias: Any) -> Any:
-    raise NotImplementedError("torch.ops.mkldnn._linear_pointwise is not used")
+def _public_linear(x: Any, weight: Any, bias: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.linear(x, weight, bias)
 
 
 @private(
     "torch:ops.mkldnn._linear_pointwise",
-    otherwise=_no_linear,
+    otherwise=_public_linear,
     loses="linear layers on a CPU take longer",
 )
 def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
@@ -250,7 +252,7 @@ def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
     the same pass instead of filling the output first.
 
     Raises:
-        NotImplementedError: this torch lacks it, or was built without oneDNN.
+        NotImplementedError: this torch was built without oneDNN.
         RuntimeError: oneDNN has no such product for this processor.
     """
     import torch

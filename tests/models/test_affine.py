@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raygnn import compat
 from raygnn.config.model import read_model
 from raygnn.models import linear as linear_module
 from raygnn.models.linear import affine, join
@@ -212,3 +213,16 @@ def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) 
     found = model([block] * 3, {"_N": x}, degree)
     expected = model.double()([block] * 3, {"_N": x.double()}, degree)
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_with_public_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on processors for which oneDNN is faster than MKL."""
+    monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: True)
+    monkeypatch.setenv(compat.PLAIN, "1")
+    x, weight = torch.randn(5000, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    bias = torch.randn(4)
+    (affine([x], [weight], bias) ** 2).sum().backward()
+    found = [x.grad, weight.grad]
+    x.grad = weight.grad = None
+    (F.linear(x, weight, bias) ** 2).sum().backward()
+    torch.testing.assert_close(found, [x.grad, weight.grad], rtol=1e-4, atol=1e-3)
