@@ -229,8 +229,7 @@ def is_view(tensor: Any) -> bool:
 
 
 def with_model(module: Any, model: Any) -> Any:
-    """Return a shallow copy of a module whose ``model`` is another one; after ``copy.copy`` alone
-    the two would share their table of submodules."""
+    """Return a shallow copy of a module with another ``model`` in its own table of submodules."""
     other = copy.copy(module)
     other._modules = {**module._modules, "model": model}
     return other
@@ -252,8 +251,7 @@ def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
     the same pass instead of filling the output first.
 
     Raises:
-        NotImplementedError: this torch was built without oneDNN.
-        RuntimeError: oneDNN has no such product for this processor.
+        RuntimeError: oneDNN is missing, or has no such product for this processor.
     """
     import torch
 
