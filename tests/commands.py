@@ -63,10 +63,7 @@ class Command:
         deadline = time.monotonic() + seconds
         while True:
             rays = set(self.temp.glob("raygnn-*")) - {self.temp / f"raygnn-{os.getuid()}"}  # staged
-            try:
-                places = [p for ray in rays for p in (ray, *ray.rglob("*"))]
-            except FileNotFoundError:  # it is being removed
-                continue
+            places = [p for ray in rays for at, _, files in os.walk(ray) for p in (at, *files)]
             left = [*self.running().values(), *map(str, places)]
             if not left or time.monotonic() > deadline:
                 return left

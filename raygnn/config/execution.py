@@ -214,9 +214,9 @@ class ClusterConfig(Section):
     )
     workers: Workers = Field(
         "auto",
-        description="Number of workers; auto = one for a graph of fewer than 50,000 nodes, else as "
-        "many as fit; [min, max] = as many of them as fit, again whenever nodes go or come, with "
-        "batches of sampling.batch_size × max.",
+        description="Number of workers; auto = one for a graph of fewer than 50,000 nodes (and "
+        "1 GiB), else as many as fit; [min, max] = as many of them as fit, again whenever nodes "
+        "go or come, with batches of sampling.batch_size × max.",
     )
     cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")

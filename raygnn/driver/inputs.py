@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,7 +158,7 @@ def read_input(
     if is_out_of_core(config, found):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
         return UnreadGraph() if made is None else PartitionInput(made, None, just_made=True)
-    with show.stage("graph"):
+    with show.stage("graph") if early is None else nullcontext():
         data = _read(config, found) if early is None else early.data
         given = PartitionInput(found, data)
         generated = isinstance(found.graph, PlantedGraph)
@@ -167,7 +167,7 @@ def read_input(
     return given
 
 
-def read_early(config: Config, workers: int) -> PartitionInput | None:
+def read_early(config: Config, workers: int, show: Display) -> PartitionInput | None:
     """Find or read the job's graph before the number of workers is settled.
 
     Returns:
@@ -184,8 +184,10 @@ def read_early(config: Config, workers: int) -> PartitionInput | None:
     found = find_partition(config, workers)
     if isinstance(found, Missing):
         found = find_partition(config, 1)
-    data = _read(config, found) if isinstance(found, Missing) else None
-    return PartitionInput(found, data)
+    if not isinstance(found, Missing):
+        return PartitionInput(found, None)
+    with show.stage("graph"):
+        return PartitionInput(found, _read(config, found))
 
 
 def _read(config: Config, found: Missing) -> GraphData:

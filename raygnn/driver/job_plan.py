@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Size:
+class JobSize:
     """Number of workers of a job.
 
     Attributes:
@@ -78,7 +78,7 @@ class Size:
     early: PartitionInput | None = None
 
 
-def count_workers(config: Config, cluster: RayCluster) -> Size:
+def count_workers(config: Config, cluster: RayCluster, show: Display) -> JobSize:
     """Return the number of workers; queries a running cluster and reads the graph if that decides.
 
     Raises:
@@ -86,14 +86,14 @@ def count_workers(config: Config, cluster: RayCluster) -> Size:
         PreflightError: no connection to the cluster, or too little memory to read the graph.
     """
     if config.cluster.limits is not None:
-        return Size(config, config.cluster.limits[1])
+        return JobSize(config, config.cluster.limits[1])
     if not cluster.local:
         cluster.wait()
     workers = resolve_workers(config, probe_resources(config, cluster.local))
-    early = read_early(config, workers) if workers > 1 else None
+    early = read_early(config, workers, show) if workers > 1 else None
     if early is None or not early.has_few_nodes:
-        return Size(config, workers, early)
-    return Size(config.with_workers(1), 1, early)
+        return JobSize(config, workers, early)
+    return JobSize(config.with_workers(1), 1, early)
 
 
 class Nodes(ExitStack):

@@ -288,7 +288,7 @@ def make_trainer(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    from raygnn.worker.comm.backend import CommConfig
+    from raygnn.worker.comm.backend import CommBackendConfig
 
     config = job.config
     cluster = config.cluster
@@ -313,7 +313,7 @@ def make_trainer(
     return trainer_class(
         train_loop,
         train_loop_config=job,  # passed on as it is
-        torch_config=CommConfig.of(comm, job.run_dir / "logs", control),
+        torch_config=CommBackendConfig.of(comm, job.run_dir / "logs", control),
         scaling_config=scaling_config,
         run_config=RunConfig(
             # our checkpoints lie in the run directory; Ray's bookkeeping stays out of the way,

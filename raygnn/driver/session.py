@@ -81,7 +81,7 @@ class Session:
 
     def __enter__(self) -> Session:
         try:
-            size = count_workers(self.config, self.cluster)
+            size = count_workers(self.config, self.cluster, self.show)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise

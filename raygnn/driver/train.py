@@ -151,7 +151,7 @@ def partition(
     """
     config, show = with_graph(config, graph), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        size = count_workers(config, cluster)
+        size = count_workers(config, cluster, show)
         given = read_input(size.config, size.workers, show, cluster, early=size.early)
         meta = given.made(show).meta
     if meta is None:
@@ -197,7 +197,7 @@ def check(
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
-        size = count_workers(config, cluster)
+        size = count_workers(config, cluster, show)
         config, workers = size.config, size.workers
         look = read_input(config, workers, show, cluster, early=size.early, only_look=True)
         with to_look_at(look) as given:

@@ -14,7 +14,8 @@ from raygnn.config.schema import Config
 from raygnn.config.task import TaskConfig
 from raygnn.sampling.exchange import Exchange
 
-_ROWS, _VALUES = 200_000, 10_000_000  # of all ranks' outputs that are used at most
+# of all ranks' outputs that are used at most: fitting 2 million takes some seconds
+_ROWS, _VALUES = 200_000, 2_000_000
 _RECALLS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _ITERATIONS = 200
 
@@ -68,7 +69,7 @@ def calibrations(
 
 def calibrate(
     seen: Evaluated, task: TaskConfig, exchange: Exchange
-) -> tuple[dict[str, Any], list[dict[str, float]]] | None:
+) -> tuple[dict[str, Any], list[dict[str, float | None]]] | None:
     """Fit a calibration to all ranks' outputs, and tabulate thresholds. Collective.
 
     Returns:
@@ -99,9 +100,9 @@ def calibrate(
     positive = 1 if seen.positive is None and width == 2 else seen.positive
     if task.several_labels or positive is None:
         return about, []
-    truth = targets == positive
-    before, after = (class_log_odds(scores)[:, positive] for scores in (outputs, after))
-    return about, thresholds(before, after, truth)
+    scores, *calibrated = (class_log_odds(each)[:, positive] for each in (outputs, after))
+    # with more classes calibration changes the order of a class's probabilities
+    return about, thresholds(scores, calibrated[0] if width == 2 else None, targets == positive)
 
 
 def fit(outputs: Tensor, targets: Tensor) -> Calibration:
@@ -117,10 +118,8 @@ def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     classes = outputs.shape[1]
     known = int((targets >= 0).sum())
     free = torch.zeros((classes if targets.dim() == 2 else 1) + classes, dtype=torch.float64)
-    if not known:
-        free.requires_grad_(False)
-    else:
-        free.requires_grad_(True)
+    if known:
+        free.requires_grad_()
         optimizer = torch.optim.LBFGS(
             [free], max_iter=_ITERATIONS, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
         )
@@ -137,18 +136,20 @@ def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     return Calibration(tuple(found[:-classes].exp().tolist()), tuple(found[-classes:].tolist()))
 
 
-def thresholds(before: Tensor, after: Tensor, truth: Tensor) -> list[dict[str, float]]:
+def thresholds(
+    before: Tensor, after: Tensor | None, truth: Tensor
+) -> list[dict[str, float | None]]:
     """Tabulate what is found and how much of it is right at thresholds on a class's probability.
 
     Args:
         before: ``[n]`` log odds of the class as the model gives them.
-        after: the same, calibrated.
+        after: the same, calibrated, in the same order; None if their order is another.
         truth: bool ``[n]``.
 
     Returns:
-        A row for each of twelve recalls from 5 % to 100 %, at the highest threshold that reaches
-        it: ``threshold`` (of ``probability`` in predictions), ``calibrated`` (likewise with
-        calibration), ``precision``, ``recall`` and ``share``, of seeds at or above it. None where
+        A row for each recall from 5 % to 100 %, at the highest threshold that reaches it: the
+        ``threshold`` on the class's ``scores`` in predictions, the same ``calibrated`` (None
+        without ``after``), ``precision``, ``recall``, and the ``share`` of seeds selected. Empty if
         all seeds or none are of the class.
     """
     positives = int(truth.sum())
@@ -166,7 +167,7 @@ def thresholds(before: Tensor, after: Tensor, truth: Tensor) -> list[dict[str, f
         rows.append(
             {
                 "threshold": float(scores[at].sigmoid()),
-                "calibrated": float(after[order[at]].sigmoid()),
+                "calibrated": None if after is None else float(after[order[at]].sigmoid()),
                 "precision": int(found[at]) / above,
                 "recall": int(found[at]) / positives,
                 "share": above / len(truth),

@@ -34,7 +34,7 @@ def test_the_number_of_nodes_decides(
     nodes: int, workers: int, cluster: Mock, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, graph={"nodes": nodes, "degree": 2, "features": 2})
-    size = count_workers(config, cluster)
+    size = count_workers(config, cluster, NullDisplay())
     assert size.workers == workers
     assert size.config.cluster.workers == (1 if workers == 1 else "auto")
 
@@ -42,7 +42,7 @@ def test_the_number_of_nodes_decides(
 @pytest.mark.parametrize("workers", [2, [1, 3]])
 def test_what_is_asked_for_is_kept(workers: Any, cluster: Mock, tmp_path: Path) -> None:
     config = config_of(tmp_path, cluster={"workers": workers})
-    size = count_workers(config, cluster)
+    size = count_workers(config, cluster, NullDisplay())
     assert (size.config, size.early) == (config, None)
     assert size.workers == (workers if isinstance(workers, int) else workers[1])
 
@@ -59,7 +59,7 @@ def test_a_file_is_read_once_and_a_partition_is_used_again(
         inputs, "load_graph", lambda *a, **k: (calls.append(a), load_graph(*a, **k))[1]
     )
     for _ in range(2):
-        size = count_workers(config, cluster)
+        size = count_workers(config, cluster, NullDisplay())
         given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
         made = given.made(NullDisplay())
         assert (size.workers, made.parts, len(calls)) == (1, 1, 1)
@@ -69,5 +69,5 @@ def test_large_graphs_are_not_read_to_count_them(
     cluster: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_EARLY", 1000)
-    size = count_workers(config_of(tmp_path), cluster)
+    size = count_workers(config_of(tmp_path), cluster, NullDisplay())
     assert (size.workers, size.early) == (4, None)

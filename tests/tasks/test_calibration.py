@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import calibration
-from raygnn.tasks.calibration import Evaluated, calibrate, fit, thresholds
+from raygnn.tasks.calibration import Evaluated, calibrate, class_log_odds, fit, thresholds
 from tests.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")
@@ -90,7 +90,7 @@ def test_all_ranks_fit_what_one_does(cuts: list[int]) -> None:
     assert (len(labels[0]["scale"]), labels[1]) == (2, [])
 
 
-def test_nothing_of_numbers_or_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_numbers_or_of_what_is_not_finite() -> None:
     numbers = read_task(kind="node_regression", target="y")
     seen = Evaluated(torch.full((3, 2), torch.nan), torch.tensor([0, 1, 1]), None)
 
@@ -98,6 +98,15 @@ def test_nothing_of_numbers_or_of_what_is_not_finite(monkeypatch: pytest.MonkeyP
         return calibrate(seen, numbers, exchange), calibrate(seen, CLASSES, exchange)
 
     assert run_ranks(1, both) == [(None, None)]
+
+
+def test_with_more_classes_a_row_has_no_calibrated_threshold() -> None:
+    """Biases of three classes change which seeds are the likeliest of one of them."""
+    logs, targets = drawn(3, 900, 2.0)
+    seen = Evaluated(logs.float(), targets, 2)
+    ((_, rows),) = run_ranks(1, lambda exchange: calibrate(seen, CLASSES, exchange))
+    assert [row["calibrated"] for row in rows] == [None] * len(rows)
+    assert rows == thresholds(class_log_odds(logs.float())[:, 2], None, targets == 2)
 
 
 def test_few_rows_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
         cells = [
             {
                 "threshold": f"{number(row.get('threshold')):.4g}",
-                "calibrated": f"{number(row.get('calibrated')):.4g}",
+                "calibrated": text(row.get("calibrated")),
                 "precision": f"{number(row.get('precision')):.1%}",
                 "recall": f"{number(row.get('recall')):.1%}",
                 "selected": f"{number(row.get('share')):.2%}",

@@ -31,7 +31,7 @@ _GOODBYE = 5  # seconds for ranks to leave their process groups
 
 
 @dataclass
-class CommConfig(TorchConfig):
+class CommBackendConfig(TorchConfig):
     """A TorchConfig that carries out a plan.
 
     Attributes:
@@ -46,7 +46,7 @@ class CommConfig(TorchConfig):
     control: Control | Link | None = None
 
     @classmethod
-    def of(cls, plan: CommPlan, logs: Path, control: Control | Link) -> CommConfig:
+    def of(cls, plan: CommPlan, logs: Path, control: Control | Link) -> CommBackendConfig:
         timeout, backend = plan.timeout, plan.backend
         return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 
@@ -56,7 +56,7 @@ class CommConfig(TorchConfig):
 
 
 class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
-    def on_start(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
+    def on_start(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
         plan, logs = backend_config.plan, backend_config.logs
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
@@ -71,7 +71,7 @@ class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
         if backend_config.control is not None:
             backend_config.control.begin([workers[rank] for rank in sorted(workers)])
 
-    def on_shutdown(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
+    def on_shutdown(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
         # its default is to wait half a minute for ranks that may have gone; they are killed next
         os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", str(_GOODBYE))
         super().on_shutdown(worker_group, backend_config)

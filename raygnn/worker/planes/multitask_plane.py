@@ -113,7 +113,7 @@ class MultitaskPlane(PartitionPlane):
         shared = nullcontext() if timed else self.inference.represented(encoder, nodes, again=again)
         with shared:
             for name, plane in planes.items():
-                kept: Kept | None = None if keep is None else {}
+                kept: Kept = {}
                 values = plane.evaluate(task.of(name), split, kept)
                 if keep is not None and kept:
                     keep[name] = kept[""]
