@@ -7,15 +7,15 @@ from dataclasses import replace
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.preflight.facts import (
-    Column,
+    ArrayType,
     Interface,
-    Network,
     NodeFacts,
+    NodeNetwork,
     NodeResources,
     PartitionFacts,
     Resources,
 )
-from raygnn.preflight.findings import Finding, Job, run_checks
+from raygnn.preflight.findings import Finding, JobFacts, run_checks
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import task_ntype
 from raygnn.preflight.report import CHECKS, resolve_workers
@@ -32,10 +32,10 @@ VERSIONS = {
 FILES = {"cora.json": 500, "raygnn.json": 900, "part0/graph.dgl": 10_000, "part1/graph.dgl": 9_000}
 
 
-def make_network(number: int = 1, **changes: object) -> Network:
+def make_network(number: int = 1, **changes: object) -> NodeNetwork:
     address, own = f"10.0.0.{number}", f"eth{number}"
     interfaces = (Interface("lo", ("127.0.0.1",), loopback=True), Interface(own, (address,)))
-    return replace(Network(address, own, interfaces, (address,)), **changes)
+    return replace(NodeNetwork(address, own, interfaces, (address,)), **changes)
 
 
 def make_node(name: str = "a", **changes: object) -> NodeFacts:
@@ -67,13 +67,13 @@ def make_resources(*nodes: tuple[str, float, float], free: float | None = None) 
     return Resources(kept, cpus if free is None else free, sum(node.gpus for node in kept))
 
 
-def make_columns(**changes: str | None) -> dict[str, dict[str, tuple[Column, ...]]]:
+def make_columns(**changes: str | None) -> dict[str, dict[str, tuple[ArrayType, ...]]]:
     kinds: dict[str, str | None] = {"feat": "float32 1433", "label": "int64", **changes}
     columns = {}
     for name, kind in kinds.items():
         if kind is not None:
             dtype, *shape = kind.split()
-            columns[name] = (Column(dtype, tuple(map(int, shape))),) * 2
+            columns[name] = (ArrayType(dtype, tuple(map(int, shape))),) * 2
     return {"_N": columns}
 
 
@@ -104,11 +104,11 @@ def make_job(
     partition: PartitionFacts | None = None,
     resources: Resources | None = None,
     links: tuple[Link, ...] = (),
-) -> Job:
+) -> JobFacts:
     config, nodes = config or make_config(), nodes or (make_node(),)
     partition = partition or make_partition()
     resources = resources or make_resources(*((node.node, 2, 0) for node in nodes))
-    return Job(
+    return JobFacts(
         config=config,
         partition=partition,
         resources=resources,
@@ -128,6 +128,6 @@ def versions(**changes: str | None) -> dict[str, str | None]:
     return {**VERSIONS, **changes}
 
 
-def check(job: Job) -> tuple[Finding, ...]:
+def check(job: JobFacts) -> tuple[Finding, ...]:
     """What all checks say of a job."""
     return run_checks(job, CHECKS)

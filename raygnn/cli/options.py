@@ -9,7 +9,7 @@ from typing import Any
 
 from raygnn.runs.output import printable, say
 
-Run = Callable[[argparse.Namespace], int]
+Handler = Callable[[argparse.Namespace], int]
 
 JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"what": …, "where":
 …, "remedy": …, "rank": …, "run": …}}"""
@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+def command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
     """A command without arguments of its own but ``--json``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
@@ -43,7 +43,7 @@ def command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentP
 
 
 def job_command(
-    commands: Any, name: str, run: Run, text: str, *, optional: bool = False
+    commands: Any, name: str, run: Handler, text: str, *, optional: bool = False
 ) -> argparse.ArgumentParser:
     """A command that takes a configuration."""
     parser = command(commands, name, run, text)
@@ -55,7 +55,7 @@ def job_command(
     return parser
 
 
-def run_command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+def run_command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
     """A command about a run."""
     parser = command(commands, name, run, text)
     parser.add_argument(

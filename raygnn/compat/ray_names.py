@@ -279,14 +279,14 @@ def lean_trainer(
 
     idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
 
-    class Ranks(WorkerGroup):
+    class WatchedWorkerGroup(WorkerGroup):
         def poll_status(self, timeout: float | None = None) -> Any:
             if died():  # any further call of Ray would end this process
                 raise asyncio.CancelledError
             return super().poll_status(timeout)
 
     class Controller(TrainController):
-        worker_group_cls = Ranks
+        worker_group_cls = WatchedWorkerGroup
 
     class LeanTrainer(TorchTrainer):
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:

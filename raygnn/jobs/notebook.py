@@ -29,7 +29,7 @@ _POINTS = 200  # of a curve
 _LARGEST = 32 * 2**20  # bytes of records that are read for two small curves
 _BETWEEN = 1.0  # seconds between two pictures
 
-Point = tuple[float, float]
+CurvePoint = tuple[float, float]
 
 
 def card(name: str, status: str, told: ProgressLine | None, log: str, run: Run | None) -> str:
@@ -64,7 +64,7 @@ def card(name: str, status: str, told: ProgressLine | None, log: str, run: Run |
     return f"<div style='{box}'>{''.join(parts)}</div>"
 
 
-def _series(run: Run) -> list[tuple[str, list[Point]]]:
+def _series(run: Run) -> list[tuple[str, list[CurvePoint]]]:
     """The training's loss, and the first validation metric."""
     try:
         file = run.files / METRICS
@@ -78,7 +78,7 @@ def _series(run: Run) -> list[tuple[str, list[Point]]]:
     return [(name, _points(records, name)) for name in ["train/loss", *val[:1]]]
 
 
-def _points(records: Sequence[dict[str, float]], name: str) -> list[Point]:
+def _points(records: Sequence[dict[str, float]], name: str) -> list[CurvePoint]:
     points = [
         (float(record["step"]), float(record[name]))
         for record in records
@@ -88,7 +88,7 @@ def _points(records: Sequence[dict[str, float]], name: str) -> list[Point]:
     return [*points[:-1:every], *points[-1:]]  # with the last: its value is written beside
 
 
-def _curve(name: str, points: Sequence[Point]) -> str:
+def _curve(name: str, points: Sequence[CurvePoint]) -> str:
     steps, values = zip(*points)
     left, low = min(steps), min(values)
     wide, high = max(steps) - left or 1.0, max(values) - low or 1.0

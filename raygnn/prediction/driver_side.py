@@ -515,7 +515,7 @@ def merge_files(
         ]
         most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
         batch = max(_FEWEST, most // max(1, len(files)))
-        inputs = [_Input(source.iter_batches(batch_size=batch), key) for source in sources]
+        inputs = [_SortedFile(source.iter_batches(batch_size=batch), key) for source in sources]
         if not sources:
             return 0
         schema = sources[0].schema_arrow
@@ -550,7 +550,7 @@ def _width(source: pq.ParquetFile) -> int:
     return int(values) // max(1, group.num_rows)
 
 
-class _Input:
+class _SortedFile:
     """One file, of which a batch is in memory."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], key: str):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from raygnn import compat
 from raygnn.config.places import size
 from raygnn.preflight.facts import Interface, NodeFacts
-from raygnn.preflight.findings import Finding, Job, error, info, some, warn
+from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 from raygnn.preflight.links import Link
 
 # package → (oldest, first that is too new); the ranges of pyproject.toml
@@ -44,7 +44,7 @@ _FILES = 4096
 _LARGE_BUCKET_MB = 100
 
 
-def nodes_answer(job: Job) -> Iterator[Finding]:
+def nodes_answer(job: JobFacts) -> Iterator[Finding]:
     """Every living node says what it has, within `cluster.probe_timeout`."""
     problems = {node.problem for node in job.silent}
     if not job.nodes and len(problems) == 1:  # the fault is hardly each one's own
@@ -63,7 +63,7 @@ def nodes_answer(job: Job) -> Iterator[Finding]:
         )
 
 
-def versions_supported(job: Job) -> Iterator[Finding]:
+def versions_supported(job: JobFacts) -> Iterator[Finding]:
     """Python and the packages are of versions that raygnn works with; which comforts are lost with
     a newer one, or with `RAYGNN_PLAIN`."""
     for name, (oldest, limit) in SUPPORTED.items():
@@ -103,7 +103,7 @@ def versions_supported(job: Job) -> Iterator[Finding]:
         )
 
 
-def versions_uniform(job: Job) -> Iterator[Finding]:
+def versions_uniform(job: JobFacts) -> Iterator[Finding]:
     """Nodes have the same versions of Python (minor) and of packages and native libraries."""
     names = sorted({name for node in job.holding for name in node.versions})
     for name in ("python", *names):
@@ -114,14 +114,14 @@ def versions_uniform(job: Job) -> Iterator[Finding]:
         yield from _differ(job, "versions_uniform", name, versions, remedy)
 
 
-def code_uniform(job: Job) -> Iterator[Finding]:
+def code_uniform(job: JobFacts) -> Iterator[Finding]:
     """Nodes have the same source of raygnn: one version may still be another checkout."""
     digests = {node.node: node.code and node.code[:12] for node in job.holding}
     remedy = "install the same raygnn everywhere"
     yield from _differ(job, "code_uniform", "raygnn's own code (digest)", digests, remedy)
 
 
-def hardware_uniform(job: Job) -> Iterator[Finding]:
+def hardware_uniform(job: JobFacts) -> Iterator[Finding]:
     """Nodes have the same processor and instructions, GPU models, GPU driver and ECC."""
     aspects: dict[str, Callable[[NodeFacts], str | None]] = {
         "the processor": lambda node: node.cpu,
@@ -135,7 +135,7 @@ def hardware_uniform(job: Job) -> Iterator[Finding]:
         yield from _differ(job, "hardware_uniform", aspect, values, remedy, missing="none")
 
 
-def environment_uniform(job: Job) -> Iterator[Finding]:
+def environment_uniform(job: JobFacts) -> Iterator[Finding]:
     """Nodes have the same variables of communication and threads set already (`NCCL_*`, `OMP_*`,
     …), but for those that name a node's own devices and those in `comm.env`."""
     names = {name for node in job.holding for name in node.environment}
@@ -146,7 +146,7 @@ def environment_uniform(job: Job) -> Iterator[Finding]:
 
 
 def _differ(
-    job: Job,
+    job: JobFacts,
     check: str,
     aspect: str,
     values: Mapping[str, str | None],
@@ -180,7 +180,7 @@ def _first_three(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + rest
 
 
-def cpus_are_there(job: Job) -> Iterator[Finding]:
+def cpus_are_there(job: JobFacts) -> Iterator[Finding]:
     """Ray was told of no more CPUs than a node has."""
     cpus = {node.node: node.cpus for node in job.nodes}
     for node in job.resources.nodes:
@@ -194,7 +194,7 @@ def cpus_are_there(job: Job) -> Iterator[Finding]:
             )
 
 
-def shared_memory(job: Job) -> Iterator[Finding]:
+def shared_memory(job: JobFacts) -> Iterator[Finding]:
     """`/dev/shm` has room for Ray and NCCL."""
     for node in job.holding:
         if node.shm_free is None or node.shm_free >= _SHM_SMALL:
@@ -209,7 +209,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
         )
 
 
-def host_name_resolves(job: Job) -> Iterator[Finding]:
+def host_name_resolves(job: JobFacts) -> Iterator[Finding]:
     """A node's own name does not lead to loopback, where no other node reaches it."""
     if not _several_addresses(job):
         return
@@ -227,7 +227,7 @@ def host_name_resolves(job: Job) -> Iterator[Finding]:
             )
 
 
-def interfaces_there(job: Job) -> Iterator[Finding]:
+def interfaces_there(job: JobFacts) -> Iterator[Finding]:
     """Every interface that `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` names is there and can
     be used, and Ray's address belongs to one."""
     several, env = _several_addresses(job), job.config.comm.env
@@ -259,7 +259,7 @@ def interfaces_there(job: Job) -> Iterator[Finding]:
                 )
 
 
-def _several_addresses(job: Job) -> bool:
+def _several_addresses(job: JobFacts) -> bool:
     return len({node.network.address for node in job.holding}) > 1
 
 
@@ -290,7 +290,7 @@ def _nccl_problem(given: str, interfaces: Mapping[str, Interface]) -> str | None
     return None if fits else f"there is no such interface; there are: {listed}"
 
 
-def debug_level_safe(job: Job) -> Iterator[Finding]:
+def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
     """`TORCH_DISTRIBUTED_DEBUG` is a level that torch knows, and not the one that DDP dies of."""
     name = "TORCH_DISTRIBUTED_DEBUG"
     for_all = job.config.comm.env.get(name)
@@ -311,7 +311,7 @@ def debug_level_safe(job: Job) -> Iterator[Finding]:
         )
 
 
-def clocks_agree(job: Job) -> Iterator[Finding]:
+def clocks_agree(job: JobFacts) -> Iterator[Finding]:
     """Nodes' clocks are within 5 s of this machine's."""
     for node in job.nodes:
         if node.clock is not None and abs(node.clock) > _CLOCK:
@@ -323,7 +323,7 @@ def clocks_agree(job: Job) -> Iterator[Finding]:
             )
 
 
-def open_files(job: Job) -> Iterator[Finding]:
+def open_files(job: JobFacts) -> Iterator[Finding]:
     """Enough files may be open on a node: Ray and the process groups hold a socket per peer."""
     for node in job.holding if len(job.holding) > 1 else ():
         if node.open_files is not None and node.open_files < _FILES:
@@ -331,7 +331,7 @@ def open_files(job: Job) -> Iterator[Finding]:
             yield warn(what, "start Ray after ulimit -n 65536", [node.node])
 
 
-def network_reach(job: Job) -> Iterator[Finding]:
+def network_reach(job: JobFacts) -> Iterator[Finding]:
     """Each node reaches the next one around a ring by TCP, with small and large messages."""
     # A link on which nothing came back is worse than one that carries small messages.
     bad = [link for link in job.links if link.problem]
@@ -355,7 +355,7 @@ def network_reach(job: Job) -> Iterator[Finding]:
     )
 
 
-def network_latency(job: Job) -> Iterator[Finding]:
+def network_latency(job: JobFacts) -> Iterator[Finding]:
     """A message to the next node and back takes at most 5 ms."""
     links = [link for link in job.links if not link.local]
     slow = {link: ms for link in links if (ms := link.latency_ms) and ms > HIGH_LATENCY_MS}
@@ -373,7 +373,7 @@ def network_latency(job: Job) -> Iterator[Finding]:
     )
 
 
-def network_bandwidth(job: Job) -> Iterator[Finding]:
+def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
     """One connection to the next node carries what a line of 10 Gbit/s does."""
     links = [link for link in job.links if not link.local]
     slow = {link: rate for link in links if (rate := link.mbits) is not None and rate < LOW_MBITS}
@@ -391,7 +391,7 @@ def network_bandwidth(job: Job) -> Iterator[Finding]:
     )
 
 
-def _accumulate(job: Job) -> str:
+def _accumulate(job: JobFacts) -> str:
     return f"more batches per exchange (--set train.accumulate={2 * job.config.train.accumulate})"
 
 

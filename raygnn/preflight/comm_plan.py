@@ -13,7 +13,7 @@ from typing import Any
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.schema import Config
-from raygnn.preflight.facts import Network, NodeFacts
+from raygnn.preflight.facts import NodeFacts, NodeNetwork
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own
 _BRIDGES = ("docker", "virbr")
@@ -57,7 +57,7 @@ class CommPlan:
     env: Mapping[str, str]
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
-    def variables(self, network: Network, present: Mapping[str, str]) -> tuple[Variable, ...]:
+    def variables(self, network: NodeNetwork, present: Mapping[str, str]) -> tuple[Variable, ...]:
         """All variables of the ranks on a node, sorted by name.
 
         Args:
@@ -111,7 +111,7 @@ class CommPlan:
             "nodes": {n: [asdict(v.shown()) for v in listed] for n, listed in self.nodes.items()},
         }
 
-    def _of_network(self, network: Network) -> Iterator[Variable]:
+    def _of_network(self, network: NodeNetwork) -> Iterator[Variable]:
         # ids, features and control messages go over gloo, also where gradients use NCCL
         if self.single:
             loopback = [i.name for i in network.interfaces if i.loopback]

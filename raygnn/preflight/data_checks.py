@@ -11,11 +11,11 @@ from itertools import combinations
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.task import NodeTaskConfig
 from raygnn.graph.data import MASKS, EdgeSplit, EdgeTarget, etype_str
-from raygnn.preflight.facts import Column
-from raygnn.preflight.findings import Finding, Job, error, info, warn
+from raygnn.preflight.facts import ArrayType
+from raygnn.preflight.findings import Finding, JobFacts, error, info, warn
 
 
-def partition_visible(job: Job) -> Iterator[Finding]:
+def partition_visible(job: JobFacts) -> Iterator[Finding]:
     """Every node sees the same partition, whole and as it was written."""
     if not job.partition.directory:
         return  # not made yet
@@ -47,7 +47,7 @@ def partition_visible(job: Job) -> Iterator[Finding]:
         )
 
 
-def parts_agree(job: Job) -> Iterator[Finding]:
+def parts_agree(job: JobFacts) -> Iterator[Finding]:
     """An array has one dtype and one row shape in every part."""
     if job.partition.alike:
         return
@@ -65,7 +65,7 @@ def parts_agree(job: Job) -> Iterator[Finding]:
             )
 
 
-def arrays_usable(job: Job) -> Iterator[Finding]:
+def arrays_usable(job: JobFacts) -> Iterator[Finding]:
     """Features and target are there, and of a kind that can be trained on."""
     jobs = job.by_task.items()
     wrong = [_of_task(name, finding) for name, one in jobs for finding in _seeds(one)]
@@ -91,7 +91,7 @@ def _of_task(name: str, finding: Finding) -> Finding:
     return replace(finding, what=f"task {name}: {what}", remedy=remedy)
 
 
-def _seeds(job: Job) -> Iterator[Finding]:
+def _seeds(job: JobFacts) -> Iterator[Finding]:
     """There is one type of nodes, or of edges, to predict for."""
     task, columns = job.config.task, job.partition.columns
     if isinstance(job.edges, tuple):
@@ -117,7 +117,7 @@ def _seeds(job: Job) -> Iterator[Finding]:
         )
 
 
-def _targets(job: Job) -> Iterator[Finding]:
+def _targets(job: JobFacts) -> Iterator[Finding]:
     """What is predicted is there, and is class numbers or numbers; so are edges' relations."""
     task, columns = job.config.task, job.columns
     if task.of_graphs:
@@ -144,7 +144,7 @@ def _targets(job: Job) -> Iterator[Finding]:
         )
 
 
-def _target(job: Job, column: Column) -> Iterator[Finding]:
+def _target(job: JobFacts, column: ArrayType) -> Iterator[Finding]:
     task = job.config.task
     if task.classifies:
         fits, expected = _is_number(column, whole=True), "one whole number"
@@ -166,16 +166,18 @@ def _target(job: Job, column: Column) -> Iterator[Finding]:
         )
 
 
-def _are_numbers(column: Column, whole: bool = False) -> bool:
+def _are_numbers(column: ArrayType, whole: bool = False) -> bool:
     return re.match(r"u?int" if whole else r"(float|bfloat|u?int)", column.dtype) is not None
 
 
-def _is_number(column: Column, whole: bool = False) -> bool:
+def _is_number(column: ArrayType, whole: bool = False) -> bool:
     """One in each row."""
     return _are_numbers(column, whole) and not column.shape
 
 
-def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> Iterator[Finding]:
+def _inputs(
+    job: JobFacts, ntype: str, arrays: Mapping[str, tuple[ArrayType, ...]]
+) -> Iterator[Finding]:
     """A node type has learned rows, or at least one of the arrays that the model reads, and they
     are numbers."""
     model = job.config.model
@@ -197,7 +199,7 @@ def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> I
             yield from _readable(name, key, arrays[name][0])
 
 
-def _readable(name: str, key: str, column: Column) -> Iterator[Finding]:
+def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
     """An array that ``key`` names is of numbers, or of one category in each row."""
     is_category = key.endswith("categories")
     kind = "whole numbers" if is_category else "numbers"
@@ -218,14 +220,14 @@ def _readable(name: str, key: str, column: Column) -> Iterator[Finding]:
         )
 
 
-def _edge_inputs(job: Job) -> dict[str, str]:
+def _edge_inputs(job: JobFacts) -> dict[str, str]:
     """Name of an edge array that the model reads → the key that names it."""
     model = job.config.model
     of_features = dict.fromkeys(model.edge_feature_names, "model.edge_features")
     return of_features | dict.fromkeys(model.edge_category_widths, "model.edge_categories")
 
 
-def inputs_exist(job: Job) -> Iterator[Finding]:
+def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     """Every array that the model is told to read is there for some node type or edge type."""
     model, edges = job.config.model, job.partition.edges
     of_edges = {name for columns in edges.values() for name in columns}
@@ -250,7 +252,7 @@ def inputs_exist(job: Job) -> Iterator[Finding]:
             )
 
 
-def embeddings_usable(job: Job) -> Iterator[Finding]:
+def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
     """The node types that are to have learned rows are there."""
     model, columns = job.config.model, job.partition.columns
     if model.embedding is None or not columns:
@@ -272,14 +274,14 @@ def embeddings_usable(job: Job) -> Iterator[Finding]:
         )
 
 
-def nodes_to_train_on(job: Job) -> Iterator[Finding]:
+def nodes_to_train_on(job: JobFacts) -> Iterator[Finding]:
     """There is something to train on, to validate on and to test on."""
     for name, task_job in job.by_task.items() if job.config.trains else ():
         for finding in _enough(task_job):
             yield _of_task(name, finding)
 
 
-def _enough(job: Job) -> Iterator[Finding]:
+def _enough(job: JobFacts) -> Iterator[Finding]:
     splits, graph, seeds = job.partition.splits, job.config.graph, job.config.task.seeds
     of_graphs, train = job.config.task.of_graphs, splits.get("train")
     whole = "collection" if of_graphs else "partition"
@@ -306,7 +308,7 @@ def _enough(job: Job) -> Iterator[Finding]:
         yield warn(f"the {whole} has no test {seeds} to report on")
 
 
-def fold_is_unseen(job: Job) -> Iterator[Finding]:
+def fold_is_unseen(job: JobFacts) -> Iterator[Finding]:
     """The fold that is reported on has not selected the weights that are reported."""
     graph, train = job.config.graph, job.config.train
     if not job.config.trains or not isinstance(graph, ManyGraphs):
@@ -320,7 +322,7 @@ def fold_is_unseen(job: Job) -> Iterator[Finding]:
         )
 
 
-def splits_agree(job: Job) -> Iterator[Finding]:
+def splits_agree(job: JobFacts) -> Iterator[Finding]:
     """Several tasks on the same edges divide them alike between training, validation and test."""
     if not job.config.trains:
         return
@@ -348,7 +350,7 @@ def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
     return not keyed or one.etype == two.etype or one.etype[0] == one.etype[2]
 
 
-def times_usable(job: Job) -> Iterator[Finding]:
+def times_usable(job: JobFacts) -> Iterator[Finding]:
     """What `sampling.time` and splits by time name is there and says when, so that no edge is seen
     before it is there."""
     time, edges = job.config.sampling.time, job.partition.edges
@@ -380,10 +382,10 @@ def times_usable(job: Job) -> Iterator[Finding]:
             yield _of_task(name, finding)
 
 
-def _seed_times(job: Job) -> Iterator[Finding]:
+def _seed_times(job: JobFacts) -> Iterator[Finding]:
     """The seeds of one task have the arrays that say when they are."""
     config, time = job.config, job.config.sampling.time
-    arrays: Mapping[str, Column] = {n: c[0] for n, c in job.columns.items() if c}
+    arrays: Mapping[str, ArrayType] = {n: c[0] for n, c in job.columns.items() if c}
     kind, keys = f"node type {job.ntype!r}", {config.seed_time: "sampling.time.seeds"}
     if isinstance(job.edges, EdgeTarget):
         arrays, kind = job.partition.edges[job.edges.etype], etype_str(job.edges.etype)
@@ -411,13 +413,13 @@ def _no_array(who: str, name: str, key: str, names: Iterable[str]) -> Finding:
     )
 
 
-def _when(kind: str, name: str, key: str, arrays: Mapping[str, Column]) -> Iterator[Finding]:
+def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> Iterator[Finding]:
     if not _is_number(arrays[name], whole=True):
         what = f"array {name!r} of {kind} ({key}) is {arrays[name]}, expected one whole number each"
         yield error(what, f"set {key} to an array of whole numbers")
 
 
-def parts_and_workers(job: Job) -> Iterator[Finding]:
+def parts_and_workers(job: JobFacts) -> Iterator[Finding]:
     """Parts divide evenly between the workers."""
     parts = job.partition.num_parts
     if job.config.task.of_graphs:
@@ -430,7 +432,7 @@ def parts_and_workers(job: Job) -> Iterator[Finding]:
         )
 
 
-def batch_size_fits(job: Job) -> Iterator[Finding]:
+def batch_size_fits(job: JobFacts) -> Iterator[Finding]:
     """A batch has no more seeds than there are to train on."""
     train, size = job.partition.splits.get("train"), job.config.sampling.batch_size
     if not train or not job.config.trains or job.config.tasks or train >= size * job.most:
@@ -445,7 +447,7 @@ def batch_size_fits(job: Job) -> Iterator[Finding]:
     )
 
 
-def edge_arrays_read(job: Job) -> Iterator[Finding]:
+def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:
     """Every array of edges is read by the model, the sampler or the task."""
     model = job.config.model
     if (job.config.task.of_graphs and model.takes_dgl) or not job.config.trains:

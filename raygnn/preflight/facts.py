@@ -46,7 +46,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Network:
+class NodeNetwork:
     """How a node is connected.
 
     Attributes:
@@ -109,7 +109,7 @@ class NodeFacts:
     memory: int | None = None
     memory_available: int | None = None
     open_files: int | None = None
-    network: Network = Network()
+    network: NodeNetwork = NodeNetwork()
     environment: Mapping[str, str] = field(default_factory=dict)
     clock: float | None = None
     shm_free: int | None = None
@@ -176,7 +176,7 @@ class DryRun:
 
 
 @dataclass(frozen=True, order=True)
-class Column:
+class ArrayType:
     """An array as one part holds it: its dtype (``"float32"``) and the shape of one row."""
 
     dtype: str
@@ -211,9 +211,9 @@ class PartitionFacts:
     files: Mapping[str, int]
     fingerprint: str | None
     nodes: Mapping[str, int]
-    columns: Mapping[str, Mapping[str, tuple[Column, ...]]]
+    columns: Mapping[str, Mapping[str, tuple[ArrayType, ...]]]
     splits: Mapping[str, int]
     by_type: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     alike: bool = False
-    edges: Mapping[EdgeType, Mapping[str, Column]] = field(default_factory=dict)
+    edges: Mapping[EdgeType, Mapping[str, ArrayType]] = field(default_factory=dict)
     reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)

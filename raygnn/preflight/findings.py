@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import EdgeTarget
-from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.facts import ArrayType, DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import goal_of, known_splits
 
@@ -64,7 +64,7 @@ def info(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobFacts:
     """Everything a check may look at.
 
     Attributes:
@@ -89,7 +89,7 @@ class Job:
     dry_run: DryRun | None = None
 
     @cached_property
-    def by_task(self) -> dict[str, Job]:
+    def by_task(self) -> dict[str, JobFacts]:
         """Name of each task → the same for that one alone; "" where there is but one."""
         if self.config.tasks is None:
             return {"": self}
@@ -126,15 +126,15 @@ class Job:
         return max(limits[1], self.workers) if limits else self.workers
 
     @property
-    def columns(self) -> dict[str, tuple[Column, ...]]:
+    def columns(self) -> dict[str, tuple[ArrayType, ...]]:
         """The arrays of the node type to predict for."""
         return dict(self.partition.columns.get(self.ntype, {})) if self.ntype else {}
 
 
-Check: TypeAlias = Callable[[Job], Iterator[Finding]]
+Check: TypeAlias = Callable[[JobFacts], Iterator[Finding]]
 
 
-def run_checks(job: Job, checks: Iterable[Check]) -> tuple[Finding, ...]:
+def run_checks(job: JobFacts, checks: Iterable[Check]) -> tuple[Finding, ...]:
     """All findings, errors first; errors that ``cluster.allow`` names become notes."""
     allowed = job.config.cluster.allow
     findings = []

@@ -12,7 +12,7 @@ from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.preflight.cluster_checks import supported
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.findings import Finding, Job, error, info, some, warn
+from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 
 # torch that fully shards: on CPUs, whose mean of gradients it once took for a sum, and on GPUs
 OLDEST_ON_CPU, OLDEST_ON_GPU = "2.9", "2.6"
@@ -36,7 +36,7 @@ _DISK_LOW = 2**30
 _DISK_NONE = 64 * 2**20
 
 
-def resources_fit(job: Job) -> Iterator[Finding]:
+def resources_fit(job: JobFacts) -> Iterator[Finding]:
     """Ray has room for all workers; with less it would wait without end."""
     cluster, ray = job.config.cluster, job.resources
     cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
@@ -75,7 +75,7 @@ def resources_fit(job: Job) -> Iterator[Finding]:
         )
 
 
-def devices_suit(job: Job) -> Iterator[Finding]:
+def devices_suit(job: JobFacts) -> Iterator[Finding]:
     """Sharding, torch's build and DGL's suit the CPUs or GPUs that there are."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
@@ -117,7 +117,7 @@ def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
         yield f"{config.graph.dataset} gives DGL's graphs", "name files of graphs (graph.path)"
 
 
-def _dgl_suits(job: Job) -> Iterator[Finding]:
+def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
     """A class of the user's may be built of dgl.nn, which goes only where DGL's kernels go."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
@@ -135,7 +135,7 @@ def _dgl_suits(job: Job) -> Iterator[Finding]:
         )
 
 
-def bf16_is_there(job: Job) -> Iterator[Finding]:
+def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
     """The processors or GPUs can compute in bf16, where `precision` says so."""
     if job.config.precision not in ("bf16", "bf16-mixed"):
         return
@@ -159,7 +159,7 @@ def bf16_is_there(job: Job) -> Iterator[Finding]:
             )
 
 
-def gpus_are_there(job: Job) -> Iterator[Finding]:
+def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
     """There are as many GPUs as Ray was told of, and none twice: two ranks on one hang in NCCL."""
     if not job.config.cluster.gpus_per_worker:
         return
@@ -186,7 +186,7 @@ def gpus_are_there(job: Job) -> Iterator[Finding]:
             )
 
 
-def gpus_are_free(job: Job) -> Iterator[Finding]:
+def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
     """No other process uses the GPUs."""
     for node in job.holding if job.config.cluster.gpus_per_worker else ():
         processes = sorted({pid for gpu in node.gpus for pid in gpu.processes})
@@ -198,14 +198,14 @@ def gpus_are_free(job: Job) -> Iterator[Finding]:
             )
 
 
-def model_runs(job: Job) -> Iterator[Finding]:
+def model_runs(job: JobFacts) -> Iterator[Finding]:
     """A model of your own takes one batch forward and backward, on the CPU of the machine where
     the command runs: blocks, features and seeds of a small random graph that is like yours."""
     if job.dry_run is not None and job.dry_run.severity is not None:
         yield Finding("model_runs", job.dry_run.severity, job.dry_run.what, job.dry_run.remedy)
 
 
-def storage_visible(job: Job) -> Iterator[Finding]:
+def storage_visible(job: JobFacts) -> Iterator[Finding]:
     """`storage` is one directory for all nodes, or a place that each can read and write."""
     if job.config.store is not None:
         for state, text in (("missing", "reached"), ("other", "read"), ("readonly", "written to")):
@@ -236,7 +236,7 @@ def storage_visible(job: Job) -> Iterator[Finding]:
             )
 
 
-def memory_fits(job: Job) -> Iterator[Finding]:
+def memory_fits(job: JobFacts) -> Iterator[Finding]:
     """A node has memory for its share of the partition, the cached rows of others, once for all
     workers there, and weights with their gradients and the optimizer's state."""
     if not job.holding:
@@ -277,7 +277,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
             )
 
 
-def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
+def _gpu_memory_fits(job: JobFacts) -> Iterator[Finding]:
     need = weight_bytes(job, job.workers) if job.config.cluster.gpus_per_worker else 0
     for node in job.holding:
         smallest = min((gpu.memory for gpu in node.gpus if gpu.memory), default=None)
@@ -289,7 +289,7 @@ def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
             )
 
 
-def disk_space(job: Job) -> Iterator[Finding]:
+def disk_space(job: JobFacts) -> Iterator[Finding]:
     """`storage` has room for checkpoints, or `staging.path`, from where a store gets them."""
     config, in_store = job.config, job.config.store is not None
     key, place, low = "storage", f"storage {config.storage}", float(_DISK_LOW)
@@ -309,7 +309,7 @@ def disk_space(job: Job) -> Iterator[Finding]:
             )
 
 
-def cache_usable(job: Job) -> Iterator[Finding]:
+def cache_usable(job: JobFacts) -> Iterator[Finding]:
     """A node can write to the place of its own copy of the partition, `staging.path`."""
     if job.config.task.of_graphs:
         return  # which are read where they lie
@@ -323,7 +323,7 @@ def cache_usable(job: Job) -> Iterator[Finding]:
             )
 
 
-def cache_space(job: Job) -> Iterator[Finding]:
+def cache_space(job: JobFacts) -> Iterator[Finding]:
     """A node has room for its own copy of its share of the partition."""
     if job.config.task.of_graphs:
         return  # which are read where they lie
@@ -341,7 +341,7 @@ def cache_space(job: Job) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------ memory
 
 
-def memory_plan(job: Job, workers: int) -> dict[str, float]:
+def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
     """Bytes of a node with so many workers, about, by what they are kept for; batches and
     activations come on top. With GPUs the weights are in theirs.
     """
@@ -358,7 +358,7 @@ def memory_plan(job: Job, workers: int) -> dict[str, float]:
     }
 
 
-def weight_bytes(job: Job, workers: int) -> float:
+def weight_bytes(job: JobFacts, workers: int) -> float:
     """Of a worker's weights, gradients and optimizer state, in a step; see docs/performance.md. Of
     the weights alone where nothing is trained."""
     config, train = job.config, job.config.train

@@ -21,7 +21,7 @@ import psutil
 
 from raygnn.config.places import is_secret, nearest_existing
 from raygnn.graph.available_memory import lines, number, words
-from raygnn.preflight.facts import Gpu, Interface, Network
+from raygnn.preflight.facts import Gpu, Interface, NodeNetwork
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -117,14 +117,14 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def network(address: str | None) -> Network:
+def network(address: str | None) -> NodeNetwork:
     """How this machine is connected. Takes up to 2 s where names are resolved badly.
 
     Args:
         address: IPv4, under which Ray knows it.
     """
     interfaces = _interfaces()
-    return Network(
+    return NodeNetwork(
         address=address,
         interface=next((i.name for i in interfaces if address in i.addresses), None),
         interfaces=interfaces,

@@ -12,7 +12,7 @@ from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
 from raygnn.graph.data import MASKS, SPLITS, EdgeSplit, EdgeTarget, EdgeType, etype_str
-from raygnn.preflight.facts import Column, PartitionFacts
+from raygnn.preflight.facts import ArrayType, PartitionFacts
 
 if TYPE_CHECKING:
     from raygnn.graph.collection import CollectionMeta
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from raygnn.storage.remote import AnyPath
 
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
-_Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
-_Edges: TypeAlias = dict[EdgeType, dict[str, Column]]
+_Columns: TypeAlias = dict[str, dict[str, tuple[ArrayType, ...]]]
+_Edges: TypeAlias = dict[EdgeType, dict[str, ArrayType]]
 _Counts: TypeAlias = dict[str, dict[str, int]]
 _Arrays: TypeAlias = Mapping[EdgeType, Mapping[str, Any]]
 
@@ -96,12 +96,12 @@ def collection_facts(
         fingerprint=files.fingerprint if files else None,
         nodes={ntype: nodes.num for ntype, nodes in meta.nodes.items()},
         columns={
-            ntype: {n: (Column(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
+            ntype: {n: (ArrayType(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
             for ntype, nodes in meta.nodes.items()
         },
         splits=splits,
         edges={
-            etype: {n: Column(c.dtype, tuple(c.shape)) for n, c in edges.data.items()}
+            etype: {n: ArrayType(c.dtype, tuple(c.shape)) for n, c in edges.data.items()}
             for etype, edges in meta.edges.items()
         },
     )
@@ -333,7 +333,7 @@ def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _
     named = {etype_str(etype): arrays for etype, arrays in edges.items()}
     for key, feature in manifest.features.items():
         kind, _, name = key.rpartition("/")
-        column = Column(feature.dtype, tuple(feature.shape))
+        column = ArrayType(feature.dtype, tuple(feature.shape))
         if kind in columns:
             columns[kind][name] = (column,)
         elif kind in named:
@@ -348,7 +348,7 @@ def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
     from raygnn.graph.partition.read import read_edge_data, read_in_edges, read_node_data
 
-    by_part: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
+    by_part: dict[str, dict[str, dict[int, ArrayType]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
@@ -376,5 +376,5 @@ def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
     return {split: 0 if mask is None else int(mask.sum()) for split, mask in masks.items()}
 
 
-def _column(array: Any) -> Column:
-    return Column(str(array.dtype).removeprefix("torch."), tuple(array.shape[1:]))
+def _column(array: Any) -> ArrayType:
+    return ArrayType(str(array.dtype).removeprefix("torch."), tuple(array.shape[1:]))

@@ -15,7 +15,7 @@ from raygnn.errors import PreflightError
 from raygnn.preflight import cluster_checks, data_checks, job_checks
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.findings import Check, Finding, Job, counted, run_checks
+from raygnn.preflight.findings import Check, Finding, JobFacts, counted, run_checks
 from raygnn.preflight.job_checks import REMEDIES, memory_plan
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import goal_of
@@ -168,7 +168,7 @@ def _report(
 ) -> Report:
     start = time.monotonic()
     ntype, edges = (None, None) if config.tasks else goal_of(config, facts)
-    job = Job(
+    job = JobFacts(
         config=config,
         partition=facts,
         resources=survey.resources,
@@ -226,10 +226,7 @@ def _link(link: Link | None) -> str:
     return f"{rate}, {link.latency_ms:.2g} ms"
 
 
-# ------------------------------------------------------------------------------- for people
-
-
-class Table(NamedTuple):
+class DisplayTable(NamedTuple):
     """To be shown as one."""
 
     title: str
@@ -243,7 +240,7 @@ class Table(NamedTuple):
         return sum(max(map(len, column)) + 3 for column in cells) + 1
 
 
-def display_blocks(report: Report, width: int) -> Iterator[Table | str]:
+def display_blocks(report: Report, width: int) -> Iterator[DisplayTable | str]:
     """The nodes that answered, and how the ranks on them will communicate: tables where they fit,
     else a line per node and per variable. What all nodes have alike is said once, before."""
     if all(node.problem for node in report.nodes):
@@ -260,7 +257,7 @@ def display_blocks(report: Report, width: int) -> Iterator[Table | str]:
         yield from _communication(report, width)
 
 
-def _nodes(report: Report) -> tuple[str, Table | None]:
+def _nodes(report: Report) -> tuple[str, DisplayTable | None]:
     """What is said once, and a table of what is not: none for a single node."""
     rows = report.rows()
     if len(rows) == 1:
@@ -283,17 +280,17 @@ def _nodes(report: Report) -> tuple[str, Table | None]:
     if usual:
         names, values = [Report.COLUMNS[i] for i in usual], [answered[0][i] for i in usual]
         alike = _line(names, f"all {len(answered)} nodes", values)
-    return alike, Table("nodes", [Report.COLUMNS[i] for i in kept], cells)
+    return alike, DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)
 
 
-def _communication(report: Report, width: int) -> Iterator[Table | str]:
+def _communication(report: Report, width: int) -> Iterator[DisplayTable | str]:
     comm = report.comm
     title = f"communication: {comm.backend}, {comm.why}"
     rows = comm.rows({node.id: node.node for node in report.nodes})
     columns: tuple[str, ...] = ("node", "variable", "value", "reason")
     if all(row[0] == "all" for row in rows):
         columns, rows = columns[1:], [row[1:] for row in rows]
-    table = Table(title, columns, rows)
+    table = DisplayTable(title, columns, rows)
     if rows and table.width <= width:
         yield table
         return

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
+UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -24,7 +24,7 @@ _PIECE = 1 << 20  # bytes
 _ADD, _BY, _AND_BY, _30, _27, _31 = np.array([GOLDEN, FIRST, SECOND, 30, 27, 31], np.uint64)
 
 
-def mix(value: Words) -> Words:
+def mix(value: UInt64Array) -> UInt64Array:
     """The SplitMix64 finaliser on uint64 numbers.
 
     Modules of compiled loops compile this very function; it loads no numba for who has arrays.
@@ -35,7 +35,7 @@ def mix(value: Words) -> Words:
     return value ^ (value >> _31)
 
 
-def uniform(value: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
+def uniform(value: UInt64Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     """uint64 numbers as float64 in [0, 1)."""
     return (value >> np.uint64(11)) * 2.0**-53
 

@@ -22,7 +22,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.make import partition_graph
-from raygnn.preflight.facts import Column
+from raygnn.preflight.facts import ArrayType
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules
 from raygnn.sampling.exchange import World
@@ -214,7 +214,7 @@ def _array(
     rng: np.random.Generator,
     num: int,
     name: str,
-    column: Column,
+    column: ArrayType,
     classes: int | None,
     times: set[str | None],
 ) -> Any:

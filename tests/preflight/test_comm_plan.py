@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
-from raygnn.preflight.facts import Interface, Network
+from raygnn.preflight.facts import Interface, NodeNetwork
 from tests.facts import make_config, make_network, make_node, two
 
 GPUS = {"cluster__gpus_per_worker": 1}
@@ -49,7 +49,7 @@ def test_nccl_where_every_worker_has_a_gpu() -> None:
     assert values(plan, "aaa")["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
-def second_interface(number: int, **changes: object) -> Network:
+def second_interface(number: int, **changes: object) -> NodeNetwork:
     """NCCL would take the first one, which is another one."""
     others = (Interface("docker0", ("172.17.0.1",)), Interface("eth0", ("192.168.0.1",)))
     own = Interface(f"eth{number}", (f"10.0.0.{number}",))

@@ -21,8 +21,8 @@ from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported
 from raygnn.preflight.comm_plan import make_comm_plan
-from raygnn.preflight.facts import Column, DryRun, Gpu, Interface, NodeFacts, PartitionFacts
-from raygnn.preflight.findings import Finding, Job
+from raygnn.preflight.facts import ArrayType, DryRun, Gpu, Interface, NodeFacts, PartitionFacts
+from raygnn.preflight.findings import Finding, JobFacts
 from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import (
@@ -65,9 +65,9 @@ def typed(*ntypes: str) -> PartitionFacts:
 GPU_JOB = {"cluster__gpus_per_worker": 1}
 GPUS = (Gpu("H100", "GPU-1", capability=(9, 0)), Gpu("H100", "GPU-2", capability=(9, 0)))
 WITH_GPUS = make_resources(("a", 2, 2))
-DATE = Column("int64", ())
+DATE = ArrayType("int64", ())
 DATED = {
-    etype: {"weight": Column("float32", ()), "at": DATE, "train_mask": Column("bool", ())}
+    etype: {"weight": ArrayType("float32", ()), "at": DATE, "train_mask": ArrayType("bool", ())}
     for etype in (("_N", "cites", "_N"), ("_N", "by", "_N"))
 }
 OLD = Gpu("V100", "GPU-1", capability=(7, 0))
@@ -75,24 +75,24 @@ NEW = Gpu("H100", "GPU-2", capability=(9, 0))
 CUDA = versions(torch="2.13.0", dgl="2.1.0+cu121")
 
 
-def on_gpus(*nodes: NodeFacts, **job: object) -> Job:
+def on_gpus(*nodes: NodeFacts, **job: object) -> JobFacts:
     config = make_config(cluster__gpus_per_worker=1, **job)
     given = make_resources(*((node.node, 2, len(node.gpus)) for node in nodes))
     return make_job(config, tuple(replace(n, versions=CUDA) for n in nodes), resources=given)
 
 
-def with_interface(interface: Interface) -> Job:
+def with_interface(interface: Interface) -> JobFacts:
     config = make_config(comm__env={"GLOO_SOCKET_IFNAME": interface.name})
     network = make_network()
     network = replace(network, interfaces=(*network.interfaces, interface))
     return make_job(config, (make_node(network=network),))
 
 
-def mixed(*dtypes: str) -> tuple[Column, ...]:
-    return tuple(Column(dtype, (8,)) for dtype in dtypes)
+def mixed(*dtypes: str) -> tuple[ArrayType, ...]:
+    return tuple(ArrayType(dtype, (8,)) for dtype in dtypes)
 
 
-def four() -> dict[str, dict[str, tuple[Column, ...]]]:
+def four() -> dict[str, dict[str, tuple[ArrayType, ...]]]:
     return {"_N": {name: columns * 2 for name, columns in make_columns()["_N"].items()}}
 
 
@@ -102,14 +102,14 @@ class Case(NamedTuple):
     check: str
     severity: str
     words: list[str]
-    job: Job
+    job: JobFacts
 
 
 def one(**changes: object) -> tuple[NodeFacts]:
     return (make_node(**changes),)
 
 
-def speaks(text: str, *, job: Job | None = None, **given: Any) -> Case:
+def speaks(text: str, *, job: JobFacts | None = None, **given: Any) -> Case:
     """A case from ``severity check: words | words``.
 
     Args:
@@ -185,7 +185,7 @@ SPEAKS = {
     "an array of one part": speaks(
         "error parts_agree: 'w' | some lack it",
         partition=make_partition(
-            columns={"_N": {**make_columns()["_N"], "w": (Column("float32", (8,)),)}}
+            columns={"_N": {**make_columns()["_N"], "w": (ArrayType("float32", (8,)),)}}
         ),
     ),
     "no such features": speaks(
@@ -578,7 +578,7 @@ SPEAKS = {
 # on both nodes, or for each of two names
 TWICE = ("an interface that only the other node has", "loopback for two hosts")
 
-SILENT: dict[str, Callable[[], Job]] = {
+SILENT: dict[str, Callable[[], JobFacts]] = {
     "one node": make_job,
     "predictions, which need no gradients and no optimizer": lambda: make_job(
         make_config(model__hidden=150_000).asking()

@@ -15,7 +15,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import partition_graph
-from raygnn.preflight.facts import Column
+from raygnn.preflight.facts import ArrayType
 from raygnn.preflight.partition_facts import graph_facts, partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
 from raygnn.preflight.report import preflight
@@ -72,8 +72,8 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
     }
     assert ours.columns == graph.columns
     assert every == foreign.columns
-    assert every["item"]["feat"] == (Column("float32", (3,)),) * 2
-    assert every["user"] == {"feat": (Column("float64", (4,)),) * 2}
+    assert every["item"]["feat"] == (ArrayType("float32", (3,)),) * 2
+    assert every["user"] == {"feat": (ArrayType("float64", (4,)),) * 2}
     assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
     assert ours.splits == foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
     assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}

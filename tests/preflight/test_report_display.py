@@ -8,7 +8,7 @@ from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
-from raygnn.preflight.report import Report, Table, display_blocks, inspect, preflight
+from raygnn.preflight.report import DisplayTable, Report, display_blocks, inspect, preflight
 from tests.facts import make_config, make_network, make_node, make_partition, make_resources, two
 
 
@@ -22,7 +22,7 @@ def test_a_single_node_is_a_line() -> None:
     assert isinstance(line, str)
     assert line.startswith("node a: address 10.0.0.1, python 3.11.7, torch 2.13.0+cpu, ")
     assert "link" not in line
-    assert isinstance(table, Table)
+    assert isinstance(table, DisplayTable)
     assert table.columns == ("variable", "value", "reason")
 
 
@@ -31,7 +31,7 @@ def test_what_all_nodes_have_is_said_once() -> None:
     line, table, _ = display_blocks(report(*two(python="3.11.9"), links=links), 120)
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: torch 2.13.0+cpu, dgl 2.1.0, ray 2.60.0, ")
-    assert isinstance(table, Table)
+    assert isinstance(table, DisplayTable)
     # the disk of made-up nodes is known, their memory too
     assert table.columns == ["node", "address", "python", "memory", "disk", "link to the next"]
     assert table.rows[1][:3] == ("b", "10.0.0.2", "≠ 3.11.9")
@@ -46,7 +46,7 @@ def test_a_narrow_screen_gets_a_line_per_node() -> None:
     words = " ".join(block for block in blocks if isinstance(block, str)).split()
     for word in ("14.9", "Gbit/s,", "2.13.0+cpu,", "b:", "GLOO_SOCKET_IFNAME=eth2"):
         assert word in words
-    assert all(block.width <= 50 for block in blocks if isinstance(block, Table))
+    assert all(block.width <= 50 for block in blocks if isinstance(block, DisplayTable))
 
 
 def test_nodes_that_do_not_answer_are_findings() -> None:
@@ -54,7 +54,7 @@ def test_nodes_that_do_not_answer_are_findings() -> None:
     line, table, _ = display_blocks(report(make_node(), silent, make_node("c")), 120)
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: ")
-    assert isinstance(table, Table)
+    assert isinstance(table, DisplayTable)
     assert table.rows[1][:2] == ("b", "no facts")
     assert [*display_blocks(report(silent), 120)] == []
 
@@ -62,7 +62,7 @@ def test_nodes_that_do_not_answer_are_findings() -> None:
 def test_the_cluster_alone_has_no_communication() -> None:
     survey = Survey(two(), make_resources(("a", 2, 0), ("b", 2, 0)))
     blocks = [*display_blocks(inspect(make_config(), survey), 200)]
-    assert [type(block) for block in blocks] == [str, Table]
+    assert [type(block) for block in blocks] == [str, DisplayTable]
 
 
 def test_a_finding_says_which_check_found_it() -> None:

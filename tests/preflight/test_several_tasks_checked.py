@@ -9,14 +9,14 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.preflight.data_checks import arrays_usable, nodes_to_train_on, splits_agree
-from raygnn.preflight.facts import Column
-from raygnn.preflight.findings import Job
+from raygnn.preflight.facts import ArrayType
+from raygnn.preflight.findings import JobFacts
 from tests.facts import check, make_job, make_partition
 
 ETYPE = ("_N", "_E", "_N")
 
 
-def job(tasks: dict[str, Any], **partition: Any) -> Job:
+def job(tasks: dict[str, Any], **partition: Any) -> JobFacts:
     config = load_config(
         {
             "name": "a",
@@ -27,7 +27,7 @@ def job(tasks: dict[str, Any], **partition: Any) -> Job:
         }
     )
     splits = {"train": 140, "val": 500, "test": 1000}
-    facts = {"by_type": {"_N": splits}, "edges": {ETYPE: {"w": Column("float32", ())}}}
+    facts = {"by_type": {"_N": splits}, "edges": {ETYPE: {"w": ArrayType("float32", ())}}}
     made = make_job(config, partition=make_partition(**facts, **partition))
     return replace(made, ntype=None)
 
@@ -60,7 +60,7 @@ def test_whole_numbers_as_numbers_are_warned_of(dtype: str, warned: bool) -> Non
     """Of any source: class numbers have no order."""
     tasks = {"a": {"kind": "edge_regression", "target": "w"}, "b": {"kind": "link_prediction"}}
     one = job(tasks)
-    columns = replace(one.partition, edges={ETYPE: {"w": Column(dtype, ())}})
+    columns = replace(one.partition, edges={ETYPE: {"w": ArrayType(dtype, ())}})
     found = [f for f in arrays_usable(replace(one, partition=columns)) if f.severity == "warn"]
     assert [("tasks.a.target" in f.what, "edge_classification" in f.remedy) for f in found] == (
         [(True, True)] if warned else []
@@ -103,7 +103,7 @@ WEIGHT = {"kind": "edge_regression", "target": "w"}
 def test_none_is_trained_on_what_another_is_tested_with(
     one: dict[str, Any], other: dict[str, Any], agree: bool
 ) -> None:
-    column = {"w": Column("float32", ())}
+    column = {"w": ArrayType("float32", ())}
     edges = dict.fromkeys((BUYS, BOUGHT, KNOWS, ("a", "known_by", "a")), column)
     made = job({"link": {**LINK, **one}, "weight": {**WEIGHT, **other}})
     facts = replace(made.partition, edges=edges)
@@ -112,7 +112,7 @@ def test_none_is_trained_on_what_another_is_tested_with(
     assert all("link and weight" in f.what for f in found)
     assert not list(splits_agree(replace(made, partition=facts, config=made.config.asking())))
     if not agree:  # masks say it of all edges, or of none
-        masked = {e: {**column, "val_mask": Column("bool", ())} for e in edges}
+        masked = {e: {**column, "val_mask": ArrayType("bool", ())} for e in edges}
         own = [{k: v for k, v in given.items() if k != "split"} for given in (one, other)]
         made = job({"link": {**LINK, **own[0]}, "weight": {**WEIGHT, **own[1]}})
         there = replace(made, partition=replace(made.partition, edges=masked))
