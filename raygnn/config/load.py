@@ -310,13 +310,12 @@ def as_config(config: Source) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
-def without_removed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration that an earlier version recorded, without what was removed since."""
+def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
+    """Return a configuration recorded by an earlier version, without the keys removed since."""
     return {
-        name: {key: v for key, v in section.items() if removed((name, str(key)), v) is None}
-        if isinstance(section, Mapping)
-        else section
-        for name, section in config.items()
+        key: without_removed(value, (*at, key)) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if removed((*at, str(key)), value) is None
     }
 
 

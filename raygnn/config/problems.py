@@ -83,6 +83,11 @@ _REMOVED = {
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
     "sampling.pad": "remove the key",
+    "train.schedule.factor": "use gamma",
+    "train.schedule.kind: 'cyclic'": "use one_cycle, or cosine with a warm-up",
+    "train.schedule.mode": "remove the key",
+    "train.schedule.momentum": "remove the key",
+    "train.schedule.threshold": "use train.min_delta",
 }
 
 
@@ -157,8 +162,10 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
 def removed(key: KeyPath, value: Any) -> Problem | None:
     """Return the problem of a key or value that only earlier versions had; None for all others."""
     name = dotted(key)
-    what = name if name in _REMOVED else f"{name}: {show(value)}"
-    return Problem(key, f"{what} was removed", _REMOVED[what]) if what in _REMOVED else None
+    if remedy := _REMOVED.get(name):
+        return Problem(key, "this key was removed", remedy)
+    remedy = _REMOVED.get(f"{name}: {show(value)}")
+    return Problem(key, f"{show(value)} was removed", remedy) if remedy else None
 
 
 def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:

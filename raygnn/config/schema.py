@@ -39,7 +39,6 @@ from raygnn.config.values import (
     AutoFlag,
     AutoFraction,
     AutoParts,
-    Bounds,
     Classes,
     Conditions,
     Count,
@@ -200,61 +199,34 @@ class ScheduleConfig(Section):
     """
 
     read_if: ClassVar[Conditions] = {
-        "every": ("kind", "step", "cyclic"),
-        "gamma": ("kind", "step", "cyclic"),
-        "factor": ("kind", "plateau"),
+        "every": ("kind", "step"),
+        "gamma": ("kind", "step", "plateau"),
         "patience": ("kind", "plateau"),
-        "threshold": ("kind", "plateau"),
-        "floor": ("kind", "cosine", "plateau", "cyclic"),
-        "mode": ("kind", "cyclic"),
-        "momentum": ("kind", "one_cycle", "cyclic"),
+        "floor": ("kind", "cosine", "plateau"),
     }
 
-    kind: Literal["constant", "cosine", "step", "plateau", "one_cycle", "cyclic"] = Field(
+    kind: Literal["constant", "cosine", "step", "plateau", "one_cycle"] = Field(
         "constant",
-        description="cosine: down to the floor at the end of the run; step: times gamma after "
-        "every so many steps; plateau: times factor when the validation metric stands still; "
-        "one_cycle: up and down once; cyclic: up and down again and again. `schedule: cosine` is "
+        description="cosine: decays to the floor at the end of the run; step: multiplied by gamma "
+        "at fixed intervals; plateau: multiplied by gamma when the validation metric stops "
+        "improving by train.min_delta; one_cycle: rises and falls once. `schedule: cosine` is "
         "short for `schedule: {kind: cosine}`.",
     )
     warmup: Stretch | None = Field(
         None,
-        description="Steps, or share of the run, in which the rate grows linearly from near 0, or, "
-        "with lr_scaling, from that of one worker; null = none. For one_cycle the share in which "
-        "it goes up, null = 0.3.",
+        description="Linear warm-up from near 0, or with lr_scaling from the rate of one worker: "
+        "steps, or a share of the run; null = none. For one_cycle the share that rises, null = "
+        "0.3.",
     )
     every: Stretch | None = Field(
-        None,
-        description="Steps, or share of the run, between two drops (step; null = 0.3), or from the "
-        "lowest rate to the highest (cyclic; null = 0.1).",
+        None, description="Steps, or share of the run, between two drops (step); null = 0.3."
     )
-    gamma: Share | None = Field(
-        None,
-        description="Factor of a drop (step; null = 0.1), or of the height of a cycle in each step "
-        "(cyclic with mode exp_range; null = 0.9999).",
-    )
-    factor: Share = Field(0.1, description="Factor of a drop (plateau).")
+    gamma: Share | None = Field(None, description="Factor of a drop (step, plateau); null = 0.1.")
     patience: Annotated[int, Field(ge=0)] = Field(
-        10, description="Evaluations without improvement that are let pass before a drop (plateau)."
-    )
-    threshold: Annotated[float, Field(ge=0)] = Field(
-        0.0,
-        description="An improvement is by more than this much, in the metric's unit (plateau).",
+        10, description="Evaluations without improvement before a drop (plateau)."
     )
     floor: Fraction | None = Field(
-        None,
-        description="Lowest rate, as a share of the highest (cosine, plateau, cyclic); null = 0, "
-        "or 0.1 (cyclic).",
-    )
-    mode: Literal["triangular", "triangular2", "exp_range"] = Field(
-        "triangular",
-        description="Cycles are alike, or each half as high as the one before, or lower by gamma "
-        "in each step (cyclic).",
-    )
-    momentum: Bounds | None = Field(
-        None,
-        description="[low, high] between which momentum (sgd) or the first beta (adam, adamw) goes "
-        "down while the rate goes up, and back (one_cycle, cyclic); null = it stays.",
+        None, description="Lowest rate, as a share of the highest (cosine, plateau); null = 0."
     )
 
     @model_validator(mode="before")
@@ -262,18 +234,11 @@ class ScheduleConfig(Section):
     def _from_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        if self.kind == "cyclic" and self.mode != "exp_range":
-            why = f"train.schedule.mode is {self.mode}"
-            yield from self.unused(
-                at, "gamma", why=why, instead="set train.schedule.mode to exp_range"
-            )
-
 
 class TrainConfig(Section):
     """The optimisation."""
 
-    read_if: ClassVar[Conditions] = {"momentum": ("optimizer", "sgd"), "min_delta": ("patience",)}
+    read_if: ClassVar[Conditions] = {"momentum": ("optimizer", "sgd")}
 
     epochs: Count = Field(20, description="Passes over the training nodes.")
     max_steps: Count | None = Field(None, description="Stop after this many steps; null = never.")
@@ -306,8 +271,8 @@ class TrainConfig(Section):
     )
     min_delta: Annotated[float, Field(ge=0)] = Field(
         0.0,
-        description="What patience takes for an improvement is by more than this much, in the "
-        "metric's unit.",
+        description="Smallest gain that counts as an improvement, in the metric's unit, for "
+        "patience and for the plateau schedule.",
     )
     select: Literal["best", "last"] = Field(
         "best", description="Which weights are tested: the best on validation, or the last."
@@ -322,9 +287,6 @@ class TrainConfig(Section):
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for spec in self.callbacks:
             yield from class_problems(spec, (*at, "callbacks"))
-        if self.schedule.momentum is not None:
-            why = f"train.schedule.momentum is {show(self.schedule.momentum)}"
-            yield from self.unused(at, "momentum", why=why, instead="train.schedule.momentum")
 
 
 class Config(Section):

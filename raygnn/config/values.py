@@ -452,14 +452,6 @@ Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Stretch: TypeAlias = Annotated[
     Count | Share, or_say("a whole number of steps, or a share of the run, above 0 and below 1")
 ]
-Bounds: TypeAlias = Annotated[
-    Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-        BeforeValidator(to_tuple),
-        must(lambda bounds: bounds[0] < bounds[1], "[low, high]"),
-    ],
-    or_say("[low, high] of two numbers from 0 to below 1, low < high"),
-]
 RunName: TypeAlias = Annotated[
     str,
     must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),

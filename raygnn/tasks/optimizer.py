@@ -68,8 +68,7 @@ def make_optimizer(
     return construct(kinds[config.optimizer], parameters, kwargs)
 
 
-# step → rate as a share of the highest, and how far up it is between its lowest and its highest
-Curve = Callable[[int], tuple[float, float]]
+Curve = Callable[[int], float]  # step → rate as a share of the highest
 
 # of one_cycle, from Smith & Topin's code by way of torch's and fastai's: the first rate is a 25th
 # of the highest, the last a 10,000th of the first
@@ -77,13 +76,12 @@ _FIRST, _LAST = 1 / 25, 1 / 25 / 1e4
 
 
 class Schedule(LRScheduler):
-    """The rate of each step, and its momentum, as a function of its number.
+    """Learning rate as a function of the step number.
 
     Args:
         curve: from the step after the warm-up on.
         warmup: steps of it.
         start: what the warm-up starts from, as a share of where the curve does.
-        momentum: lowest and highest, which goes down while the rate goes up; None = it stays.
     """
 
     def __init__(
@@ -93,22 +91,17 @@ class Schedule(LRScheduler):
         *,
         warmup: int = 0,
         start: float = 1.0,
-        momentum: tuple[float, float] | None = None,
     ):
         self._curve = curve
         self._warmup = warmup
         self._start = start
-        self._momentum = momentum
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
         step = self.last_epoch  # torch's name for how often it was stepped
-        share, height = self._curve(max(0, step - self._warmup))
+        share = self._curve(max(0, step - self._warmup))
         if step < self._warmup:
             share *= self._start + (1 - self._start) * step / self._warmup
-        if self._momentum is not None:
-            low, high = self._momentum
-            self._move(high - (high - low) * height)
         return [base * share for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,13 +120,6 @@ class Schedule(LRScheduler):
         for group, rate in zip(self.optimizer.param_groups, self._last_lr):
             group["lr"] = rate
 
-    def _move(self, momentum: float) -> None:
-        for group in self.optimizer.param_groups:
-            if "betas" in group:
-                group["betas"] = (momentum, *group["betas"][1:])
-            else:
-                group["momentum"] = momentum
-
 
 def with_schedules(
     optimizer: torch.optim.Optimizer, config: TrainConfig, planned: float, total: int
@@ -147,6 +133,7 @@ def with_schedules(
         total: optimizer steps of the whole run.
     """
     schedule = config.schedule
+    floor, gamma = schedule.floor or 0.0, schedule.gamma or 0.1
     # one_cycle has its own rise
     warmup = 0 if schedule.kind == "one_cycle" else _steps(schedule.warmup, total)
     scale = rate_scale(config, planned)
@@ -160,18 +147,18 @@ def with_schedules(
         plateau = ReduceLROnPlateau(
             optimizer,
             mode="max",
-            factor=schedule.factor,
+            factor=gamma,
             patience=schedule.patience,
-            threshold=schedule.threshold,
+            threshold=config.min_delta,
             threshold_mode="abs",
-            min_lr=config.lr * scale * (schedule.floor or 0.0),
+            min_lr=config.lr * scale * floor,
             eps=0.0,
         )
         # Lightning's own evaluation, after which it would step it, there is not
         found.append({"scheduler": plateau, "monitor": "none", "frequency": sys.maxsize})
     elif schedule.kind != "constant" or warmup:
         curve = _curve(schedule, total, max(1, total - warmup))
-        own = Schedule(optimizer, curve, warmup=warmup, start=start, momentum=schedule.momentum)
+        own = Schedule(optimizer, curve, warmup=warmup, start=start)
         found.append({"scheduler": own, "interval": "step"})
     return ([optimizer], found) if found else optimizer
 
@@ -181,47 +168,25 @@ def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
     Args:
         total: steps of the run; rest: those after the warm-up.
     """
-    floor = schedule.floor or 0.0
     if schedule.kind == "cosine":
-        return lambda step: _between(floor, _falling(step / rest))
+        return lambda step: _between(schedule.floor or 0.0, _falling(step / rest))
     if schedule.kind == "step":
-        every = _steps(0.3 if schedule.every is None else schedule.every, total)
-        gamma = schedule.gamma or 0.1
-        return lambda step: (gamma ** (step // every), 1.0)
+        every = _steps(schedule.every or 0.3, total)
+        return lambda step: (schedule.gamma or 0.1) ** (step // every)
     if schedule.kind == "one_cycle":
         rise = _steps(0.3 if schedule.warmup is None else schedule.warmup, total)
         return one_cycle(rise, total)
-    if schedule.kind == "cyclic":
-        half = _steps(0.1 if schedule.every is None else schedule.every, total)
-        return _cyclic(schedule, half)
-    return lambda step: (1.0, 1.0)
+    return lambda step: 1.0
 
 
 def one_cycle(rise: int, total: int) -> Curve:
     """Up in ``rise`` of ``total`` steps and down in the others, each by half a cosine (Smith &
     Topin, "Super-convergence", 2018)."""
 
-    def curve(step: int) -> tuple[float, float]:
+    def curve(step: int) -> float:
         if step < rise - 1:
             return _between(_FIRST, 1 - _falling(step / (rise - 1)))
         return _between(_LAST, _falling((step - rise + 1) / max(1, total - rise)))
-
-    return curve
-
-
-def _cyclic(schedule: ScheduleConfig, half: int) -> Curve:
-    """Up in ``half`` steps and down in as many (Smith, "Cyclical learning rates", WACV 2017)."""
-    floor = 0.1 if schedule.floor is None else schedule.floor
-    gamma = 0.9999 if schedule.gamma is None else schedule.gamma
-
-    def curve(step: int) -> tuple[float, float]:
-        cycle, place = divmod(step, 2 * half)
-        height = 1 - abs(place / half - 1)
-        if schedule.mode == "triangular2":
-            height *= 0.5**cycle
-        elif schedule.mode == "exp_range":
-            height *= gamma**step
-        return _between(floor, height)
 
     return curve
 
@@ -231,8 +196,8 @@ def _falling(part: float) -> float:
     return (1 + math.cos(math.pi * min(1.0, part))) / 2
 
 
-def _between(low: float, height: float) -> tuple[float, float]:
-    return low + (1 - low) * height, height
+def _between(low: float, height: float) -> float:
+    return low + (1 - low) * height
 
 
 def _steps(given: int | float | None, total: int) -> int:
