@@ -43,8 +43,8 @@ JOBS = {
 STEPS = {"full": 40, "small": 20}
 WARMUP = 4
 CACHES = {  # beside none, on 2 hosts
-    "full": [(c, p) for p in ("vip", "degree") for c in (0.05, 0.1, 0.25)],
-    "small": [(0.1, "vip")],
+    "full": [0.05, 0.1, 0.25],
+    "small": [0.1],
 }
 
 
@@ -89,7 +89,6 @@ class Bench:
                 "fanout": list(job.fanouts),
                 "batch_size": job.batch,
                 "cache": job.cache,
-                "cache_policy": job.policy,
                 "prefetch": job.prefetch,
             },
             precision=job.precision,
@@ -161,8 +160,8 @@ def compare(bench: Bench, graphs: dict[int, Graph]) -> list[Row]:
                 rows.append(Row(figure, where, value, mean(ranks, key) / scale, unit))
 
     base = replace(JOBS[bench.scale], prefetch=0)
-    for cache, policy in ((0.0, "vip"), *CACHES[bench.scale]):
-        add(f"2 hosts, cache {cache:.0%} {policy}", replace(base, cache=cache, policy=policy), 2)
+    for cache in (0.0, *CACHES[bench.scale]):
+        add(f"2 hosts, cache {cache:.0%}", replace(base, cache=cache), 2)
     add("2 hosts, partitioned", replace(base, replicated=False), 2)
     if bench.scale == "full":
         add("4 hosts, replicated", base, 4)

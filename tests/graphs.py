@@ -169,3 +169,11 @@ def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:
     with torch.no_grad():
         out: Tensor = model.eval()([block] * layers, x, degree)
     return out
+
+
+def out_degrees(shard: Shard) -> dict[str, np.ndarray]:
+    """Number of this rank's edges that come from each node: a baseline for scores of rows."""
+    counts = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
+    for etype in shard.etypes:
+        np.add.at(counts[etype[0]], shard.own_sources(etype), np.float32(1))
+    return counts

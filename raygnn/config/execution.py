@@ -127,11 +127,9 @@ class CommConfig(Section):
     read_if: ClassVar[Conditions] = dict.fromkeys(  # what only `DistributedDataParallel` is told
         (
             "bucket_cap_mb",
-            "gradient_as_bucket_view",
             "overlap",
             "compression",
             "find_unused_parameters",
-            "static_graph",
         ),
         ("shard", "none", "optimizer"),
     )
@@ -143,10 +141,6 @@ class CommConfig(Section):
         Duration(1800.0), description="Longest wait for a collective, such as 30m."
     )
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
-    gradient_as_bucket_view: bool = Field(
-        True,
-        description="Gradients lie where they are exchanged from, which saves a copy and memory.",
-    )
     overlap: bool = Field(
         True,
         description="Exchange gradients while the backward pass goes on; false = all at its end.",
@@ -163,7 +157,6 @@ class CommConfig(Section):
     find_unused_parameters: bool = Field(
         False, description="Look for parameters that got no gradient, in each step (slow)."
     )
-    static_graph: bool = Field(False, description="Every step uses the same parameters.")
     env: Environment = Field(
         {},
         description="Environment variables for every worker; win over what raygnn chooses. What "
@@ -178,12 +171,6 @@ class CommConfig(Section):
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, value in self.env.items():
             yield from _variable_problems((*at, "env", name), value)
-        if self.static_graph and self.find_unused_parameters:
-            yield Problem(
-                (*at, "static_graph"),
-                "static_graph and find_unused_parameters are both true, and rule each other out",
-                "keep one of the two; neither is needed if every parameter gets a gradient",
-            )
 
 
 def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
@@ -363,13 +350,12 @@ class GuardConfig(Section):
         description="Steps in a row whose gradient is not finite that all ranks leave out "
         "together; one more fails the run.",
     )
-    on_bad_sample: Literal["raise", "skip"] = Field(
-        "raise",
-        description="What happens when a graph of your own dataset cannot be had: the run fails, "
-        "or all ranks go on without it.",
-    )
-    bad_samples: Count = Field(
-        100, description="How many samples are left out, over a whole run, before it fails."
+    bad_samples: int = Field(
+        0,
+        ge=0,
+        le=LARGEST,
+        description="Unreadable graphs of a dataset that all ranks may skip together in a run; one "
+        "more fails it.",
     )
 
     @model_validator(mode="before")

@@ -78,11 +78,16 @@ _SYNONYMS = {
 # Key, or key and value, of an earlier version → what to do instead.
 _REMOVED = {
     "comm.compression: 'powersgd'": "use fp16 or bf16",
+    "comm.gradient_as_bucket_view": "remove the key: it is always true",
     "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
     "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
+    "comm.static_graph": "remove the key",
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
+    "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
+    "sampling.cache_policy": "remove the key: the rows most likely to be read are cached",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
     "sampling.pad": "remove the key",
+    "sampling.pin_memory": "remove the key: batches for GPUs are in page-locked memory",
     "train.schedule.factor": "use gamma",
     "train.schedule.kind: 'cyclic'": "use one_cycle, or cosine with a warm-up",
     "train.schedule.mode": "remove the key",

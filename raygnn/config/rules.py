@@ -86,12 +86,9 @@ def _task(config: Config) -> Iterator[Problem]:
                 "many",
                 "set task.kind to graph_classification or graph_regression",
             )
-        if config.guard.on_bad_sample == "skip":
-            yield Problem(
-                ("guard", "on_bad_sample"),
-                f"skip would be ignored: task.kind is {task.kind}, whose samples are {task.seeds}",
-                "remove guard.on_bad_sample",
-            )
+        yield from config.guard.unused(
+            ("guard",), "bad_samples", why=f"task.kind {task.kind} is not of whole graphs"
+        )
     if config.model.decoder is not None and not task.of_edges:
         yield Problem(
             ("model", "decoder"),
@@ -119,9 +116,8 @@ def _tasks(config: Config) -> Iterator[Problem]:
     if config.model.decoder is not None and not any(t.of_edges for t in config.tasks.values()):
         message = f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges"
         yield Problem(("model", "decoder"), message, "remove model.decoder")
-    if config.guard.on_bad_sample == "skip":
-        message = "skip would be ignored: the samples of tasks are nodes and edges"
-        yield Problem(("guard", "on_bad_sample"), message, "remove guard.on_bad_sample")
+    why = "tasks are of nodes and edges, not of whole graphs"
+    yield from config.guard.unused(("guard",), "bad_samples", why=why)
     for name, task in config.tasks.items():
         at = "tasks", name
         if task.own_class is not None:
@@ -283,13 +279,6 @@ def _embedding(config: Config) -> Iterator[Problem]:
 
 def _resources(config: Config) -> Iterator[Problem]:
     comm, gpus = config.comm, config.cluster.gpus_per_worker
-    if comm.static_graph and config.train.accumulate > 1:
-        yield Problem(
-            ("comm", "static_graph"),
-            f"static_graph is true, and torch cannot have it with train.accumulate "
-            f"{config.train.accumulate}",
-            "remove comm.static_graph, or set train.accumulate to 1",
-        )
     if comm.shard == "full" and config.train.ema is not None:
         yield Problem(
             ("train", "ema"),
@@ -303,13 +292,6 @@ def _resources(config: Config) -> Iterator[Problem]:
         message = f"nccl works between GPUs, but cluster.gpus_per_worker is {gpus}"
         remedy = "set comm.backend to auto, or give each worker a GPU"
         yield Problem(("comm", "backend"), message, remedy)
-    if config.sampling.pin_memory is True and not gpus:
-        yield Problem(
-            ("sampling", "pin_memory"),
-            "pin_memory is true, but memory is pinned for GPUs, and cluster.gpus_per_worker is "
-            f"{gpus}",
-            "set sampling.pin_memory to auto, or give each worker a GPU",
-        )
     for key, value in (
         ("sample_on", config.sampling.sample_on),
         ("features_on", config.sampling.features_on),
@@ -473,9 +455,7 @@ _MAY_CHANGE = (
     "sampling.batch_size",  # only with the number of workers: the global batch stays
     "sampling.topology",
     "sampling.cache",
-    "sampling.cache_policy",
     "sampling.prefetch",
-    "sampling.pin_memory",
     "sampling.sample_on",
     "sampling.features_on",
     "sampling.eval_batch_size",

@@ -36,7 +36,6 @@ from raygnn.config.task import (
 )
 from raygnn.config.values import (
     LARGEST,
-    AutoFlag,
     AutoFraction,
     AutoParts,
     Classes,
@@ -159,15 +158,10 @@ class SamplingConfig(Section):
     cache: AutoFraction = Field(
         "auto",
         description="Share of the feature rows of other nodes that each node keeps, once for all "
-        "workers there; auto = all that a sixteenth of its free memory holds.",
-    )
-    cache_policy: Literal["vip", "degree"] = Field(
-        "vip",
-        description="Which rows are kept: vip = those most likely to be asked for, by the "
-        "sampling itself; degree = those with most edges.",
+        "workers there, by how likely batches are to read them; auto = all that a sixteenth of its "
+        "free memory holds.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    pin_memory: AutoFlag = Field("auto", description="Batches in page-locked memory for GPUs.")
     sample_on: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="Who draws neighbours, the same ones; auto = a worker's GPU if it can."
     )
@@ -370,7 +364,7 @@ class Config(Section):
         if self.task.of_graphs:
             yield from sampling.unused(
                 ("sampling",),
-                *("fanout", "replace", "edge_weight", "topology", "cache", "cache_policy"),
+                *("fanout", "replace", "edge_weight", "topology", "cache"),
                 why=f"task.kind {self.task.kind} takes graphs whole",
             )
         elif not model.depth:

@@ -419,7 +419,6 @@ Parts: TypeAlias = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 AutoParts: TypeAlias = Annotated[
     Literal["auto"] | Parts, or_say(f"auto or a whole number from 1 to {MAX_PARTS}")
 ]
-AutoFlag: TypeAlias = Annotated[Literal["auto"] | bool, or_say("auto, true or false")]
 AutoFraction: TypeAlias = Annotated[
     Literal["auto"] | Fraction, or_say("auto or a number from 0 to 1")
 ]

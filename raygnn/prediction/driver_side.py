@@ -45,7 +45,7 @@ class Predicted:
         rows: how many it has.
         split: what was predicted.
         workers: how many took part.
-        left_out: graphs that could not be had and have no row (``guard.on_bad_sample: skip``).
+        left_out: graphs that could not be had and have no row (``guard.bad_samples``).
     """
 
     path: Path

@@ -65,14 +65,6 @@ def inclusion(
     return chance
 
 
-def degrees(shard: Shard) -> Scores:
-    """How many of the edges that this rank holds come from each node: the baseline."""
-    counts = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
-    for etype in shard.etypes:
-        np.add.at(counts[etype[0]], shard.own_sources(etype), np.float32(1))
-    return counts
-
-
 def choose_for_host(
     scores: Scores, bounds: Mapping[str, np.ndarray], host: Host, share: float
 ) -> Scores:

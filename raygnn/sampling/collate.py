@@ -270,7 +270,7 @@ def get(samples: Samples, number: int) -> Sample:
         raise TrainingError(
             f"graph {number} could not be had: {error_text(error)}",
             where="the dataset",
-            remedy="mend the dataset, or set guard.on_bad_sample to skip",
+            remedy="mend the dataset, or skip bad graphs with guard.bad_samples: 100",
         ) from error
 
 
@@ -343,7 +343,7 @@ def _unlike(number: int, text: str) -> DataError:
     return DataError(
         f"graph {number} {text}",
         where=f"graph {number} of the dataset",
-        remedy="make all graphs alike, or leave such ones out with guard.on_bad_sample: skip",
+        remedy="make all graphs alike, or skip bad ones with guard.bad_samples: 100",
     )
 
 

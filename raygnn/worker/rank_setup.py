@@ -107,8 +107,8 @@ class RankSetup:
 
     def _pin(self) -> torch.device | None:
         """The GPU for which batches are copied to page-locked memory, if they are."""
-        device, wanted = self.runtime.device, self.config.sampling.pin_memory
-        return device if wanted and device.type == "cuda" else None
+        device = self.runtime.device
+        return device if device.type == "cuda" else None
 
     def _side(self) -> SideStream | None:
         """Where batches come to the GPU while it trains; None without one."""
@@ -121,8 +121,7 @@ class RankSetup:
         return {
             "bucket_cap_mb": comm.bucket_cap_mb,
             "find_unused_parameters": comm.find_unused_parameters,
-            "static_graph": comm.static_graph,
-            "gradient_as_bucket_view": comm.gradient_as_bucket_view,
+            "gradient_as_bucket_view": True,
         }
 
     def options(self) -> dict[str, Any]:

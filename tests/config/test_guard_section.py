@@ -53,7 +53,7 @@ def test_others_are_errors(given: Any) -> None:
         ),
         ({"task": {"metric": "mae"}}, "task.metric"),
         ({"task": {"loss": "l1"}}, "task.loss"),
-        ({"guard": {"on_bad_sample": "skip"}}, "guard.on_bad_sample"),
+        ({"guard": {"bad_samples": 100}}, "guard.bad_samples"),
     ],
 )
 def test_what_would_be_ignored_is_an_error(sections: dict[str, Any], key: str) -> None:

@@ -217,16 +217,11 @@ ADDED: dict[str, tuple[str, ...]] = {
     "storage: graph.npz/runs": ("storage", "not a directory"),
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
-    "comm: {static_graph: true, find_unused_parameters: true}": (
-        "comm.static_graph",
-        "find_unused_parameters are both true",
-    ),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
-    "comm: {shard: full, bucket_cap_mb: 5, compression: bf16, static_graph: true}": (
+    "comm: {shard: full, bucket_cap_mb: 5, compression: bf16}": (
         "comm.bucket_cap_mb",
         "bucket_cap_mb 5 would",
         "comm.compression",
-        "comm.static_graph",
     ),
     "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
         "3 problems",

@@ -68,14 +68,11 @@ def test_other_sections() -> None:
     own = {"kind": "tests.own_models:DglSage", "recompute": True}
     with pytest.raises(ConfigError, match=r"model\.recompute: unknown key"):
         load_config({**JOB, "model": own})
-    with pytest.raises(ConfigError, match=r"sampling\.pin_memory: .*gpus_per_worker is 0"):
-        load_config({**JOB, "sampling": {"pin_memory": True}})
-    load_config({**JOB, "sampling": {"pin_memory": True}, "cluster": {"gpus_per_worker": 1}})
 
 
 def test_what_may_change_in_a_resume() -> None:
     began = fixed(load_config(JOB).to_dict())
-    free = {"train": {"patience": 3, "min_delta": 0.1}, "sampling": {"pin_memory": False}}
+    free = {"train": {"patience": 3, "min_delta": 0.1}, "sampling": {"prefetch": 3}}
     assert not changes(began, load_config({**JOB, **free}))
     now = load_config({**JOB, "train": {"schedule": "cosine", "ema": 0.5}})
     assert [text.split()[0] for text in changes(began, now)] == ["train.schedule.kind", "train.ema"]

@@ -318,7 +318,7 @@ def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_
     other = ("graph.dataset=tests.datasets:Odd", f"graph.args={args}")
     with pytest.raises(RuntimeError, match=what):
         answer(from_class, 1, *other)
-    frame = answer(from_class, 2, *other, "guard.on_bad_sample=skip")
+    frame = answer(from_class, 2, *other, "guard.bad_samples=100")
     assert frame["graph"].tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
@@ -339,7 +339,7 @@ def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> No
         answer(from_files, 1, typed_)
     for rows in (True, False):
         with pytest.raises(RuntimeError, match="none of the graphs of split all can be had"):
-            answer(from_files, 2, wide, "guard.on_bad_sample=skip", rows=rows)
+            answer(from_files, 2, wide, "guard.bad_samples=100", rows=rows)
 
 
 @pytest.mark.dgl
@@ -427,7 +427,7 @@ def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     right = (frame["prediction"] == frame["label"]).mean()
     assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
     other = ["graph.dataset=tests.datasets:Odd", "graph.args={odd: width}"]
-    other += ["guard.on_bad_sample=skip", one]
+    other += ["guard.bad_samples=100", one]
     out = tmp_path / "odd.parquet"
     made = raygnn.predict(from_class, out=out, new_data=True, overrides=other, display=False)
     assert (made.rows, made.left_out) == (7, 1)

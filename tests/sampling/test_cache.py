@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling import cache
-from raygnn.sampling.cache import choose, degrees, inclusion
+from raygnn.sampling.cache import choose, inclusion
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.graphs import ITEM, out_degrees, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 FANOUT = [4, 2]
@@ -38,7 +38,7 @@ def frequencies(
         batch = rng.choice(seeds, size, replace=False)
         _, inputs = sampler.sample({ntype: batch}, fanouts, epoch=0, step=step)
         counted[inputs[ntype]] += 1
-    return predicted[ntype], counted / rounds, degrees(shard)[ntype]
+    return predicted[ntype], counted / rounds, out_degrees(shard)[ntype]
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -143,7 +143,7 @@ def test_memory_of_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
             if policy == "vip":
                 scores = inclusion(shard, {"_N": np.arange(held)}, 10, fanouts, replace=False)
             else:
-                scores = degrees(shard)
+                scores = out_degrees(shard)
             assert len(choose(scores, bounds, [0], 1.0)["_N"]) > 9 * held
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()

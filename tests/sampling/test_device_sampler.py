@@ -14,7 +14,7 @@ import torch
 from raygnn.errors import TrainingError
 from raygnn.graph.data import DEFAULT_NTYPE, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.sampling.cache import choose, choose_for_host, choose_near, degrees, inclusion
+from raygnn.sampling.cache import choose, choose_for_host, choose_near, inclusion
 from raygnn.sampling.device import device_features
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler, difference
@@ -24,7 +24,7 @@ from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from tests.elsewhere import Cudart
-from tests.graphs import ITEM, TAG, partitioned, random_graph, shard_of, typed_graph
+from tests.graphs import ITEM, TAG, out_degrees, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -92,12 +92,12 @@ def rows_of_hosts(
     host = Host(exchange, tuple(mine), max(map(len, hosts)))
     shard = shard_of(exchange, meta, replicated=True)
     inputs = {t: choose_inputs(a, *WANTED) for t, a in shard.node_data.items()}
-    cached = choose_for_host(degrees(shard), shard.bounds, host, cache)
+    cached = choose_for_host(out_degrees(shard), shard.bounds, host, cache)
     store = build_store(
         shard, exchange, inputs, dtype=dtype, degree_etypes=shard.etypes, host=host, cached=cached
     )
     over = Exchange(exchange.world, torch.distributed.new_group())
-    near = choose_near(degrees(shard), shard.bounds, host.ranks, cached, 0.4)
+    near = choose_near(out_degrees(shard), shard.bounds, host.ranks, cached, 0.4)
     assert sum(map(len, near.values())) > 9
     rng = np.random.default_rng(exchange.world.rank)
     drawn = [
@@ -167,7 +167,7 @@ def locked_rows(
     ranks of a host and one of another."""
     shard = shard_of(exchange, meta, replicated=True)
     host = Host(exchange, (0, 1) if exchange.world.rank < 2 else (2,), 2)
-    cached = choose_for_host(degrees(shard), shard.bounds, host, 0.5)
+    cached = choose_for_host(out_degrees(shard), shard.bounds, host, 0.5)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     store = build_store(
         shard, exchange, inputs, dtype=torch.float32, resident=True, host=host, cached=cached

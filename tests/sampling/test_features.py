@@ -12,7 +12,7 @@ import torch
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.linear import join
-from raygnn.sampling.cache import choose_for_host, degrees
+from raygnn.sampling.cache import choose_for_host
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import (
     FEATURES,
@@ -31,6 +31,7 @@ from tests.graphs import (
     TAG,
     USER,
     everyones,
+    out_degrees,
     partitioned,
     shard_of,
     typed_graph,
@@ -101,7 +102,7 @@ def gather(
         resident=resident,
         ring=4,
         host=host,
-        cached=choose_for_host(degrees(shard), shard.bounds, host, cache),
+        cached=choose_for_host(out_degrees(shard), shard.bounds, host, cache),
     )
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     sent, all_to_all = np.zeros(exchange.world.size, np.int64), exchange._all_to_all
@@ -175,7 +176,7 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
     given: dict[str, Any] = {"dtype": dtype, "weighted": how == "weighted"}
     host = Host.of(exchange)
     assert host.ranks == (0, 1)
-    given["cached"] = choose_for_host(degrees(shard), shard.bounds, Host.alone(exchange), 0.3)
+    given["cached"] = choose_for_host(out_degrees(shard), shard.bounds, Host.alone(exchange), 0.3)
     store = build_store(shard, exchange, inputs, **given, beside=True)
     plain = build_store(shard, exchange, inputs, **given | {"cached": {}, "host": host})
     sampler = NeighborSampler(shard, exchange)

@@ -15,11 +15,11 @@ import torch
 
 from raygnn.errors import TrainingError
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.sampling.cache import choose_for_host, degrees
+from raygnn.sampling.cache import choose_for_host
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FeatureStore, Inputs, build_store
 from raygnn.sampling.host_memory import Host, host_identity
-from tests.graphs import partitioned, random_graph, shard_of
+from tests.graphs import out_degrees, partitioned, random_graph, shard_of
 from tests.hosts import hosts, needs_hosts
 from tests.ranks import run_ranks
 
@@ -29,7 +29,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def store_of(exchange: Exchange, meta: PartitionMeta, host: Host) -> tuple[FeatureStore, int]:
     """One with half of the rows of other hosts, and the bytes of these."""
     shard = shard_of(exchange, meta, replicated=True)
-    cached = choose_for_host(degrees(shard), shard.bounds, host, 0.5)
+    cached = choose_for_host(out_degrees(shard), shard.bounds, host, 0.5)
     inputs = {"_N": Inputs(("feat",), (), ())}
     store = build_store(shard, exchange, inputs, dtype=torch.float32, host=host, cached=cached)
     return store, len(cached["_N"]) * store.row_bytes("_N")

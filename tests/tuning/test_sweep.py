@@ -99,9 +99,9 @@ def test_caches_are_tried_where_ranks_are_on_several_hosts() -> None:
 
 
 def test_what_contradicts_is_not_tried() -> None:
-    base = config(comm={"static_graph": True})
+    base = config(precision="bf16")
     tried = search(axes(base, 2, 2**40), lambda s: Trial(s, 1.0, {}), possible(base)).trials
-    assert not any("train.accumulate" in t.settings for t in tried)
+    assert not any("comm.compression" in t.settings for t in tried)
 
 
 def _tune(exchange: Exchange, job: Job) -> dict[str, Any]:

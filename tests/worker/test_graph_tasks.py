@@ -194,7 +194,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
                     tmp_path,
                     name=name,
                     graph=data,
-                    guard={"on_bad_sample": "skip"},
+                    guard={"bad_samples": 100},
                     train=train_all,
                     sampling={"batch_size": 10},  # a batch is an epoch
                 )
@@ -214,7 +214,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     [
         ({}, "graph file 4 is unreadable"),
         pytest.param(
-            {"on_bad_sample": "skip", "bad_samples": 1},
+            {"bad_samples": 1},
             "more than guard.bad_samples",
             marks=pytest.mark.slow,
         ),
@@ -258,7 +258,7 @@ def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: P
 def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
     """What graphs must be like is what most are like."""
     graph = {**dataset("Wide", num=12, wide=first), "val": 0.0, "test": 0.0}
-    run = train_on_ranks(make(tmp_path, graph=graph, guard={"on_bad_sample": "skip"}))
+    run = train_on_ranks(make(tmp_path, graph=graph, guard={"bad_samples": 100}))
     assert run.summary["skipped"]["samples"] == 1
     assert np.isfinite(losses(run)).all()
 
@@ -278,7 +278,7 @@ def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> No
     graph = {**dataset("Labelled", num=8, label=label), "val": 0.0, "test": 0.0}
     with pytest.raises(RuntimeError, match=rf"graph 5 has the target {said}, expected 0 to 1"):
         train_on_ranks(make(tmp_path, graph=graph))
-    run = train_on_ranks(make(tmp_path, name="skip", graph=graph, guard={"on_bad_sample": "skip"}))
+    run = train_on_ranks(make(tmp_path, name="skip", graph=graph, guard={"bad_samples": 100}))
     assert run.summary["skipped"]["samples"] == 1
 
 
@@ -308,14 +308,14 @@ def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.dgl
 def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None:
     graph = {**dataset(num=8, bad=[2]), "val": 0.0, "test": 0.0}
-    guard = {"on_bad_sample": "skip", "bad_samples": 1}
+    guard = {"bad_samples": 1}
     run = train_on_ranks(make(tmp_path, graph=graph, guard=guard, train={"epochs": 6}))
     assert run.summary["skipped"]["samples"] == 1
 
 
 @pytest.mark.dgl
 def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
-    guard = {"on_bad_sample": "skip"}
+    guard = {"bad_samples": 100}
     graph = dataset("Chosen", num=20, bad=[18], val=[15, 16, 17], test=[18, 19])
     run = train_on_ranks(make(tmp_path, graph=graph, guard=guard))
     assert run.summary["metrics"]["test/left_out"] == 1

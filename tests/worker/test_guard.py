@@ -338,9 +338,9 @@ DIFFERENCES: dict[str, tuple[int, int, Callable[[Setup], object], str, str]] = {
     "options": (
         3,
         0,
-        lambda s: setattr(s, "options", {"bucket_cap_mb": 1, "static_graph": True}),
+        lambda s: setattr(s, "options", {"bucket_cap_mb": 1, "overlap": True}),
         "option bucket_cap_mb: 25 on ranks 1 and 2, 1 on rank 0; "
-        "option static_graph: missing on ranks 1 and 2, there on rank 0",
+        "option overlap: missing on ranks 1 and 2, there on rank 0",
         "options",
     ),
     "lr": (

@@ -1,4 +1,4 @@
-"""``sampling.pin_memory``: which tensors, in which thread, for which device.
+"""Page-locked batches: which tensors, in which thread, for which device.
 
 Memory is pinned by CUDA alone; without it `Tensor.pin_memory` is stood in for by a copy.
 """
@@ -26,20 +26,9 @@ from tests.worker.test_graph_tasks import make as graph_job
 GPU = torch.device("cuda", 1)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "device", "expected"),
-    [
-        ("auto", GPU, GPU),
-        ("auto", torch.device("cpu"), None),
-        (True, GPU, GPU),
-        (False, GPU, None),
-    ],
-)
-def test_where_it_is_done(wanted: Any, device: torch.device, expected: Any) -> None:
-    sampling = SimpleNamespace(pin_memory=wanted)
-    rank: Any = SimpleNamespace(
-        config=SimpleNamespace(sampling=sampling), runtime=SimpleNamespace(device=device)
-    )
+@pytest.mark.parametrize(("device", "expected"), [(GPU, GPU), (torch.device("cpu"), None)])
+def test_where_it_is_done(device: torch.device, expected: Any) -> None:
+    rank: Any = SimpleNamespace(runtime=SimpleNamespace(device=device))
     assert Rank._pin(rank) == expected
 
 

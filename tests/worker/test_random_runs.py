@@ -52,7 +52,7 @@ def graph_jobs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "task": {"kind": "graph_classification"},
         "model": {**model, "readout": draw(st.sampled_from(["sum", "mean", "max"]))},
-        "guard": {"on_bad_sample": "skip" if skip else "raise", "every": draw(st.integers(1, 3))},
+        "guard": {"bad_samples": 100 if skip else 0, "every": draw(st.integers(1, 3))},
     }
 
 

@@ -71,7 +71,6 @@ def _live(exchange: Exchange, job: Job) -> dict[str, Any]:
         found.update(
             bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
             find_unused_parameters=ddp.find_unused_parameters,
-            static_graph=ddp.static_graph,
             gradient_as_bucket_view=ddp.gradient_as_bucket_view,
             hooked=bool(ddp._get_ddp_logging_data().get("comm_hook")),
         )
@@ -91,7 +90,6 @@ def _live(exchange: Exchange, job: Job) -> dict[str, Any]:
 USUAL = {
     "bucket_cap_mb": 25,
     "find_unused_parameters": False,
-    "static_graph": False,
     "gradient_as_bucket_view": True,
     "hooked": False,
     "groups": set(),
@@ -102,12 +100,8 @@ USUAL = {
     ("comm", "guard", "expected"),
     [
         ({}, "on", {}),
-        (
-            {"bucket_cap_mb": 1, "find_unused_parameters": True, "gradient_as_bucket_view": False},
-            "on",
-            {},
-        ),
-        ({"static_graph": True, "overlap": False}, "on", {"hooked": True, "groups": {"default"}}),
+        ({"bucket_cap_mb": 1, "find_unused_parameters": True}, "on", {}),
+        ({"overlap": False}, "on", {"hooked": True, "groups": {"default"}}),
         ({"compression": "fp16"}, "on", {"hooked": True, "groups": {"default"}}),
         ({"compression": "bf16"}, "deep", {"hooked": True, "groups": {"another"}}),
         ({"debug": True}, "off", {"hooked": True, "groups": {"another"}}),

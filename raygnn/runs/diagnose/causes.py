@@ -13,8 +13,8 @@ FROZEN = "Frozen"  # the kind of the failure that the driver records for a froze
 
 REMEDIES = {
     "model": "correct the model or the loss there; the traceback is in the rank's log",
-    "data": "correct the dataset or its transform there, or let bad samples be left out with "
-    "guard.on_bad_sample: skip",
+    "data": "correct the dataset or its transform there, or skip bad graphs with "
+    "guard.bad_samples: 100",
     "ranks_differ": "make every rank do the same: no collective, parameter, dtype or early return "
     "that depends on the rank or on its data; comm.debug: true stops at the "
     "first difference in what raygnn and the gradients exchange",

@@ -87,7 +87,7 @@ class Reduction(pl.Callback):
         """Whether DDP takes gradients of nothing but zeros for those of a backward pass."""
         embeddings = (m for m in ddp.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
         sparse = any(embedding.sparse for embedding in embeddings)
-        return not (sparse or self._comm.static_graph)
+        return not sparse
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._late.clear()  # of a backward pass that raised

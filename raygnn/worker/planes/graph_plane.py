@@ -92,7 +92,7 @@ class GraphPlane:
         if others is not None:
             pattern = _trained_on(others)
         else:
-            pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
+            pattern = find_pattern(samples, train, config.guard.bad_samples > 0)
         model = config.model
         inputs = {
             t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
@@ -303,7 +303,7 @@ class GraphPlane:
             exchange=self.ranks.data,
             collate=self._collate(),
             data="" if meta is None else meta.digest,
-            skip=config.guard.on_bad_sample == "skip",
+            skip=config.guard.bad_samples > 0,
             most_skipped=config.guard.bad_samples,
             note=blackbox.note,
         )
@@ -368,7 +368,7 @@ class GraphPlane:
         Each rank looks at its share of the graphs.
         """
         world, highest, lowest = self.ranks.world, -1, 0
-        skip = self.config.guard.on_bad_sample == "skip"
+        skip = self.config.guard.bad_samples > 0
         used = np.concatenate(list(self.samples.splits.values()))
         for number in used[world.rank :: world.size].tolist():
             try:

@@ -21,7 +21,7 @@ from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree, needs_degree_sampled
-from raygnn.sampling.cache import Scores, choose_for_host, choose_near, degrees, inclusion
+from raygnn.sampling.cache import Scores, choose_for_host, choose_near, inclusion
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
@@ -402,7 +402,7 @@ class PartitionPlane:
             host=host,
             cached=cached,
         )
-        if config.sampling.pin_memory and self.ranks.device.type == "cuda":
+        if self.ranks.device.type == "cuda":
             store.to_pinned()
         log.info(
             "rows of ranks %s are here, and %.0f %% of the others', %.3g GB, once for all of them; "
@@ -448,10 +448,7 @@ class PartitionPlane:
         self, own: Mapping[str, np.ndarray], share: int, fanouts: Sequence[Fanout]
     ) -> Scores:
         """How much this rank wants each row; see `make_batches`."""
-        sampling = self.config.sampling
-        if sampling.cache_policy == "degree":
-            return degrees(self.shard)
-        return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
+        return inclusion(self.shard, own, share, fanouts, replace=self.config.sampling.replace)
 
     @cached_property
     def identity(self) -> str:
