@@ -34,7 +34,7 @@ from raygnn.runs.run_directory import RunDir, read_config
 from raygnn.sampling.exchange import Exchange
 from raygnn.storage.remote import AnyPath
 from raygnn.worker import callbacks
-from raygnn.worker.job import Goal, Job
+from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
 from tests.graphs import ensure_collection, ensure_partition
@@ -233,14 +233,14 @@ def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
     return target
 
 
-def goals_of(config: Config, place: AnyPath | None) -> dict[str, Goal]:
+def goals_of(config: Config, place: AnyPath | None) -> dict[str, TaskTarget]:
     """What each of several tasks predicts for, as the driver finds it out."""
     if config.tasks is None:
         return {}
     assert place is not None
     facts = partition_facts(config, read_meta(place))
     return {
-        name: Goal(task_ntype(one, facts.columns), edges_of(one, place))
+        name: TaskTarget(task_ntype(one, facts.columns), edges_of(one, place))
         for name, one in config.by_task.items()
     }
 

@@ -91,7 +91,7 @@ class RowFiles(BaseModel):
         return self
 
 
-class Manifest(BaseModel):
+class CheckpointManifest(BaseModel):
     """What ``manifest.json`` says of a checkpoint.
 
     Attributes:
@@ -125,7 +125,7 @@ class Checkpoint:
     """
 
     state: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ def write(
 
     Args:
         state: Lightning's: plain values and tensors.
-        about: for the manifest, whose other facts are added: see `Manifest`.
+        about: for the manifest, whose other facts are added: see `CheckpointManifest`.
         is_current: whether no later start of the run has taken over, which a rank that was cut
             off, or asleep, may find when it comes back.
         rows: learned rows, whose files ranks have written to `draft_of` this step.
@@ -408,7 +408,7 @@ def _described(directory: Path) -> Checkpoint | str:
     try:
         facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = facts.pop("digest")
-        manifest = Manifest.model_validate(facts)
+        manifest = CheckpointManifest.model_validate(facts)
     except OSError as error:
         return _unreadable(MANIFEST, error)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -44,7 +44,7 @@ class Saver(TorchCheckpointIO):
         directory: of the run's checkpoints.
         requests: for checkpoints, which it answers.
         keep: how many are kept.
-        about: for the manifests, see `checkpoint.Manifest`.
+        about: for the manifests, see `raygnn.checkpoint.store.CheckpointManifest`.
         courier: uploads them, where storage is an object store.
         is_current: see `checkpoint.write`.
         patience: seconds to try the last one again.

@@ -28,7 +28,7 @@ from raygnn.graph.collection import CollectionMeta
 from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import DryRun, PartitionFacts
-from raygnn.worker.job import OUTCOME, DryRunRequest, Goal
+from raygnn.worker.job import OUTCOME, DryRunRequest, TaskTarget
 
 LIMIT = 120.0  # seconds, imports of torch and DGL included
 _OUTPUT = 500  # characters of what the process printed last that a finding quotes
@@ -38,7 +38,7 @@ _NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented 
 
 
 def request_of(
-    config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, Goal]
+    config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, TaskTarget]
 ) -> DryRunRequest | None:
     """What a dry run needs; None where no code of the user's takes part in steps, and where other
     findings say what the job lacks."""
@@ -58,7 +58,7 @@ def request_of(
     return DryRunRequest(config, facts, goals, classes, collection, tuple(sys.path), end)
 
 
-def check_weights(config: Config, given: Input, goals: Mapping[str, Goal]) -> None:
+def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget]) -> None:
     """Raises ConfigError: a task's class weights are not one for each class, as far as known."""
     for name, goal in goals.items() if config.trains else ():
         task, kind = config.of(name).task, goal.edges.etype if goal.edges else goal.ntype

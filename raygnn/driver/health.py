@@ -29,7 +29,7 @@ from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, file_of
 from raygnn.runs.display import Display
 from raygnn.runs.run_directory import RunDir
 from raygnn.worker import failures as faults
-from raygnn.worker.control import Progress, Snapshot
+from raygnn.worker.control import RankProgress, Snapshot
 
 _EVERY = 1.0  # seconds between looks at the ranks, which give a sign of life about as often
 _FRESH = 3.0  # seconds after which ranks of several hosts that are all silent are cut off
@@ -162,7 +162,7 @@ class _Ending:
     """
 
     def __init__(
-        self, run_dir: Path, job: Launch, progress: Progress, silent: float, show: Display
+        self, run_dir: Path, job: Launch, progress: RankProgress, silent: float, show: Display
     ):
         self._run_dir = run_dir
         self._job = job

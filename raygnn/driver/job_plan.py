@@ -19,7 +19,7 @@ from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.worker.job import Goal
+from raygnn.worker.job import TaskTarget
 
 # share of a node's free memory that the whole structure may take; its workers map one copy
 _REPLICATED_SHARE = 0.25
@@ -42,7 +42,7 @@ class Plan:
 
     input: Input
     report: Report
-    goals: Mapping[str, Goal]
+    goals: Mapping[str, TaskTarget]
     workers: int
     replicated: bool
     training_seeds: int | None
@@ -202,11 +202,11 @@ def make_plan(
     )
 
 
-def goals_of(config: Config, facts: PartitionFacts) -> dict[str, Goal]:
+def goals_of(config: Config, facts: PartitionFacts) -> dict[str, TaskTarget]:
     """What each task predicts for, by name."""
     goals = {name: goal_of(one, facts) for name, one in config.by_task.items()}
     return {
-        name: Goal(ntype, None if isinstance(edges, tuple) else edges)
+        name: TaskTarget(ntype, None if isinstance(edges, tuple) else edges)
         for name, (ntype, edges) in goals.items()
     }
 

@@ -20,7 +20,7 @@ from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
 from raygnn.worker.blackbox.recorder import oom_kills
-from raygnn.worker.control import Link, SaveRequest, Snapshot, read_result
+from raygnn.worker.control import ControlHandle, SaveRequest, Snapshot, read_result
 from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop
 from raygnn.worker.node_files import FileServer, collect
@@ -84,7 +84,7 @@ class Launch:
         self.cluster = cluster
         self._error: BaseException | None = None
         self._oom_kills = oom_kills()
-        self._control: Link | None = None
+        self._control: ControlHandle | None = None
         self.snapshot = Snapshot()
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
@@ -222,7 +222,9 @@ class Launch:
             self.cluster.wait()
             if self._stopped:
                 return
-            control = Link.create(attempts(self._job.run_dir), FileServer(self._job.run_dir))
+            control = ControlHandle.create(
+                attempts(self._job.run_dir), FileServer(self._job.run_dir)
+            )
             lists = ray.put(self._job.lists) if self._job.lists else {}
             self._job = replace(self._job, control=control, lists=lists)
             self._control = control
@@ -238,7 +240,7 @@ class Launch:
         finally:
             self._ended.set()
 
-    def _fit(self, control: Link) -> None:
+    def _fit(self, control: ControlHandle) -> None:
         """Run Ray Train; the death of its controller, on a cluster, counts as that of a rank."""
         from ray.exceptions import ActorDiedError
 
@@ -268,7 +270,7 @@ class Launch:
 
 def make_trainer(
     job: Job,
-    control: Link,
+    control: ControlHandle,
     workers: int,
     comm: CommPlan,
     failures: int,

@@ -33,7 +33,7 @@ from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.run_directory import SCALING, Events
 from raygnn.worker import ray_nodes
-from raygnn.worker.control import Control, Link, SaveRequest
+from raygnn.worker.control import Control, ControlHandle, SaveRequest
 
 log = logging.getLogger("raygnn")
 
@@ -87,7 +87,7 @@ class Scaling(FixedScalingPolicy):
         scaling_config: Any,
         fewest: int,
         run_dir: Path,
-        control: Control | Link,
+        control: Control | ControlHandle,
         patience: float,
     ):
         super().__init__(scaling_config)

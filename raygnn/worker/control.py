@@ -2,8 +2,9 @@
 
 A `Control` holds it all: requests and their answers, how often the ranks were started and where,
 what each of them does, what rank 0 has to say. The driver makes one as an actor of Ray's beside
-itself; the others reach it through a `Link`, which has the same methods. Tests, and ranks that run
-without Ray, use a `Control` itself. Nothing of this outlives the job: what must is in files.
+itself; the others reach it through a `ControlHandle`, which has the same methods. Tests, and ranks
+that run without Ray, use a `Control` itself. Nothing of this outlives the job: what must is in
+files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RankProgress:
     """What a rank's training thread does, and a count that grows with each sign of life."""
 
     start: Start
@@ -68,7 +69,7 @@ class Snapshot:
     attempt: int = 0
     starts: int = 0
     workers: tuple[Worker, ...] = ()
-    progress: Mapping[int, Progress] = field(default_factory=dict)
+    progress: Mapping[int, RankProgress] = field(default_factory=dict)
     orders: Orders = Orders()
     answers: Mapping[str, bool] = field(default_factory=dict)
     sending: bool = False
@@ -96,7 +97,7 @@ class Control:
         self._attempts_before = attempts
         self._starts = 0
         self._workers: tuple[Worker, ...] = ()
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, RankProgress] = {}
         self._stopped = False
         self._saves: set[str] = set()
         self._last = False
@@ -161,7 +162,7 @@ class Control:
         self._saves -= answered
         self._answers.update(dict.fromkeys(answered, saved))
 
-    def report(self, progress: Progress) -> Orders:
+    def report(self, progress: RankProgress) -> Orders:
         """What a rank does, in exchange for what is asked of it."""
         if self.is_current(progress.start.attempt):
             self._progress[progress.start.rank] = progress
@@ -180,7 +181,7 @@ class Control:
         return Orders(self._stopped, frozenset(self._saves), self._last)
 
 
-class Link:
+class ControlHandle:
     """A way to the actor that holds a job's `Control`; it can be pickled.
 
     Its methods are those of the `Control`. Only `snapshot` and `finish` wait for an answer for
@@ -196,7 +197,7 @@ class Link:
         self._newest = Snapshot()
 
     @classmethod
-    def create(cls, attempts: int, server: Any = None) -> Link:
+    def create(cls, attempts: int, server: Any = None) -> ControlHandle:
         """Make the actor, beside this process, on which it depends."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -208,7 +209,7 @@ class Link:
         return cls(actor.remote(attempts, server))
 
     def __reduce__(self) -> Any:
-        return Link, (self._actor,)
+        return ControlHandle, (self._actor,)
 
     def files(self, method: str, *args: Any) -> Any:
         """See `Control`.
@@ -271,7 +272,7 @@ class Link:
             self._answered = (self._answered & self._orders.saves) | answered
             self._post("answer_saves", answered, saved=saved)
 
-    def report(self, progress: Progress) -> Orders:
+    def report(self, progress: RankProgress) -> Orders:
         """See `Control`; returns what was asked for when the last answer came."""
         with contextlib.suppress(Exception):  # the actor is gone, and so is the driver
             self._orders = self._poll("report", progress, default=self._orders)
@@ -319,12 +320,9 @@ class Link:
 
 
 class SaveRequest:
-    """A request for a checkpoint that has an answer, made where a `Control` or `Link` is at hand.
+    """Request for a checkpoint that is answered; its id keeps it apart from other requests."""
 
-    Others' requests are no concern of it: each has an id of its own.
-    """
-
-    def __init__(self, control: Control | Link, *, last: bool = False):
+    def __init__(self, control: Control | ControlHandle, *, last: bool = False):
         self._control = control
         self._id = uuid.uuid4().hex
         control.ask_save(self._id, last=last)
@@ -342,6 +340,6 @@ def read_result(snapshot: Snapshot) -> dict[str, Any] | None:
     return None if snapshot.result is None else dict(json.loads(snapshot.result))
 
 
-def sign_of_life(start: Start, place: Place) -> Progress:
+def sign_of_life(start: Start, place: Place) -> RankProgress:
     """What a rank does, now."""
-    return Progress(start, place, time.monotonic_ns())
+    return RankProgress(start, place, time.monotonic_ns())

@@ -59,7 +59,7 @@ def main() -> None:
     signal.alarm(request.lifetime)
     sys.path[:] = request.path
     outcome: dict[str, Any] = {"what": None}
-    trial = Trial(request, directory)
+    trial = DryRunRank(request, directory)
     try:
         _join_group()
         trial.run()
@@ -76,7 +76,7 @@ def _join_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-class Trial:
+class DryRunRank:
     """A rank with a small graph, or a few graphs, for one batch.
 
     Attributes:

@@ -16,7 +16,7 @@ from raygnn.errors import DataError, TrainingError
 from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
 from raygnn.util.files import retry
-from raygnn.worker.control import Control, Link
+from raygnn.worker.control import Control, ControlHandle
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
@@ -101,7 +101,7 @@ class DryRunRequest:
 
     config: Config
     facts: PartitionFacts
-    goals: Mapping[str, Goal]
+    goals: Mapping[str, TaskTarget]
     classes: Mapping[str, int]
     collection: AnyPath | None
     path: tuple[str, ...]
@@ -146,7 +146,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Goal:
+class TaskTarget:
     """What one task predicts for.
 
     Attributes:
@@ -167,7 +167,7 @@ class Job:
         partition: directory of the partition, or of a collection of graphs; it may appear after
             the ranks have started. None for a dataset of the user's own.
         run_dir: of the run, visible on every node.
-        ntype: see `Goal`, of the only task.
+        ntype: see `TaskTarget`, of the only task.
         replicated: whether every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
@@ -175,7 +175,7 @@ class Job:
         tune: seconds that a trial of a sweep takes; None to train.
         profile: steps to record with torch's profiler.
         request: what to predict; None to train.
-        edges: see `Goal`, of the only task.
+        edges: see `TaskTarget`, of the only task.
         goals: of several tasks, by name; empty where there is but one.
         task: name of the task that this job is about, of several; "" = of all, or the only one.
         lists: name of each task on links that has some → use → what
@@ -197,11 +197,11 @@ class Job:
     profile: int = 0
     request: Request | None = None
     edges: EdgeTarget | None = None
-    goals: Mapping[str, Goal] = field(default_factory=dict)
+    goals: Mapping[str, TaskTarget] = field(default_factory=dict)
     task: str = ""
     lists: Any = field(default_factory=dict)
     token: str = ""
-    control: Control | Link = field(default_factory=Control)
+    control: Control | ControlHandle = field(default_factory=Control)
     program: str = "raygnn.worker.rank:Rank"
 
     @property
@@ -286,7 +286,7 @@ class Job:
     def hidden(self) -> list[EdgeSplit]:
         """Splits whose edges for validation and test no message may pass along: where seeds see
         what was before them, later edges need not be hidden."""
-        goals = self.goals.values() or [Goal(edges=self.edges)]
+        goals = self.goals.values() or [TaskTarget(edges=self.edges)]
         splits = dict.fromkeys(goal.edges.split for goal in goals if goal.edges)
         timed = self.config.ordered
         return [split for split in splits if not (timed and split.time is not None)]

@@ -26,7 +26,7 @@ from raygnn.worker.comm.sharding import Sharding
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import PRECISIONS
-from raygnn.worker.records import Counters, Records, Writer
+from raygnn.worker.records import Counters, Records, RecordWriter
 from raygnn.worker.stragglers import Stragglers
 
 
@@ -71,7 +71,7 @@ class RankSetup:
         tell = self.events.tell if self.ranks.first else lambda text: None
         self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
 
-    def records(self, writers: Sequence[Writer]) -> Records:
+    def records(self, writers: Sequence[RecordWriter]) -> Records:
         """``writers``: see `Records`."""
         train = self.config.train
         return Records(

@@ -62,7 +62,7 @@ class _Window:
     skipped: int
 
 
-class Writer(Protocol):
+class RecordWriter(Protocol):
     """What takes records: a `MetricsWriter`."""
 
     waiting: OSError | None
@@ -101,7 +101,7 @@ class Records(pl.Callback):
     def __init__(
         self,
         exchange: Exchange,
-        writers: Sequence[Writer],
+        writers: Sequence[RecordWriter],
         stragglers: Stragglers,
         counters: Counters,
         *,

@@ -416,7 +416,7 @@ def test_a_stop_while_ray_comes_up(make_job: JobFactory, monkeypatch: pytest.Mon
         asked.append("asked")
 
     monkeypatch.setattr(compat, "shut_down_ray", lambda then: asked.append("end"))
-    monkeypatch.setattr(launch.Link, "create", ask)
+    monkeypatch.setattr(launch.ControlHandle, "create", ask)
     for begun in (False, True):
         asked.clear()
         came.clear()

@@ -31,7 +31,7 @@ from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.diagnose.state_file import DONE, Place, Start
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.worker import failures
-from raygnn.worker.control import Control, Progress, SaveRequest, Snapshot, Worker
+from raygnn.worker.control import Control, RankProgress, SaveRequest, Snapshot, Worker
 from tests.small_jobs import JobFactory
 
 HOST = socket.gethostname()
@@ -39,9 +39,9 @@ LIMIT = 60.0
 SLOW = pytest.mark.slow
 
 
-def progress(rank: int, beat: int, *, host: str = HOST, phase: str = "forward") -> Progress:
+def progress(rank: int, beat: int, *, host: str = HOST, phase: str = "forward") -> RankProgress:
     start = Start(1, rank, 2, 1, 0.0, 0.0, host)
-    return Progress(start, Place(phase, 1, 6, 100.0, 0.0), beat)
+    return RankProgress(start, Place(phase, 1, 6, 100.0, 0.0), beat)
 
 
 class Watched:
@@ -149,11 +149,11 @@ class Job:
     def begin(self) -> None:
         self.control.begin([Worker(HOST, "here")])
 
-    def say(self, said: Progress) -> None:
+    def say(self, said: RankProgress) -> None:
         self.control.report(said)
         self.snapshot = self.control.snapshot()
 
-    def watch(self, seconds: int, *said: Progress) -> None:
+    def watch(self, seconds: int, *said: RankProgress) -> None:
         """Rank 0 goes on."""
         for each in said:
             self.say(each)
@@ -186,7 +186,7 @@ def holding(file: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(10)
 
 
-def of(process: subprocess.Popen[bytes], said: Progress) -> Progress:
+def of(process: subprocess.Popen[bytes], said: RankProgress) -> RankProgress:
     return replace(said, start=replace(said.start, pid=process.pid))
 
 

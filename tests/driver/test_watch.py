@@ -26,7 +26,7 @@ from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.report import page
 from raygnn.runs.run_directory import RunDir
-from raygnn.worker.control import Control, Progress, SaveRequest, Worker
+from raygnn.worker.control import Control, RankProgress, SaveRequest, Worker
 from raygnn.worker.job import ROWS
 from tests.small_jobs import job
 
@@ -129,7 +129,7 @@ def progress_of(*phases: str) -> str:
     control = Control()
     control.begin([Worker("host", "node")] * len(phases))
     for rank, phase in enumerate(phases):
-        control.report(Progress(Start(1, rank, 3, 1, 0.0, 0.0, "host"), Place(phase), 1))
+        control.report(RankProgress(Start(1, rank, 3, 1, 0.0, 0.0, "host"), Place(phase), 1))
     return startup_progress(control.snapshot())
 
 
@@ -149,7 +149,7 @@ def test_the_least_far_are_told(phases: tuple[str, ...], told: str) -> None:
 def test_what_the_ranks_of_an_earlier_start_do_is_not_told() -> None:
     control = Control(attempts=3)
     control.begin([Worker("host", "node")])
-    control.report(Progress(Start(3, 0, 1, 1, 0.0, 0.0, "host"), Place("imports"), 1))
+    control.report(RankProgress(Start(3, 0, 1, 1, 0.0, 0.0, "host"), Place("imports"), 1))
     assert startup_progress(control.snapshot()) == ""
 
 

@@ -31,7 +31,7 @@ from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
 from raygnn.worker.callbacks import Phases, Waiting, describe
-from raygnn.worker.control import Control, Progress, sign_of_life
+from raygnn.worker.control import Control, RankProgress, sign_of_life
 from tests.ranks import run_ranks
 from tests.small_jobs import job
 
@@ -404,7 +404,7 @@ def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
     class Broken:
         looks = 0
 
-        def progress(self) -> Progress:
+        def progress(self) -> RankProgress:
             return sign_of_life(Start(1, 0, 1, 1, 0.0, 0.0, "host"), Place())
 
         def watch(self) -> None:

@@ -12,13 +12,20 @@ import pytest
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.worker import control as module
-from raygnn.worker.control import Control, Link, Progress, SaveRequest, Worker, read_result
+from raygnn.worker.control import (
+    Control,
+    ControlHandle,
+    RankProgress,
+    SaveRequest,
+    Worker,
+    read_result,
+)
 
 WORKERS = [Worker("host0", "a"), Worker("host1", "b")]
 
 
-def says(rank: int, attempt: int = 1, beat: int = 1, phase: str = "forward") -> Progress:
-    return Progress(Start(attempt, rank, 2, 1, 0.0, 0.0, "host"), Place(phase), beat)
+def says(rank: int, attempt: int = 1, beat: int = 1, phase: str = "forward") -> RankProgress:
+    return RankProgress(Start(attempt, rank, 2, 1, 0.0, 0.0, "host"), Place(phase), beat)
 
 
 def test_starts_are_counted_over_commands() -> None:
@@ -68,10 +75,10 @@ def test_the_result_is_plain_json() -> None:
 
 
 @pytest.fixture
-def link(shared_ray: None) -> Iterator[Link]:
+def link(shared_ray: None) -> Iterator[ControlHandle]:
     import ray
 
-    link = Link.create(attempts=0)
+    link = ControlHandle.create(attempts=0)
     yield link
     ray.kill(link._actor)
 
@@ -83,10 +90,10 @@ def until(happens: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def test_a_rank_learns_what_is_asked_when_it_reports(link: Link) -> None:
+def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> None:
     import ray
 
-    rank: Link = ray.cloudpickle.loads(ray.cloudpickle.dumps(link))
+    rank: ControlHandle = ray.cloudpickle.loads(ray.cloudpickle.dumps(link))
     link.begin(WORKERS)
     request = SaveRequest(link)
     assert rank.snapshot().workers == tuple(WORKERS)
@@ -107,7 +114,9 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: Link) -> None:
     until(lambda: rank.report(says(0)).stop)
 
 
-def test_a_rank_outlives_an_actor_that_is_gone(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_outlives_an_actor_that_is_gone(
+    link: ControlHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does it wait for one; the driver, which depends on it, is told."""
     import ray
     from ray.exceptions import RayActorError

@@ -18,7 +18,7 @@ from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.layout import read_meta
 from raygnn.prediction.driver_side import _names
 from raygnn.runs.run import Run
-from raygnn.worker.job import Goal
+from raygnn.worker.job import TaskTarget
 from tests.graphs import ensure_partition, partitioned
 from tests.prediction.test_predict import ask
 from tests.small_jobs import JobFactory, edges_of, job, train_on_ranks
@@ -348,7 +348,7 @@ def test_triples_without_features(tmp_path: Path) -> None:
     target = edges_of(config, meta.directory)
 
     class Planned:
-        goals: ClassVar = {"": Goal(None, target)}
+        goals: ClassVar = {"": TaskTarget(None, target)}
         input = PartitionInput(read_meta(meta.directory), None)
 
     asked: Any = SimpleNamespace(task="", weights=SimpleNamespace(words=None), one=config)

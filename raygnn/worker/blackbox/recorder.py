@@ -38,7 +38,7 @@ from raygnn.runs.diagnose.state_file import (
 )
 from raygnn.util.files import write_atomic
 from raygnn.worker.blackbox import flight
-from raygnn.worker.control import Progress, sign_of_life
+from raygnn.worker.control import RankProgress, sign_of_life
 
 PREFETCH_THREAD = "raygnn-prefetch"
 
@@ -121,7 +121,7 @@ class Recorder:
         """Keep what can describe the batch at hand, in plain JSON types; it is called if needed."""
         self._batch = describe
 
-    def progress(self) -> Progress:
+    def progress(self) -> RankProgress:
         """What the training thread does, for the driver."""
         return sign_of_life(self._start, self._places[TRAINING])
 

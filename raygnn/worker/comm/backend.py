@@ -25,7 +25,7 @@ from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan
-from raygnn.worker.control import Control, Link, Worker
+from raygnn.worker.control import Control, ControlHandle, Worker
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups
 
@@ -43,10 +43,10 @@ class CommBackendConfig(TorchConfig):
 
     plan: CommPlan | None = None
     logs: Path | None = None
-    control: Control | Link | None = None
+    control: Control | ControlHandle | None = None
 
     @classmethod
-    def of(cls, plan: CommPlan, logs: Path, control: Control | Link) -> CommBackendConfig:
+    def of(cls, plan: CommPlan, logs: Path, control: Control | ControlHandle) -> CommBackendConfig:
         timeout, backend = plan.timeout, plan.backend
         return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 

@@ -88,7 +88,7 @@ class Guard(pl.Callback):
         self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
         self._checking = False
         self._place = (0, 0)  # epoch and step of the batch, which itself is not held on to
-        self._numerics: fingerprint.Section = {}
+        self._numerics: fingerprint.FingerprintSection = {}
         self._ddp: DistributedDataParallel | None = None  # if its reductions are watched
         self._names: list[str] = []
         self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
@@ -219,7 +219,7 @@ class Guard(pl.Callback):
         if self._contents:
             compare(self._exchange, {"contents": self._parameters(module)}, _where(trainer))
 
-    def _parameters(self, module: nn.Module) -> fingerprint.Section:
+    def _parameters(self, module: nn.Module) -> fingerprint.FingerprintSection:
         """What is in them, and whether the loss was changed."""
         changed, self._changed = bool(self._changed), torch.tensor(False)
         named = ((f"contents of {name}", parameter) for name, parameter in _whole(module))

@@ -22,7 +22,7 @@ from raygnn.worker.guard.fingerprint import Sections, hash64
 LISTED = 10  # differences in a message
 _LONGEST = 300  # characters of a key or a value that travel
 
-Entry = tuple[str, str, str]  # section, key and value
+FingerprintEntry = tuple[str, str, str]  # section, key and value
 
 REMEDIES = {
     "parameters": "build the same model on every rank: no dtype, layer or frozen parameter that "
@@ -110,12 +110,12 @@ def differ(largest: Tensor) -> bool:
     return bool(largest[0] != ~largest[1])
 
 
-def entries(sections: Sections) -> list[Entry]:
+def entries(sections: Sections) -> list[FingerprintEntry]:
     """Section, key and value, in order."""
     return [(s, k, v) for s, section in sections.items() for k, v in section.items()]
 
 
-def excerpt(sections: Sections) -> list[Entry]:
+def excerpt(sections: Sections) -> list[FingerprintEntry]:
     """The entries, with long texts cut."""
     return [
         (name, _cut(key), value if len(value) <= _LONGEST else json.dumps(_cut(value)))

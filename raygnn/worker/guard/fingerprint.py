@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from raygnn import __version__
 from raygnn.sampling.batch import Share
 
-Section = dict[str, str]  # in an order that counts
-Sections = dict[str, Section]
+FingerprintSection = dict[str, str]  # in an order that counts
+Sections = dict[str, FingerprintSection]
 
 # which dimension of a share's tensor counts rows, where it is not the first: it differs per rank
 _ROWS = {"pairs": 1}
@@ -35,7 +35,7 @@ def hash64(value: Any) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def parameters(module: nn.Module) -> Section:
+def parameters(module: nn.Module) -> FingerprintSection:
     """Parameters and buffers, in the order of their registration, in which DDP reduces them."""
     named: list[tuple[str, str, Tensor]] = [
         ("parameter", *pair) for pair in module.named_parameters()
@@ -54,7 +54,7 @@ def parameters(module: nn.Module) -> Section:
     }
 
 
-def contents(named: Iterable[tuple[str, Tensor | None]]) -> Section:
+def contents(named: Iterable[tuple[str, Tensor | None]]) -> FingerprintSection:
     """A sum over the bits of each tensor: another one where a number is another."""
     found = {name: _bits(tensor) for name, tensor in named if tensor is not None}
     sums = torch.stack(list(found.values())).tolist() if found else []  # at once
@@ -68,15 +68,15 @@ def _bits(tensor: Tensor) -> Tensor:
     return values.view(whole).sum(dtype=torch.int64)
 
 
-def options(values: Mapping[str, Any]) -> Section:
+def options(values: Mapping[str, Any]) -> FingerprintSection:
     """What DDP and the trainer are told: numbers, texts, functions by their names."""
     return {f"option {name}": _text(_plain(values[name])) for name in sorted(values)}
 
 
-def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> Section:
+def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> FingerprintSection:
     """Kind and hyperparameters of each group, and which parameters it holds."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    section: Section = {}
+    section: FingerprintSection = {}
     for number, optimizer in enumerate(found):
         head = "optimizer" if len(found) == 1 else f"optimizer {number}"
         section[head] = _text(_qualified(type(optimizer)))
@@ -90,7 +90,7 @@ def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> Sec
     return section
 
 
-def numerics() -> Section:
+def numerics() -> FingerprintSection:
     """Autocast, as it is where this is called, and torch's other switches of arithmetic."""
     section = {}
     for device in ("cpu", "cuda"):
@@ -103,11 +103,11 @@ def numerics() -> Section:
     return section
 
 
-def software() -> Section:
+def software() -> FingerprintSection:
     return {"torch": _text(torch.__version__), "raygnn": _text(__version__)}
 
 
-def batch(share: Share) -> Section:
+def batch(share: Share) -> FingerprintSection:
     """Every tensor in a share: dtype, number of dimensions, shape of a row, kind of device.
 
     How many rows it has is each rank's own affair, also if there are none.
@@ -126,7 +126,7 @@ def batch(share: Share) -> Section:
     return dict(sorted(section.items()))
 
 
-def position(world: int, step: int, share: Share | None = None) -> Section:
+def position(world: int, step: int, share: Share | None = None) -> FingerprintSection:
     """Where a rank stands.
 
     Args:
@@ -180,7 +180,7 @@ def _qualified(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def loop(trainer: pl.Trainer, module: nn.Module) -> Section:
+def loop(trainer: pl.Trainer, module: nn.Module) -> FingerprintSection:
     """Return what callbacks may change of how training goes on: whether it stops, the loop's
     counts, and which modules are in evaluation mode."""
     frozen = [name or "all" for name, each in module.named_modules() if not each.training]

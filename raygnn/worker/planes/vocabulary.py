@@ -107,7 +107,7 @@ def _unusable(etype: EdgeType, name: str, what: str, key: str) -> DataError:
     )
 
 
-Words = Mapping[str, Sequence[Any]]
+CategoryNames = Mapping[str, Sequence[Any]]
 
 
 def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _goal(job: Job) -> dict[str, str | None]:
     }
 
 
-def words(job: Job) -> Words:
+def words(job: Job) -> CategoryNames:
     """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
     the target; of graphs in text as GIN's ``"tag"`` and ``"label"``."""
     model = job.config.model
@@ -139,7 +139,7 @@ def words(job: Job) -> Words:
     if job.config.task.of_graphs:
         place = Path(str(job.partition))
         return job.read(lambda: read_collection(place)).values
-    names: Words = job.meta.names
+    names: CategoryNames = job.meta.names
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
     targets = set()
@@ -221,7 +221,7 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
     return texts
 
 
-def check(trained: Words, found: Words) -> None:
+def check(trained: CategoryNames, found: CategoryNames) -> None:
     """That numbers stand for the words that they stood for when a model was trained.
 
     Raises:
