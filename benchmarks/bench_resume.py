@@ -39,7 +39,7 @@ from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.sampling.loader import BatchLoader, BatchMaker  # noqa: E402
 from raygnn.sampling.plan import SeedPlan  # noqa: E402
 from raygnn.sampling.seeds import TaskSeeds  # noqa: E402
-from raygnn.tasks.lightning_modules import Task  # noqa: E402
+from raygnn.tasks.lightning_modules import TaskModule  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
@@ -61,7 +61,7 @@ class VirtualPlan(SeedPlan):
         return np.unique(super().batch(epoch, step) % self.real)  # no seed twice in a batch
 
 
-def prepare(directory: Path) -> tuple[BatchMaker, Task, Any]:
+def prepare(directory: Path) -> tuple[BatchMaker, TaskModule, Any]:
     """The batches of the virtual epoch, the model, and the graph as DGL has it."""
     config = load_config(
         {
@@ -98,7 +98,7 @@ def prepare(directory: Path) -> tuple[BatchMaker, Task, Any]:
     return replace(maker, seeds=replace(maker.seeds, plan=plan)), task, graph
 
 
-def start(maker: BatchMaker, task: Task, step: int) -> float:
+def start(maker: BatchMaker, task: TaskModule, step: int) -> float:
     """Seconds from a new loader to the end of its first step."""
     saved = BatchLoader(maker, prefetch=1, limit=maker.plan.steps_per_epoch).state_dict()
     optimizer = torch.optim.Adam(task.parameters())

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from raygnn.prediction.export import export as export
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
-    from raygnn.tasks.lightning_modules import Task as Task
+    from raygnn.tasks.lightning_modules import TaskModule
     from raygnn.tuning.sweep import tune as tune
+
+    Task = TaskModule
 
 _MODULES = {
     "raygnn.config.load": ("load_config",),
@@ -60,7 +62,7 @@ __all__ = ["__version__", *_HOME]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_HOME[name]), "TaskModule" if name == "Task" else name)
     globals()[name] = value
     return value
 

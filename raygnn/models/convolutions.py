@@ -21,7 +21,7 @@ from raygnn.models.norm import activation, norm, normalise
 from raygnn.sampling.batch import Adjacency
 
 # how a linear convolution combines raw features: "gcn" see `GCNConv`
-Combine = Literal["sum", "mean", "max", "gcn"]
+CombineKind = Literal["sum", "mean", "max", "gcn"]
 
 # adding up one number of a source row costs as much as so many multiplications of a product
 # (one thread, fp32: 0.3 ns and 0.02 ns)

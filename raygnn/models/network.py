@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raygnn.config.model import FamilyConfig
-from raygnn.models.convolutions import Combine
+from raygnn.models.convolutions import CombineKind
 from raygnn.models.linear import Dropout, join
 from raygnn.models.norm import Cancelled, activation, drop_biases, norm, normalise, repeated
 from raygnn.models.typed_layers import Combined, Degrees, Family, Hidden, Layer, key, stack
@@ -359,7 +359,7 @@ class Network(Stack, Encoder):
         self._combine = family.combine
 
     @property
-    def first_combine(self) -> Combine | None:
+    def first_combine(self) -> CombineKind | None:
         """How the first layer's sources may be combined before `forward`; None: not at all.
 
         "mean", "sum" or "max" of the features of each destination's sampled sources, or "gcn",

@@ -24,8 +24,8 @@ from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str
 from raygnn.util.files import replacing
 
-# Name of an argument → an `Input`, or a dictionary of these by type, and by name
-Inputs = dict[str, Any]
+# Name of an argument → an `InputSpec`, or a dictionary of these by type, and by name
+InputSpecs = dict[str, Any]
 
 GRAPHS, PAIRS, ROWS = "graphs", "pairs", "rows"  # sizes, beside `_nodes` and `_edges`
 _MANY = 1000  # numbers that have no end are drawn below this one
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-4  # of the largest output
 
 
 @dataclass(frozen=True)
-class Input:
+class InputSpec:
     """A tensor that a program is given.
 
     Attributes:
@@ -73,10 +73,10 @@ class Program(nn.Module):
         inputs: the arguments of its ``forward``, which are given by name.
     """
 
-    inputs: Inputs
+    inputs: InputSpecs
 
 
-class _Encoder(Program):
+class _EncoderProgram(Program):
     """A network on one graph: rows of its nodes, by type, or for a task on nodes those of its
     target type.
 
@@ -91,7 +91,7 @@ class _Encoder(Program):
         self.inputs = _graph_inputs(network.schema)
         if any(isinstance(module, GCNConv) for module in network.modules()):
             etypes = network.schema.etypes
-            self.inputs["degree"] = {etype_str(e): Input((_nodes(e[2]),), ()) for e in etypes}
+            self.inputs["degree"] = {etype_str(e): InputSpec((_nodes(e[2]),), ()) for e in etypes}
 
     def forward(
         self,
@@ -112,13 +112,13 @@ class _Encoder(Program):
         return h if self.by_type else h[self.network.target]
 
 
-class _Graphs(Program):
+class _GraphProgram(Program):
     """A network on whole graphs, which lie one after the other: ``[graphs, out_features]``."""
 
     def __init__(self, network: GraphNetwork):
         super().__init__()
         self.network = network
-        sizes = {t: Input((GRAPHS,), (), _nodes(t)) for t in network.schema.widths}
+        sizes = {t: InputSpec((GRAPHS,), (), _nodes(t)) for t in network.schema.widths}
         self.inputs = {**_graph_inputs(network.schema), "sizes": sizes}
 
     def forward(
@@ -141,18 +141,18 @@ class _Graphs(Program):
         return out
 
 
-class _Pairs(Program):
+class _DecoderProgram(Program):
     """A decoder, of the rows at both ends of edges: ``[pairs, out_features]``."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder = decoder
-        rows = Input((PAIRS, decoder.width))
+        rows = InputSpec((PAIRS, decoder.width))
         self.inputs = {"source": rows, "target": rows}
         if decoder.relations > 1 and getattr(decoder, "relation", None) is not None:
-            self.inputs["relation"] = Input((PAIRS,), (decoder.relations,))
+            self.inputs["relation"] = InputSpec((PAIRS,), (decoder.relations,))
         if (read := getattr(decoder, "features", None)) is not None:
-            self.inputs["features"] = Input((PAIRS, read.in_features))
+            self.inputs["features"] = InputSpec((PAIRS, read.in_features))
 
     def forward(
         self, source: Tensor, target: Tensor, relation: Any = None, features: Any = None
@@ -161,13 +161,13 @@ class _Pairs(Program):
         return out
 
 
-class _Rows(Program):
+class _HeadProgram(Program):
     """A head, of the rows of nodes: ``[rows, out_features]``."""
 
     def __init__(self, head: nn.Module, width: int):
         super().__init__()
         self.head = head
-        self.inputs = {ROWS: Input((ROWS, width))}
+        self.inputs = {ROWS: InputSpec((ROWS, width))}
 
     def forward(self, rows: Tensor) -> Tensor:
         out: Tensor = self.head(rows)
@@ -182,20 +182,24 @@ def programs(model: nn.Module) -> dict[str, Program]:
     """
     model = copy.deepcopy(model).float().eval().requires_grad_(False)
     if isinstance(model, GraphNetwork):
-        return {"model": _Graphs(model)}
+        return {"model": _GraphProgram(model)}
     if isinstance(model, Network):
-        return {"model": _Encoder(model, by_type=False)}
+        return {"model": _EncoderProgram(model, by_type=False)}
     if isinstance(model, Direct):
-        return {"decoder": _Rows(model.out, model.out.in_features)}
+        return {"decoder": _HeadProgram(model.out, model.out.in_features)}
     assert isinstance(model, EdgeModel | MultitaskModel)
     heads: dict[str, Any] = {"decoder": model}
     if isinstance(model, MultitaskModel):
         heads = {f"decoder-{name}": model.heads[key(name)] for name in model.names}
     made: dict[str, Program] = {}
     if isinstance(model.encoder, Network):
-        made["encoder"] = _Encoder(model.encoder, by_type=True)
+        made["encoder"] = _EncoderProgram(model.encoder, by_type=True)
     for name, head in heads.items():
-        made[name] = _Rows(head, head.width) if isinstance(head, NodeHead) else _Pairs(head.decoder)
+        made[name] = (
+            _HeadProgram(head, head.width)
+            if isinstance(head, NodeHead)
+            else _DecoderProgram(head.decoder)
+        )
     return made
 
 
@@ -232,7 +236,7 @@ def trace(program: Program) -> ExportedProgram:
     sizes = {name: 7 + 2 * number for number, name in enumerate(_sizes(program))}
     dims = {name: Dim(f"size_{number}", min=0) for number, name in enumerate(sizes)}
 
-    def free(leaf: Input) -> dict[int, Any]:
+    def free(leaf: InputSpec) -> dict[int, Any]:
         return {at: dims[str(n)] for at, n in enumerate(leaf.shape) if n in dims}
 
     given = _drawn(program, sizes, torch.Generator())
@@ -273,7 +277,7 @@ def check(program: Program, exported: Callable[..., Any]) -> Any:
 
 def described(program: Program) -> dict[str, Any]:
     """Its inputs as plain JSON types."""
-    return _each(program.inputs, Input.to_dict)
+    return _each(program.inputs, InputSpec.to_dict)
 
 
 def _use(program: Program, kernels: Choice) -> None:
@@ -282,7 +286,7 @@ def _use(program: Program, kernels: Choice) -> None:
             vars(module)["kernels"] = kernels
 
 
-def _each(inputs: Inputs, function: Callable[[Input], Any]) -> dict[str, Any]:
+def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str, Any]:
     """A nesting with each input replaced."""
     return {
         name: _each(one, function) if isinstance(one, dict) else function(one)
@@ -311,25 +315,28 @@ def _nodes(ntype: str) -> str:
 _EDGES = "edges of "
 
 
-def _graph_inputs(schema: Typed) -> Inputs:
+def _graph_inputs(schema: Typed) -> InputSpecs:
     """What a network reads of a graph."""
 
-    def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> Inputs:
-        return {name: Input((of,), (count,)) for name, (count, _) in named.items()}
+    def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> InputSpecs:
+        return {name: InputSpec((of,), (count,)) for name, (count, _) in named.items()}
 
     edges = {e: f"{_EDGES}{etype_str(e)}" for e in schema.etypes}
     inputs = {
         "edges": {
-            etype_str(e): Input((2, of), (_nodes(e[0]), _nodes(e[2]))) for e, of in edges.items()
+            etype_str(e): InputSpec((2, of), (_nodes(e[0]), _nodes(e[2])))
+            for e, of in edges.items()
         },
-        "x": {t: Input((_nodes(t), width)) for t, width in schema.in_features.items() if width},
+        "x": {t: InputSpec((_nodes(t), width)) for t, width in schema.in_features.items() if width},
         "categories": {t: numbers(_nodes(t), named) for t, named in schema.categories.items()},
-        "relation": {etype_str(e): Input((edges[e],), (n,)) for e, n in schema.relations.items()},
-        "edge_x": {etype_str(e): Input((edges[e], w)) for e, w in schema.edge_features.items()},
+        "relation": {
+            etype_str(e): InputSpec((edges[e],), (n,)) for e, n in schema.relations.items()
+        },
+        "edge_x": {etype_str(e): InputSpec((edges[e], w)) for e, w in schema.edge_features.items()},
         "edge_categories": {
             etype_str(e): numbers(edges[e], named) for e, named in schema.edge_categories.items()
         },
-        "elapsed": {etype_str(e): Input((edges[e],), ()) for e in schema.edge_times},
+        "elapsed": {etype_str(e): InputSpec((edges[e],), ()) for e in schema.edge_times},
     }
     return {name: of_types for name, of_types in inputs.items() if of_types}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from raygnn import compat
-from raygnn.models.convolutions import Combine, LinearConv
+from raygnn.models.convolutions import CombineKind, LinearConv
 from raygnn.models.linear import affine
 from raygnn.models.norm import Cancelled, drop_biases
 from raygnn.sampling.batch import Block, EdgeType
@@ -131,7 +131,7 @@ class Family:
     layer: LayerFactory
     own: bool
     activation: str
-    combine: Combine | None = None
+    combine: CombineKind | None = None
 
 
 class TypedLayer(Layer):

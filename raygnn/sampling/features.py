@@ -40,8 +40,8 @@ from raygnn.sampling.sampler import Draws, Frontier
 
 FEATURES = "features"
 
-Table = dict[str, Tensor]  # column → [nodes of the type, …], this rank's own rows first
-Rows = dict[str, dict[str, Tensor]]  # node type → column → rows
+FeatureTable = dict[str, Tensor]  # column → [nodes of the type, …], this rank's own rows first
+FeatureRows = dict[str, dict[str, Tensor]]  # node type → column → rows
 
 _FILL_AT_ONCE = 1 << 18  # rows of a cache that are fetched in one go
 
@@ -115,7 +115,7 @@ class FeatureStore:
         self,
         bounds: Mapping[str, np.ndarray],
         exchange: Exchange,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, FeatureTable],
         *,
         layouts: Mapping[str, TableLayout] | None = None,
         ring: int = 0,
@@ -158,7 +158,7 @@ class FeatureStore:
         """The slots of a node type that have rows of this host's ranks and cached rows."""
         return self._layouts[ntype].room
 
-    def here(self, ntype: str) -> Table:
+    def here(self, ntype: str) -> FeatureTable:
         """The columns of a node type, ``[room, …]``, without the slots of rows that are fetched;
         of one slot at least, which need not mean anything."""
         room = max(1, self.room(ntype))
@@ -197,7 +197,7 @@ class FeatureStore:
             self._cache[ntype] = host.publish(keys), host.publish(slots)
         host.wait()
 
-    def gather(self, ids: Mapping[str, Ids]) -> Rows:
+    def gather(self, ids: Mapping[str, Ids]) -> FeatureRows:
         """Rows of every column for ``ids`` (node type → int64 ``[n]``, on any device), in that
         order.
 
@@ -207,7 +207,7 @@ class FeatureStore:
 
     def combine(
         self, nodes: Mapping[str, Ids], draws: Draws, how: str
-    ) -> tuple[Rows, dict[EdgeType, Tensor]]:
+    ) -> tuple[FeatureRows, dict[EdgeType, Tensor]]:
         """Rows of ``nodes``, and their neighbours' features added up straight from the table.
 
         Neither the neighbours' rows nor messages are laid out anywhere. Collective.
@@ -266,9 +266,11 @@ class FeatureStore:
             halves[ntype] = both[:, : own.shape[1]], both[:, own.shape[1] :]
         return halves
 
-    def _rows(self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None) -> Rows:
+    def _rows(
+        self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None
+    ) -> FeatureRows:
         """``room``: node type → where its features go."""
-        rows: Rows = {t: {} for t in self.ntypes}
+        rows: FeatureRows = {t: {} for t in self.ntypes}
         for ntype, table in self._tables.items():
             for name, column in table.items():
                 if name == FEATURES and room and ntype in room:
@@ -527,7 +529,7 @@ class _TableBuilder:
     layouts: Mapping[str, TableLayout]
     hosts: Mapping[str, Host]
     resident: bool
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, FeatureTable] = field(default_factory=dict)
 
     def inputs(self, ntype: str, inputs: Inputs, dtype: torch.dtype) -> None:
         """The columns of what a model reads of a node type."""
@@ -566,7 +568,7 @@ class _TableBuilder:
 
 
 def assemble(
-    rows: Rows, inputs: Mapping[str, Inputs]
+    rows: FeatureRows, inputs: Mapping[str, Inputs]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Gathered columns → ``(x, categories)`` as a batch has them.
 

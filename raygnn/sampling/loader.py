@@ -34,7 +34,7 @@ from raygnn.sampling.exchange import (
     count_nodes_once,
     route_rows,
 )
-from raygnn.sampling.features import FeatureStore, Inputs, Rows, assemble, degree_column
+from raygnn.sampling.features import FeatureRows, FeatureStore, Inputs, assemble, degree_column
 from raygnn.sampling.plan import Fanout, Steps
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
@@ -179,7 +179,7 @@ class BatchMaker:
             **start.fields,
         )
 
-    def _read(self, rows: Rows) -> dict[str, Any]:
+    def _read(self, rows: FeatureRows) -> dict[str, Any]:
         """What a batch has of the rows of its input nodes."""
         x, categories = assemble(rows, self.inputs)
         degree = {e: rows[e[2]][degree_column(e)] for e in self.degree_etypes}
@@ -407,15 +407,15 @@ _POLL = 0.5  # seconds between looks at whether the other side is still there
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _Failed:
     error: BaseException
 
 
-class _End:
+class _Exhausted:
     pass
 
 
-_Ready: TypeAlias = "queue.Queue[T | _Failure | _End]"
+_Ready: TypeAlias = "queue.Queue[T | _Failed | _Exhausted]"
 
 
 class Prefetcher(Generic[T]):
@@ -464,9 +464,9 @@ class Prefetcher(Generic[T]):
             for number in itertools.count():
                 asked = time.perf_counter()
                 item = self._await_next(ready, stop)
-                if isinstance(item, _End):
+                if isinstance(item, _Exhausted):
                     return
-                if isinstance(item, _Failure):
+                if isinstance(item, _Failed):
                     raise item.error
                 now = time.perf_counter()
                 waited += now - asked
@@ -483,7 +483,7 @@ class Prefetcher(Generic[T]):
         )
         self._thread.start()
 
-    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _Failure | _End:
+    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _Failed | _Exhausted:
         while True:
             if (steps := self._left) is not None:
                 self._left = None
@@ -497,7 +497,7 @@ class Prefetcher(Generic[T]):
                     raise RuntimeError("the prefetch thread ended without a batch") from None
 
     def _run(self, ready: _Ready[T], stop: threading.Event, steps: Iterator[int]) -> None:
-        def put(item: T | _Failure | _End) -> bool:
+        def put(item: T | _Failed | _Exhausted) -> bool:
             while not stop.is_set():
                 try:
                     ready.put(item, timeout=_POLL)
@@ -530,6 +530,6 @@ class Prefetcher(Generic[T]):
             if self._alarm is not None:
                 with contextlib.suppress(Exception):  # the others will time out
                     self._alarm.announce(error)
-            put(_Failure(error))
+            put(_Failed(error))
         else:
-            put(_End())
+            put(_Exhausted())

@@ -218,7 +218,7 @@ def find_lists(
     """Which lists the own edges have. Collective; memory as of `make_negatives`.
 
     Args:
-        edges: the `Edges` of the type.
+        edges: the `OwnedEdges` of the type.
         relation: int64 ``[own]``, of these edges; None = they have none.
 
     Raises:

@@ -187,7 +187,7 @@ def gather_seeds(
     return NodeSeeds(ntype, ids[order], exchange.gather_rows(values)[order], when)
 
 
-class Edges:
+class OwnedEdges:
     """The edges of one type into the nodes of each rank, for whoever asks. Collective to make.
 
     Args:
@@ -214,13 +214,13 @@ class Edges:
         if FEATURES in rows.carried:
             self._data[JOINED] = rows.carried[FEATURES][span]
 
-    def over(self, exchange: Exchange) -> Edges:
+    def over(self, exchange: Exchange) -> OwnedEdges:
         """The same, asked for by other collectives."""
         other = copy.copy(self)
         other.exchange = exchange
         return other
 
-    def listing(self, rows: np.ndarray) -> Edges:
+    def listing(self, rows: np.ndarray) -> OwnedEdges:
         """The same, with an array `LISTED`."""
         other = copy.copy(self)
         other._data = {**self._data, LISTED: rows}
@@ -274,7 +274,7 @@ class EdgeSeeds:
 
     def __init__(
         self,
-        edges: Edges,
+        edges: OwnedEdges,
         positions: Ids,
         *,
         exclude: Literal["self", "reverse"] | None = None,
@@ -345,7 +345,7 @@ class EdgeSeeds:
         return Banned({self.etype: (np.concatenate([src, dst]), np.concatenate([dst, src]))})
 
 
-def in_order(edges: Edges, own: np.ndarray) -> np.ndarray:
+def in_order(edges: OwnedEdges, own: np.ndarray) -> np.ndarray:
     """Positions of edges of all ranks, in the order of the user's graph: the same on every rank,
     and the same edges in the same order whatever the partition. Collective.
 

@@ -42,9 +42,9 @@ from raygnn.sampling.exchange import (
 from raygnn.sampling.features import (
     FEATURES,
     BufferRing,
+    FeatureRows,
     FeatureStore,
     Inputs,
-    Rows,
     assemble,
     degree_column,
 )
@@ -385,7 +385,7 @@ class Inference:
             index = torch.from_numpy(places[t][nodes - shard.first(t)])
             return [ring.gather(f"{t}/{n}", column, index) for n, column in columns[t].items()]
 
-        def gather(sources: Frontier) -> Rows:
+        def gather(sources: Frontier) -> FeatureRows:
             bounds, exchange = shard.bounds, self._exchange
             return {
                 t: dict(
@@ -418,8 +418,8 @@ class Inference:
             yield etype_str(etype), torch.cat([piece[etype].cpu() for piece in pieces])
 
     def _gathered(
-        self, gather: Callable[[Frontier], Rows], ids: Frontier, width: int, fanout: Fanout
-    ) -> Iterator[tuple[Block, Frontier, Rows]]:
+        self, gather: Callable[[Frontier], FeatureRows], ids: Frontier, width: int, fanout: Fanout
+    ) -> Iterator[tuple[Block, Frontier, FeatureRows]]:
         """Blocks of own nodes, their sources, and the rows of these."""
         bounds = None
         if self._timed:
@@ -429,10 +429,10 @@ class Inference:
             block, sources = self._own_sampler.hop(chunk, fanout, bounds=bounds)
             yield block, sources, gather(sources)
 
-    def _from_store(self, sources: Frontier) -> Rows:
+    def _from_store(self, sources: Frontier) -> FeatureRows:
         return self._store.gather({t: sources[t] for t in self._store.ntypes})
 
-    def _degrees(self, rows: Rows) -> dict[EdgeType, Tensor]:
+    def _degrees(self, rows: FeatureRows) -> dict[EdgeType, Tensor]:
         return {
             e: rows[e[2]][degree_column(e)]
             for e in self._shard.etypes

@@ -49,7 +49,7 @@ def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return training_step
 
 
-class Task(pl.LightningModule):
+class TaskModule(pl.LightningModule):
     """What a rank does with a batch; to be derived from for a ``training_step`` of your own
     (``task.kind: package.module:Class``), which returns `mean` of a loss for each seed::
 
@@ -120,7 +120,7 @@ class Task(pl.LightningModule):
         self.config = config
         self.world = world
         self.planned = planned
-        self.window = Window()
+        self.window = LossWindow()
         self.clock = StepClock()
         self.total_steps = 1
         self._planned = self._real = 0
@@ -188,7 +188,7 @@ class Task(pl.LightningModule):
                 f"training_step gave losses {list(losses.shape)}, expected "
                 f"{list(batch.weight.shape)}: one for each seed",
                 where="task.kind",
-                remedy='leave the mean to Task.mean (torch\'s losses: reduction="none")',
+                remedy='leave the mean to raygnn.Task.mean (torch\'s losses: reduction="none")',
             )
         total = (losses * batch.weight).sum()
         self.window.add({"": (total.detach(), batch.total)}, batch)
@@ -264,7 +264,7 @@ class Task(pl.LightningModule):
         # Lightning refuses to clip what a fused optimizer might have to unscale first
         plugin = self.trainer.precision_plugin
         hook = type(self).configure_gradient_clipping
-        clips = self.config.clip or hook is not Task.configure_gradient_clipping
+        clips = self.config.clip or hook is not TaskModule.configure_gradient_clipping
         mixed = isinstance(plugin, MixedPrecision) and bool(clips or plugin.scaler)
         optimizer = make_optimizer(
             list(self.parameters()), self.config, self.planned, not mixed, self.construct
@@ -316,7 +316,7 @@ class Task(pl.LightningModule):
         self.embeddings.update(self.parameters(), gradient_clip_val, rate, self._scale)
 
 
-class Window:
+class LossWindow:
     """The steps since the last log line, on one rank. Their losses stay where they were computed
     until somebody asks for them: a GPU would have to be waited for.
 
@@ -361,20 +361,20 @@ class Window:
             self._losses[name] += value / total
 
 
-class MultitaskTask(Task):
+class MultitaskTask(TaskModule):
     """The loss is the weighted sum of the tasks' losses, each the mean over the seeds of its own.
 
     Args:
         model: a `MultitaskModel`.
         tasks: by name; of each only what it makes of outputs is used.
         weights: of their losses.
-        config, world, planned: see `Task`.
+        config, world, planned: see `TaskModule`.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        tasks: Mapping[str, Task],
+        tasks: Mapping[str, TaskModule],
         weights: Mapping[str, float],
         config: TrainConfig,
         world: int,
@@ -382,18 +382,18 @@ class MultitaskTask(Task):
     ):
         super().__init__(model, self._no_loss, config, world, 0, planned)
         self.weights = dict(weights)
-        self.window = Window(weights)
+        self.window = LossWindow(weights)
         self._tasks = dict(tasks)  # in a dictionary, so that torch does not take them for parts
 
-    def of(self, name: str) -> Task:
+    def of(self, name: str) -> TaskModule:
         """One of the tasks, with the model as it is now."""
         assert isinstance(self.model, MultitaskModel)
-        task: Task = compat.with_model(self._tasks[name], self.model.of(name))
+        task: TaskModule = compat.with_model(self._tasks[name], self.model.of(name))
         return task
 
     @property
     def class_losses(self) -> dict[str, ClassLoss]:
-        """See `Task`."""
+        """See `TaskModule`."""
         losses = {name: task.class_losses for name, task in self._tasks.items()}
         return {name: loss[""] for name, loss in losses.items() if loss}
 

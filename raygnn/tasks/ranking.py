@@ -28,7 +28,7 @@ from torchmetrics.functional.classification import binary_average_precision
 from raygnn.models.decoders import Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, ListedNegatives
-from raygnn.sampling.seeds import Edges
+from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks.metrics import score_order
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
@@ -102,7 +102,7 @@ class Ranking:
 
     def __init__(
         self,
-        edges: Edges,
+        edges: OwnedEdges,
         bounds: Mapping[str, np.ndarray],
         relation: str | None,
         relations: int,

@@ -28,7 +28,7 @@ from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
 from raygnn.worker.guard.fingerprint import tensors
@@ -79,21 +79,21 @@ class Evaluation(pl.Callback):
         self._mark: float | None = None  # what the next improvement is measured from
         self._mark_epoch = -1
 
-    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: TaskModule) -> None:
         # a checkpoint on an epoch's last batch was written before that epoch's evaluation
         done = self._loader.epochs_done
         if done - 1 > self.epoch:
             self._end_of(done - 1, trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: TaskModule) -> None:
         self._end_of(trainer.current_epoch, trainer, module)
 
-    def finish(self, trainer: pl.Trainer, module: Task) -> None:
+    def finish(self, trainer: pl.Trainer, module: TaskModule) -> None:
         """Evaluate after the last step, if a run that goes on from there has not done it."""
         if self._loader.epoch > self.epoch:
             self._end_of(self._loader.epoch, trainer, module)
 
-    def _end_of(self, epoch: int, trainer: pl.Trainer, module: Task) -> None:
+    def _end_of(self, epoch: int, trainer: pl.Trainer, module: TaskModule) -> None:
         self.epoch, config = epoch, self._config
         last = epoch + 1 == config.epochs or trainer.global_step == config.max_steps
         if (epoch + 1) % config.eval_every and not last:
@@ -122,7 +122,7 @@ class Evaluation(pl.Callback):
         self._records.write(trainer.global_step, epoch, self.newest)
         self._records.end_pause(began)
 
-    def restore_best(self, module: Task) -> None:
+    def restore_best(self, module: TaskModule) -> None:
         """Put the best weights back, if an evaluation kept any."""
         if self.best_weights:
             module.load_state_dict(self.best_weights)

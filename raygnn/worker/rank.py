@@ -20,7 +20,7 @@ from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
 from raygnn.tasks.calibration import calibrations
-from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
+from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting, user_hooks
@@ -185,7 +185,7 @@ class Rank(RankSetup):
         counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
         return {**result, "skipped": skipped, "checkpoints": counts}
 
-    def _communication(self, plane: Plane, task: Task) -> dict[str, Any]:
+    def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
         """The summary's figures of what went between ranks. Collective."""
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
         reduction = self.reduction
@@ -274,7 +274,7 @@ class Rank(RankSetup):
             )
 
     def _evaluate(
-        self, plane: Plane, task: Task, split: str, keep: Kept | None = None
+        self, plane: Plane, task: TaskModule, split: str, keep: Kept | None = None
     ) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self.ranks.share_buffers(task)

@@ -20,7 +20,7 @@ from raygnn.runs.metrics_files import COMPUTE, LOADER, RANKS, STEP, MetricsWrite
 from raygnn.runs.run_directory import METRICS
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.stragglers import Stragglers
 
 PARTS = (*LOADER, *STEP)
@@ -181,7 +181,7 @@ class Records(pl.Callback):
     def _elapsed(self) -> float:
         return round(time.time() - self._started, 3)
 
-    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: TaskModule) -> None:
         self._logged = trainer.global_step
         self._usage = Usage(self._cpus, module.device)
         module.clock = StepClock(module.device)
@@ -192,14 +192,14 @@ class Records(pl.Callback):
         self._counted = self._counters.read()
         self._window_start = time.perf_counter()
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         self._seen = False
 
     def on_before_backward(self, *_: Any) -> None:
         self._clock.lap("forward")
 
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, module: Task, optimizer: torch.optim.Optimizer
+        self, trainer: pl.Trainer, module: TaskModule, optimizer: torch.optim.Optimizer
     ) -> None:
         self._rate = optimizer.param_groups[0]["lr"]  # a schedule moves on before the batch's end
 
@@ -212,7 +212,7 @@ class Records(pl.Callback):
         if not self._seen:
             self._last_gradient.learn()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         self._clock.lap("optimizer")
         self.settle()
         self._clock.batches += 1
@@ -220,7 +220,7 @@ class Records(pl.Callback):
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
             self._flush(trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: TaskModule) -> None:
         if trainer.global_step != self._logged and module.window.steps:
             self._flush(trainer, module)
 
@@ -242,7 +242,7 @@ class Records(pl.Callback):
         self._clock.lap(None)
         self._window_start += time.perf_counter() - began
 
-    def _flush(self, trainer: pl.Trainer, module: Task) -> None:
+    def _flush(self, trainer: pl.Trainer, module: TaskModule) -> None:
         now = time.perf_counter()
         window, world = module.window, self._exchange.world
         self._clock.lap("rest")
@@ -347,7 +347,7 @@ class Records(pl.Callback):
 class Closing(pl.Callback):
     """Tells the clock, as the last of the callbacks, that they are through."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         module.clock.lap("rest")
 
 

@@ -44,10 +44,10 @@ _MODEL = """
 import json, os, time
 from pathlib import Path
 
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from tests.own_models import DglSage
 
-_step = Task.training_step
+_step = TaskModule.training_step
 
 
 def _noted(self, batch, number):
@@ -58,7 +58,7 @@ def _noted(self, batch, number):
     return _step(self, batch, number)
 
 
-Task.training_step = _noted
+TaskModule.training_step = _noted
 
 
 class Seen(DglSage):

@@ -23,7 +23,7 @@ from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
 from tests.small_jobs import JobFactory, about, job, train_on_ranks
@@ -105,10 +105,10 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As whatever Lightning drives, they have their state in a checkpoint."""
-    configure, trainer = Task.configure_optimizers, Rank.trainer
+    configure, trainer = TaskModule.configure_optimizers, Rank.trainer
     average = getattr(callbacks, "EMAWeightAveraging", None)  # of newer versions
 
-    def scheduled(self: Task) -> Any:
+    def scheduled(self: TaskModule) -> Any:
         optimizer = configure(self)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=13)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -116,7 +116,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
     def averaged(self: Rank, others: list[Any], saver: Any) -> Any:
         return trainer(self, [average(decay=0.5), *others] if average else others, saver)
 
-    monkeypatch.setattr(Task, "configure_optimizers", scheduled)
+    monkeypatch.setattr(TaskModule, "configure_optimizers", scheduled)
     monkeypatch.setattr(Rank, "trainer", averaged)
     options: dict[str, Any] = {
         "train": {"epochs": 3, "select": "last"},

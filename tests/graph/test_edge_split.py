@@ -15,7 +15,7 @@ from raygnn.graph.partition.edges import NONE, TEST, TRAIN, VAL, Splitter
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.seeds import Edges
+from raygnn.sampling.seeds import OwnedEdges
 from tests.graph.test_partition import dgl_partition
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
@@ -59,7 +59,7 @@ def held(
     shard = shard_of(exchange, meta, replicated=replicated, hide=[split])
     whole = shard_of(exchange, meta, replicated=False, split=split)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
-    edges = Edges(whole, exchange, split.etype)
+    edges = OwnedEdges(whole, exchange, split.etype)
     ends = zip(original[split.etype[0]][edges.src], original[split.etype[2]][edges.dst])
     rows = zip(edges.column(NUMBER).tolist(), map(tuple, ends), edges.column(SPLIT).tolist())
     degrees = shard.in_degree(split.etype).numpy()

@@ -19,7 +19,7 @@ from raygnn.models.graph_network import GraphSchema
 from raygnn.models.heads import EdgeHead, EdgeModel, MultitaskModel, NodeHead
 from raygnn.models.kernels import message_passing
 from raygnn.models.network import Direct, Network, Schema
-from raygnn.models.program import Input, Program, check, described, programs, trace, write
+from raygnn.models.program import InputSpec, Program, check, described, programs, trace, write
 from raygnn.models.registry import (
     build_edge_model,
     build_graph_model,
@@ -244,7 +244,7 @@ class Fixed(Program):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inputs = {"rows": Input(("rows", 2))}
+        self.inputs = {"rows": InputSpec(("rows", 2))}
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows * torch.arange(len(rows)).unsqueeze(1)

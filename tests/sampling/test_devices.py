@@ -27,7 +27,7 @@ from raygnn.sampling.features import FeatureStore, Inputs, build_store
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
-from raygnn.sampling.seeds import Edges, EdgeSeeds, NodeSeeds
+from raygnn.sampling.seeds import EdgeSeeds, NodeSeeds, OwnedEdges
 from raygnn.tasks.embeddings import first_rows
 from raygnn.tasks.inference import Inference
 from tests.elsewhere import PLACES, Elsewhere, elsewhere
@@ -103,7 +103,7 @@ def outputs(shard: Shard, exchange: Exchange, put: Put) -> Any:
 
 
 def edge_seeds(shard: Shard, exchange: Exchange, put: Put) -> EdgeSeeds:
-    return EdgeSeeds(Edges(shard, exchange, ALSO), put(np.arange(0, 99, 3)))
+    return EdgeSeeds(OwnedEdges(shard, exchange, ALSO), put(np.arange(0, 99, 3)))
 
 
 def rows(ids: Any) -> Tensor:
@@ -128,7 +128,7 @@ LOOK_UPS: dict[str, LookUp] = {
     "owners of learned rows": routes,
     "first rows": lambda s, e, put: rows(put(NODES)),
     "outputs": outputs,
-    "ends of edges": lambda s, e, put: Edges(s, e, ALSO).rows(put(NODES), []),
+    "ends of edges": lambda s, e, put: OwnedEdges(s, e, ALSO).rows(put(NODES), []),
     "numbered edges": lambda s, e, put: edge_seeds(s, e, put).ids(put(NODES[:2] % 9)),
     "numbered nodes": lambda s, e, put: NodeSeeds(ITEM, put(NODES), torch.ones(6)).ids(
         put(np.array([5, 1]))

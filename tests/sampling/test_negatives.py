@@ -14,7 +14,7 @@ from raygnn.graph.partition.edges import TRAIN
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import Negatives, make_negatives
-from raygnn.sampling.seeds import Edges
+from raygnn.sampling.seeds import OwnedEdges
 from tests.graphs import ITEM, USER, everyones, partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -24,7 +24,7 @@ BUYS: EdgeType = (USER, "buys", ITEM)
 def draws(exchange: Exchange, meta: PartitionMeta, config: NegativesConfig, steps: int) -> Any:
     """Per step what is drawn, in original ids; and the own nodes."""
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(BUYS, None, (0.2, 0.2)))
-    edges = Edges(shard, exchange, BUYS)
+    edges = OwnedEdges(shard, exchange, BUYS)
     own = edges.chosen(TRAIN)
     ends: Any = {"source": edges.src[own], "target": edges.dst[own]}
     types: Any = {"source": USER, "target": ITEM}

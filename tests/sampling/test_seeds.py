@@ -21,10 +21,10 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import MultitaskPlan, SeedPlan, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import (
-    Edges,
     EdgeSeeds,
     MultitaskSeeds,
     NodeSeeds,
+    OwnedEdges,
     SeedSlice,
     TaskSeeds,
     in_order,
@@ -57,7 +57,7 @@ def epoch(
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     etype, reverse = (BUYS, BOUGHT_BY) if typed else (PLAIN, None)
     whole = shard_of(exchange, meta, replicated=False, split=EdgeSplit(etype))
-    edges = Edges(whole, exchange, etype)
+    edges = OwnedEdges(whole, exchange, etype)
     positions = in_order(edges, edges.chosen(TRAIN)) if split else np.arange(edges.bounds[-1])
     seeds = EdgeSeeds(edges, positions, exclude=exclude, reverse=reverse)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
@@ -145,7 +145,7 @@ def test_steps_are_the_same_for_any_ranks_and_parts(typed: bool, tmp_path: Path)
 
 def banned(exchange: Exchange, meta: PartitionMeta) -> tuple[Any, Any]:
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(BUYS))
-    edges = Edges(shard, exchange, BUYS)
+    edges = OwnedEdges(shard, exchange, BUYS)
     seeds = EdgeSeeds(edges, np.arange(edges.bounds[-1]), exclude="reverse")
     start = seeds.start(SeedSlice(np.arange(8), np.arange(8), 0, 0))
     assert start.banned is not None
@@ -196,7 +196,7 @@ def _deal(exchange: Exchange, place: Any) -> list[dict[str, Any]]:
     """What two tasks on nodes and one on edges are dealt, by ids in the user's graph."""
     shard = shard_of(exchange, place, replicated=True)
     whole = shard_of(exchange, place, replicated=False, split=EdgeSplit(BUYS, shares=(0.1, 0.1)))
-    edges = Edges(whole, exchange, BUYS)
+    edges = OwnedEdges(whole, exchange, BUYS)
     items, users = (np.arange(shard.num_nodes(t)) for t in ("item", "user"))
     seeds: dict[str, Any] = {
         "items": NodeSeeds("item", items, torch.from_numpy(items)),

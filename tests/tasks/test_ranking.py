@@ -16,7 +16,7 @@ from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import NUMBER
 from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.seeds import Edges
+from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks import ranking
 from raygnn.tasks.ranking import Candidates, Ranking, ranked_among_drawn
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
@@ -101,7 +101,7 @@ def ranked(
     relation = "relation" if related else None
     arrays = ["relation"] if related else []
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(etype), edge_arrays=arrays)
-    edges = Edges(shard, exchange, etype)
+    edges = OwnedEdges(shard, exchange, etype)
     rows = {
         "source": rows_of(shard.num_nodes(etype[0]), 1)[shard.original[etype[0]].astype(int)],
         "target": rows_of(shard.num_nodes(etype[2]), 2 if etype[0] != etype[2] else 1)[
@@ -216,7 +216,7 @@ def ring(nodes: int) -> GraphData:
 def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, int, str], float]:
     """Mean reciprocal ranks by decoder, number of queries, and among which nodes."""
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(PLAIN))
-    edges = Edges(shard, exchange, PLAIN)
+    edges = OwnedEdges(shard, exchange, PLAIN)
     bounds = dict.fromkeys(("source", "target"), shard.bounds[PLAIN[0]])
     ranker = Ranking(edges, bounds, None, 1)
     every = np.arange(bounds["target"][-1])

@@ -23,7 +23,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Share
-from raygnn.tasks.lightning_modules import Task, Window
+from raygnn.tasks.lightning_modules import LossWindow, TaskModule
 from raygnn.worker.guard import callback
 from tests.models.test_networks import (
     FAMILIES,
@@ -143,11 +143,11 @@ def test_tasks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     """The training step of a job's batches, and the backward pass."""
     config = JOBS[name](tmp_path).to_dict()
     config["cluster"]["workers"], config["train"]["max_steps"] = 1, 2
-    move = Task.transfer_batch_to_device
+    move = TaskModule.transfer_batch_to_device
 
-    def moved(self: Task, batch: Share, device: torch.device, number: int) -> Share:
+    def moved(self: TaskModule, batch: Share, device: torch.device, number: int) -> Share:
         twin = compat.with_model(self, copy.deepcopy(self.model).to(META))
-        twin.window = Window(getattr(self, "weights", None))
+        twin.window = LossWindow(getattr(self, "weights", None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # knows no "meta"
             loss = twin.training_step(batch.to(META), 0)
@@ -160,6 +160,6 @@ def test_tasks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         (tmp_path / "seen").touch()
         return move(self, batch, device, number)
 
-    monkeypatch.setattr(Task, "transfer_batch_to_device", moved)
+    monkeypatch.setattr(TaskModule, "transfer_batch_to_device", moved)
     train_on_ranks(load_config(config))
     assert (tmp_path / "seen").exists()

@@ -22,7 +22,7 @@ from raygnn.config.schema import Config, TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.losses import class_entropy
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
@@ -52,7 +52,7 @@ DEALS: list[Deal] = [
 class _Step(nn.Module):
     """A training step as what DDP wraps, as in Lightning's strategy."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: TaskModule):
         super().__init__()
         self.task = task
 
@@ -60,7 +60,7 @@ class _Step(nn.Module):
         return self.task.training_step(batch, 0)
 
 
-def _open(exchange: Exchange, job: Job) -> tuple[Plane, Task]:
+def _open(exchange: Exchange, job: Job) -> tuple[Plane, TaskModule]:
     """A plane and a task that compute in float64, losses too; in a process of their own."""
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     PRECISIONS["fp32"] = Precision(torch.float64, "32-true")
@@ -68,7 +68,7 @@ def _open(exchange: Exchange, job: Job) -> tuple[Plane, Task]:
     return plane, plane.task()
 
 
-def _windows(plane: Plane, task: Task, deal: Deal) -> Iterator[list[Share]]:
+def _windows(plane: Plane, task: TaskModule, deal: Deal) -> Iterator[list[Share]]:
     """The batches of the first and of the last optimizer step of an epoch, which may be short."""
     batch, accumulate, seed, epoch = deal
     maker: Any = plane.batches(task)
@@ -80,7 +80,7 @@ def _windows(plane: Plane, task: Task, deal: Deal) -> Iterator[list[Share]]:
         yield [maker(epoch, step) for step in maker.plan.window(first)]
 
 
-def _of(task: Task) -> Gradient:
+def _of(task: TaskModule) -> Gradient:
     found = {n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None}
     task.zero_grad()
     return found
@@ -194,8 +194,8 @@ def test_dropout_is_a_function_of_seed_epoch_step_and_rank(
     """So that there is nothing to save, and a run that goes on drops what it would have."""
 
     def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:
-        monkeypatch.setattr(Task, "global_rank", rank)
-        task = Task(nn.Identity(), class_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
+        monkeypatch.setattr(TaskModule, "global_rank", rank)
+        task = TaskModule(nn.Identity(), class_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
         batch: Any = SimpleNamespace(epoch=epoch, step=step, seconds={}, window=1, total=1)
         task.on_train_batch_start(batch, 0)
         return tuple(torch.rand(3).tolist())

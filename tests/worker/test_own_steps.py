@@ -16,7 +16,7 @@ import torch
 from raygnn.config.load import load_config
 from raygnn.errors import ConfigError
 from raygnn.runs.tracebacks import own_modules
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from tests.conftest import CHECKOUT
 from tests.driver.test_dry_run import outcome
 from tests.driver.test_resume import stopped
@@ -306,10 +306,10 @@ def test_the_page_has_a_task(make_job: JobFactory) -> None:
     (page,) = [path for path in PAGES if path.name == "models.md"]
     found: dict[str, Any] = {}
     exec(compile("\n".join(blocks("py step", page)), "page", "exec"), found)
-    assert issubclass(found["Smoothed"], Task)
+    assert issubclass(found["Smoothed"], TaskModule)
 
 
 def test_it_is_public() -> None:
     import raygnn
 
-    assert raygnn.Task is Task
+    assert raygnn.Task is TaskModule

@@ -197,15 +197,15 @@ def test_plateau_needs_a_validation(make_job: JobFactory) -> None:
 def test_steps_that_are_left_out_count(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raygnn.tasks.lightning_modules import Task
+    from raygnn.tasks.lightning_modules import TaskModule
 
-    step = Task.training_step
+    step = TaskModule.training_step
 
-    def overflowing(self: Task, batch: Any, number: int) -> Any:
+    def overflowing(self: TaskModule, batch: Any, number: int) -> Any:
         loss = step(self, batch, number)
         return loss * float("inf") if batch.step == 1 else loss
 
-    monkeypatch.setattr(Task, "training_step", overflowing)
+    monkeypatch.setattr(TaskModule, "training_step", overflowing)
     train = {"epochs": 1, "lr": 1.0, "optimizer": "sgd", "schedule": {"warmup": 3}}
     run = train_on_ranks(make_job(train=train))
     assert run.summary["skipped"]["steps"] == 1

@@ -15,7 +15,7 @@ from raygnn.runs.metrics_files import LOADER, STEP, read_metrics
 from raygnn.runs.run import Run
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm import reduction
 from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, train_on_ranks
@@ -65,7 +65,7 @@ def slow_link(patch: pytest.MonkeyPatch) -> None:
             "waits for its next batch",
         ),
         (
-            sleep_before(Task, "outputs", 1),
+            sleep_before(TaskModule, "outputs", 1),
             {"forward": (1,), "peers": (0,)},
             "of the windows: its forward takes ",
         ),
@@ -99,7 +99,7 @@ def test_the_parts_sum_to_the_wall_time(
     prefetch: int, accumulate: int, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured apart from the clock: the records' own times."""
-    sleep_before(Task, "outputs")(monkeypatch)
+    sleep_before(TaskModule, "outputs")(monkeypatch)
     config = make_job(
         graph={"val": 0.0},
         sampling={"prefetch": prefetch, "batch_size": 8},

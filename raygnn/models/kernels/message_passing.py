@@ -147,7 +147,7 @@ class _Native(Kernels):
             return F.embedding_bag(adj.src, wide, adj.indptr[:-1], mode="max").to(x.dtype)
         if weight is not None:
             weight = weight.to(x.dtype)
-        out: Tensor = _Combine.apply(x, weight, adj, reduce)
+        out: Tensor = _CombineSources.apply(x, weight, adj, reduce)
         return out
 
     def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class _Scatter(Kernels):
 NATIVE, DGL, SCATTER = _Native(), _Dgl(), _Scatter()
 
 
-class _Combine(torch.autograd.Function):
+class _CombineSources(torch.autograd.Function):
     """``x [S, F]``, ``weight [E]`` or None → each destination's sum or mean, ``[D, F]``."""
 
     @staticmethod

@@ -18,7 +18,7 @@ from raygnn.errors import TrainingError
 from raygnn.sampling.batch import AwaitedRows
 from raygnn.sampling.device import device_kernels
 from raygnn.sampling.exchange import Exchange, Ids, as_ids
-from raygnn.sampling.features import FeatureStore, Rows
+from raygnn.sampling.features import FeatureRows, FeatureStore
 
 log = logging.getLogger("raygnn")
 
@@ -79,7 +79,7 @@ def _unlock(tensors: Sequence[Tensor], cudart: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Column:
+class DeviceColumn:
     """One array of a node type.
 
     Attributes:
@@ -129,8 +129,10 @@ class DeviceFeatures:
         self._store = store
         self._over = over
         self._device = device
-        self._columns: dict[str, dict[str, Column]] = {}
-        self._near: dict[str, Tensor] = {}  # node type → where in `Column.near` each slot's row is
+        self._columns: dict[str, dict[str, DeviceColumn]] = {}
+        self._near: dict[
+            str, Tensor
+        ] = {}  # node type → where in `DeviceColumn.near` each slot's row is
         self._shifts: dict[str, tuple[Tensor, Tensor]] = {}
         chosen = {t: as_ids((near or {}).get(t, np.empty(0))) for t in store.ntypes}
         slots, _, _ = store.locate(chosen)
@@ -168,13 +170,13 @@ class DeviceFeatures:
         log.warning("rows are page-locked once for each worker: where they lie %s", failure)
         return False
 
-    def _placed(self, table: Tensor, slots: Tensor, chosen: object) -> Column:
+    def _placed(self, table: Tensor, slots: Tensor, chosen: object) -> DeviceColumn:
         if chosen is None or not len(slots):
-            return Column(table, None)
+            return DeviceColumn(table, None)
         near = torch.empty((len(slots), *table.shape[1:]), dtype=table.dtype, device=self._device)
         for low in range(0, len(slots), _AT_ONCE):
             near[low : low + _AT_ONCE].copy_(table[slots[low : low + _AT_ONCE]])
-        return Column(table, near)
+        return DeviceColumn(table, near)
 
     @property
     def remote(self) -> int:
@@ -184,19 +186,19 @@ class DeviceFeatures:
     def hits(self) -> int:
         return self._store.hits
 
-    def gather(self, ids: Mapping[str, Ids]) -> Rows:
+    def gather(self, ids: Mapping[str, Ids]) -> FeatureRows:
         """See `FeatureStore.gather`; the rows lie on the GPU."""
         rows, awaited = self.begin(ids)
         return rows if awaited is None else self.finish(awaited)
 
-    def begin(self, ids: Mapping[str, Ids]) -> tuple[Rows, AwaitedRows | None]:
+    def begin(self, ids: Mapping[str, Ids]) -> tuple[FeatureRows, AwaitedRows | None]:
         """The rows for ``ids``, as `gather`, as far as they are on this host, and how the others
         come; None = no host lacks any. Collective over the store's exchange."""
         if self._store.whole:
             return {t: self._read(t, self._owned_slots(t, ids[t])) for t in self._columns}, None
         slots, missing, counts = self._store.locate({t: as_ids(nodes) for t, nodes in ids.items()})
         asked, given = self._store.ask(missing, counts)
-        rows: Rows = {t: {} for t in self._columns}
+        rows: FeatureRows = {t: {} for t in self._columns}
         places, order = {}, {}
         for ntype, index in slots.items():
             room = self._store.room(ntype)
@@ -208,7 +210,7 @@ class DeviceFeatures:
             rows[ntype] = self._read(ntype, here.to(self._device, non_blocking=True))
         return rows, AwaitedRows(rows, places, order, given, receive=counts, send=asked)
 
-    def finish(self, awaited: AwaitedRows) -> Rows:
+    def finish(self, awaited: AwaitedRows) -> FeatureRows:
         """All rows, after those of other hosts have come. Collective over ``over``."""
         assert self._over is not None
         numbers, answers, rooms = [], [], []

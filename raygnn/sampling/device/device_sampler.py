@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from raygnn.sampling.sampler import Banned
 
-Frontier = dict[str, Tensor]  # node type → distinct global ids, int64 on the GPU
+DeviceFrontier = dict[str, Tensor]  # node type → distinct global ids, int64 on the GPU
 # edge type → int64 [D+1], and the sources that each destination draws, one after the other, then -1
-Draws = dict[EdgeType, tuple[Tensor, Tensor]]
+DeviceDraws = dict[EdgeType, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DeviceSampler:
         step: int,
         banned: Banned | None = None,
         times: Mapping[str, np.ndarray] | None = None,
-    ) -> tuple[list[Block], Frontier]:
+    ) -> tuple[list[Block], DeviceFrontier]:
         """See `NeighborSampler.sample`; ``banned`` and ``times`` are None."""
         assert banned is None
         assert times is None
@@ -103,10 +103,12 @@ class DeviceSampler:
             blocks.insert(0, block)
         return blocks, frontier
 
-    def hop(self, nodes: Frontier, fanout: Fanout, key: int = 0) -> tuple[Block, Frontier]:
+    def hop(
+        self, nodes: DeviceFrontier, fanout: Fanout, key: int = 0
+    ) -> tuple[Block, DeviceFrontier]:
         """One block whose destinations are ``nodes``; returns it and its source nodes."""
         draws = self._draw(nodes, fanout, key)
-        numbered: Frontier = {}
+        numbered: DeviceFrontier = {}
         local: dict[str, tuple[list[EdgeType], Tensor, Tensor]] = {}
         for ntype, known in nodes.items():
             etypes = [e for e in draws if e[0] == ntype]
@@ -130,7 +132,7 @@ class DeviceSampler:
         )
         return block, sources
 
-    def _draw(self, nodes: Frontier, fanout: Fanout, key: int) -> Draws:
+    def _draw(self, nodes: DeviceFrontier, fanout: Fanout, key: int) -> DeviceDraws:
         rows = {e: nodes[e[2]] - lists.first for e, lists in self._lists.items()}
         spans = {
             e: device_kernels.spans(lists.indptr, rows[e], fanout[e], self._replace)
@@ -141,7 +143,7 @@ class DeviceSampler:
         if whole:
             ends = torch.stack([spans[e][1][-1] for e in whole])
             totals = dict(zip(whole, ends.tolist()))  # waits
-        draws: Draws = {}
+        draws: DeviceDraws = {}
         for number, (etype, lists) in enumerate(self._lists.items()):
             start, indptr = spans[etype]
             if etype in totals:

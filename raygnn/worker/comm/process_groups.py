@@ -15,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.models.norm import BatchNorm
 from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
 from raygnn.sampling.host_memory import Host
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Ranks:
                 own = buffer.detach().double().cpu()
                 buffer.copy_(self.control.sum(own if self.first else torch.zeros_like(own)))
 
-    def synchronise(self, task: Task) -> None:
+    def synchronise(self, task: TaskModule) -> None:
         """Have batch normalisation take the rows of all ranks."""
 
         def over_ranks(values: Tensor, part: str) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from raygnn.errors import GuardError, TrainingError
 from raygnn.models.network import Stack
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm.process_groups import Ranks
 
 
@@ -37,7 +37,7 @@ class Sharding:
         self._optimizer = kind == "optimizer"
         self._twin: Twin | None = None
 
-    def prepare(self, task: Task) -> None:
+    def prepare(self, task: TaskModule) -> None:
         """Before training begins.
 
         Raises:
@@ -59,7 +59,7 @@ class Sharding:
         return strategy
 
     @contextmanager
-    def whole(self, task: Task) -> Iterator[None]:
+    def whole(self, task: TaskModule) -> Iterator[None]:
         """``task.model`` has all its parameters in the block, and needs no other rank to run.
         Collective."""
         if self._twin is None:
@@ -72,7 +72,7 @@ class Sharding:
         finally:
             task.model = sharded
 
-    def collect(self, task: Task) -> None:
+    def collect(self, task: TaskModule) -> None:
         """The same for good: when training is over. Collective."""
         if self._twin is not None:
             task.model, self._twin = self._twin.of(task.model), None

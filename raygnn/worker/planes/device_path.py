@@ -20,7 +20,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, TrainingError, error_text
 from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.shard import Shard
-from raygnn.sampling.features import FeatureStore, Rows
+from raygnn.sampling.features import FeatureRows, FeatureStore
 from raygnn.sampling.plan import Fanout
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.worker.comm.process_groups import Ranks
@@ -168,7 +168,7 @@ class DevicePath:
             copies = self._room.copies or self._sampling.features_on == "pinned"
             return DeviceFeatures(like, self._device, chosen, self._over, copies)
 
-        def compare(given: Rows) -> bool:
+        def compare(given: FeatureRows) -> bool:
             for ntype, columns in expected.items():
                 for name, rows in columns.items():
                     if not torch.equal(given[ntype][name].cpu(), rows):

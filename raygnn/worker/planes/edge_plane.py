@@ -27,9 +27,9 @@ from raygnn.sampling.negatives import (
     find_lists,
     make_negatives,
 )
-from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order, known
+from raygnn.sampling.seeds import JOINED, EdgeSeeds, OwnedEdges, TaskSeeds, in_order, known
 from raygnn.tasks.inference import NodeRows
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.losses import make_link_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Candidates, Ranking
@@ -76,7 +76,7 @@ class EdgePlane(PartitionPlane):
         return {"source": self.etype[0], "target": self.etype[2]}
 
     @cached_property
-    def edges(self) -> Edges:
+    def edges(self) -> OwnedEdges:
         """All edges of the type. Collective."""
         target, task = self.target, self.config.task
         read = self.config.model.decoder_feature_names
@@ -89,7 +89,7 @@ class EdgePlane(PartitionPlane):
             replicated=False,
             split=target.split,
         )
-        edges = Edges(shard, self.control, self.etype)
+        edges = OwnedEdges(shard, self.control, self.etype)
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
             kind = f"edge type {self.of!r}"
@@ -127,7 +127,7 @@ class EdgePlane(PartitionPlane):
         count = count_numbers(self.etype, name, self.edges.column(name), self.control)
         return self.settle("relations of the edges to predict", count)
 
-    def task(self) -> Task:
+    def task(self) -> TaskModule:
         """See `Plane`."""
         config, etype = self.config, self.etype
         first, *others = self.ntypes
@@ -141,7 +141,7 @@ class EdgePlane(PartitionPlane):
         )
         return self._finish(self.task_of(model))
 
-    def task_of(self, model: nn.Module | None) -> Task:
+    def task_of(self, model: nn.Module | None) -> TaskModule:
         """The task with a model."""
         task = self.config.task
         loss: Any
@@ -185,7 +185,7 @@ class EdgePlane(PartitionPlane):
         )
         return EdgeHead(self.etype, decoder, links=links)
 
-    def batches(self, task: Task) -> BatchMaker:
+    def batches(self, task: TaskModule) -> BatchMaker:
         """See `Plane`."""
         assert isinstance(task.model, EdgeModel)
         seeds, own, share = self.seeds()
@@ -251,7 +251,7 @@ class EdgePlane(PartitionPlane):
 
     def _seeds(
         self,
-        edges: Edges,
+        edges: OwnedEdges,
         positions: np.ndarray,
         negatives: Negatives | None = None,
         listed: ListedNegatives | None = None,
@@ -272,7 +272,7 @@ class EdgePlane(PartitionPlane):
             time=self.time,
         )
 
-    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+    def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
@@ -350,7 +350,7 @@ class EdgePlane(PartitionPlane):
             nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         return nodes
 
-    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the decoder is given."""
         model = task.model
         assert isinstance(model, EdgeModel)
@@ -360,7 +360,7 @@ class EdgePlane(PartitionPlane):
         rows = self.inference.represent(model.encoder, {ntype: ids})[ntype].of(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
-    def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[EdgePredictions]:
         """See `Plane`."""
         model, edges, target = task.model, self.edges, self.target
         split = request.split

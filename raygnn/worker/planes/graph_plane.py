@@ -26,7 +26,7 @@ from raygnn.sampling.collate import Collate, GraphBatchMaker, arrays_of, find_pa
 from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
@@ -113,7 +113,7 @@ class GraphPlane:
     def config(self) -> Config:
         return self.job.config
 
-    def task(self) -> Task:
+    def task(self) -> TaskModule:
         """See `Plane`."""
         config = self.config
         schema = self.schema
@@ -148,7 +148,7 @@ class GraphPlane:
             },
         )
 
-    def batches(self, task: Task) -> GraphBatchMaker:
+    def batches(self, task: TaskModule) -> GraphBatchMaker:
         """See `Plane`."""
         return self._maker
 
@@ -157,7 +157,7 @@ class GraphPlane:
         """See `Plane`."""
         return Traffic(skipped=len(self._maker.skipped))
 
-    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+    def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         world, config = self.ranks.world, self.config
         mine = self._numbers(split)[world.rank :: world.size]
@@ -178,12 +178,12 @@ class GraphPlane:
         values = measure(outputs, y, config.task, task.loss, self.ranks.control, positive, keep)
         return {**values, "left_out": float(left_out)} if left_out else values
 
-    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         """See `Plane`; graphs that are left out have no row."""
         for rows in self._chunks(task, request, self.schema.out_features):
             yield Predictions(*rows)
 
-    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the pooled layers, which the last linear layer is given."""
         model = task.model
         if not isinstance(model, GraphNetwork):
@@ -198,7 +198,7 @@ class GraphPlane:
 
     def _chunks(
         self,
-        task: Task,
+        task: TaskModule,
         request: Request,
         width: int,
         run: Callable[[GraphBatch], Tensor] | None = None,
@@ -254,7 +254,7 @@ class GraphPlane:
 
     def _outputs(
         self,
-        task: Task,
+        task: TaskModule,
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from raygnn.models.registry import build_model
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import MultitaskPlan
 from raygnn.sampling.seeds import MultitaskSeeds
-from raygnn.tasks.lightning_modules import MultitaskTask, Task
+from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
@@ -81,7 +81,7 @@ class MultitaskPlane(PartitionPlane):
         model = build(config, several)
         return self._finish(MultitaskTask(model, made, weights, config.train, world, planned))
 
-    def batches(self, task: Task) -> BatchMaker:
+    def batches(self, task: TaskModule) -> BatchMaker:
         """See `Plane`."""
         assert isinstance(task.model, MultitaskModel)
         tasks, nodes, share = {}, dict[str, np.ndarray](), 0
@@ -94,7 +94,7 @@ class MultitaskPlane(PartitionPlane):
         plan = MultitaskPlan(plans, self.config.train.accumulate)
         return self.make_batches(task.model.encoder, MultitaskSeeds(plan, tasks), nodes, share)
 
-    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+    def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""
         assert isinstance(task, MultitaskTask)
         assert isinstance(task.model, MultitaskModel)
@@ -120,12 +120,12 @@ class MultitaskPlane(PartitionPlane):
                 found |= {metric_name(name, key): value for key, value in values.items()}
         return found
 
-    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
         assert isinstance(task, MultitaskTask)
         return self.planes[request.task].predict(task.of(request.task), request)
 
-    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the heads are given."""
         assert isinstance(task.model, MultitaskModel)
         ntype = pick_ntype(request.ntype, self.ntypes)

@@ -17,7 +17,7 @@ from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.metrics import measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
@@ -47,13 +47,13 @@ class NodePlane(PartitionPlane):
         """See `PartitionPlane`."""
         return self.ntype
 
-    def task(self) -> Task:
+    def task(self) -> TaskModule:
         """See `Plane`."""
         config = self.config
         schema = self.schema(self.ntype, self.out_features)
         return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
 
-    def task_of(self, model: nn.Module | None) -> Task:
+    def task_of(self, model: nn.Module | None) -> TaskModule:
         """The task with a model."""
         loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
@@ -79,7 +79,7 @@ class NodePlane(PartitionPlane):
         model = self.config.model
         return NodeHead(self.ntype, width, self.out_features, model.dropout)
 
-    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+    def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """See `Plane`."""
         (owned,) = self.read(split).values()
         again = self.validates(split)
@@ -96,7 +96,7 @@ class NodePlane(PartitionPlane):
         owned = owned_nodes(self.shard, self.ntype, split, self.labels)
         return {self.ntype: owned + self.shard.first(self.ntype)}
 
-    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
         ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
@@ -116,7 +116,7 @@ class NodePlane(PartitionPlane):
                 splits=splits[some],
             )
 
-    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """See `Plane`: what goes into the last layer, or into the only one where it is linear."""
         model = task.model
         if isinstance(model, Direct):
@@ -149,7 +149,7 @@ class NodePlane(PartitionPlane):
         times = self.node_times(self.ntype)
         return None if times is None else times[owned - self.shard.first(self.ntype)]
 
-    def batches(self, task: Task) -> BatchMaker:
+    def batches(self, task: TaskModule) -> BatchMaker:
         """See `Plane`."""
         seeds, own, share = self.seeds()
         return self.make_batches(task.model, seeds, own, share)

@@ -30,7 +30,7 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds, as_labels
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Sizes
@@ -54,7 +54,7 @@ from raygnn.worker.planes.vocabulary import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=TaskModule)
 
 log = logging.getLogger("raygnn")
 

@@ -19,7 +19,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.calibration import Evaluated
-from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.losses import Loss, balance, make_loss
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
@@ -73,24 +73,24 @@ Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
 class Plane(Protocol):
     """What one rank trains on. Everything is collective but `traffic` and `identity`."""
 
-    def task(self) -> Task:
+    def task(self) -> TaskModule:
         """The model, in the precision's dtype, and its loss; the same on all ranks."""
         ...
 
-    def batches(self, task: Task) -> Maker[Share]:
+    def batches(self, task: TaskModule) -> Maker[Share]:
         """What makes the training batches."""
         ...
 
-    def evaluate(self, task: Task, split: str, keep: Kept | None = None) -> dict[str, float]:
+    def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         """The metrics of a split, exact over all ranks; ``keep`` takes this rank's outputs."""
         ...
 
-    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         """This rank's share of the nodes, edges or graphs that are asked for, in chunks that
         ascend by id. It has to be exhausted."""
         ...
 
-    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """As `predict`, what the model makes of nodes or graphs before its last step.
 
         Raises:
@@ -134,7 +134,7 @@ def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
     return make().to(PRECISIONS[config.precision].dtype)
 
 
-def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> Task:
+def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> TaskModule:
     """The task with a model, in the precision's dtype: the built-in one, or the user's own.
 
     Raises:
@@ -143,8 +143,8 @@ def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features:
     config, spec = job.config, job.config.task.own_class
     given = model, loss, config.train, ranks.world.size, out_features, job.planned
     if spec is None:
-        return Task(*given)
-    cls: type[Task] = load_class(spec, Task, "raygnn.Task", "task.kind")
+        return TaskModule(*given)
+    cls: type[TaskModule] = load_class(spec, TaskModule, "raygnn.Task", "task.kind")
     torch.manual_seed(config.train.seed)
     task = construct(cls, "task.args", "*given, **task.args", *given, **config.task.args)
     return task.to(PRECISIONS[config.precision].dtype)

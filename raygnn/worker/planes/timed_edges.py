@@ -19,7 +19,7 @@ from raygnn.config.task import LinkPrediction
 from raygnn.models.heads import EdgeModel
 from raygnn.sampling.batch import Part
 from raygnn.sampling.negatives import ListedNegatives, Negatives
-from raygnn.sampling.seeds import Edges, EdgeSeeds, SeedSlice
+from raygnn.sampling.seeds import EdgeSeeds, OwnedEdges, SeedSlice
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.losses import Loss
 from raygnn.tasks.metrics import measure
@@ -39,7 +39,7 @@ class TimedEdges:
     """
 
     config: Config
-    edges: Edges
+    edges: OwnedEdges
     inference: Inference
     device: torch.device
     seeds: Callable[..., EdgeSeeds]
