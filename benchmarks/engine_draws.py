@@ -44,7 +44,7 @@ def with_edge_data(config: Config, place: Path, parts: int) -> PartitionMeta:
 
 def measure(meta: PartitionMeta, config: Config, rounds: int) -> dict[str, list[float]]:
     """Name of each draw → milliseconds for a batch, a number of each round."""
-    alone, stage = Exchange(World(0, 1)), Stage.of(config.staging)
+    alone, stage = Exchange(World(0, 1)), Stage.from_config(config.staging)
     whole: dict[str, Any] = {"replicated": True, "stage": stage}
     plain = load_shard(meta, 0, 1, **whole)
     weighted = load_shard(meta, 0, 1, reads=EdgeReads(weight="weight"), **whole)

@@ -57,7 +57,7 @@ from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import read_model
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.sources import planted
-from raygnn.graph.staging.shard import Rows, Shard
+from raygnn.graph.staging.shard import InEdgeLists, Shard
 from raygnn.models.kernels.message_passing import NATIVE
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
@@ -102,7 +102,9 @@ def generate(nodes: int) -> Graph:
         ntypes=[DEFAULT_NTYPE],
         etypes=[DEFAULT_ETYPE],
         bounds={DEFAULT_NTYPE: np.array([0, nodes])},
-        topology={DEFAULT_ETYPE: Rows(0, indptr, edges.src[order].astype(np.int32), ids, {})},
+        topology={
+            DEFAULT_ETYPE: InEdgeLists(0, indptr, edges.src[order].astype(np.int32), ids, {})
+        },
         node_data={DEFAULT_NTYPE: {}},
         original={DEFAULT_NTYPE: ids},
         replicated=True,

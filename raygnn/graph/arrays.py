@@ -1,7 +1,7 @@
-"""Arrays as DGL's files hold them: their dtypes, their bytes, and row pointers.
+"""Dtypes, bytes and CSR row pointers of arrays in DGL's files.
 
-numpy's arrays, so that torch need not be imported to refuse a file, which takes it seconds; torch
-tensors only where numpy lacks the dtype (bfloat16), or where a caller has them anyway.
+Arrays are numpy's, so that a file can be refused without importing torch, which takes seconds;
+torch tensors stand in only for bfloat16, which numpy lacks, or where the caller has them anyway.
 """
 
 from __future__ import annotations
@@ -33,22 +33,18 @@ DTYPES = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()} | {"bool": (1, 8)}
 
-_PIECE = 1 << 22  # bytes that are gathered at a time
+_PIECE = 1 << 22  # bytes gathered at a time
 
 
 def index_type(limit: int) -> type[np.int32 | np.int64]:
-    """The integer type for ids and places below ``limit``."""
+    """Return the narrowest integer type for ids and positions below ``limit``."""
     return np.int32 if limit < 2**31 else np.int64
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of an array, gathered a piece at a time: a partition is written without a copy of it.
-
-    Attributes:
-        array: ``[N, …]``.
-        ids: int64 ``[n]``, which rows.
-    """
+    """Selected rows of an array ``[N, …]``, gathered piece by piece, so that a partition is written
+    without a copy of it. ``ids``: int64 ``[n]``, the row numbers."""
 
     array: Array | Tensor
     ids: Array
@@ -70,23 +66,23 @@ class Rows:
         return len(self.ids) * self._width
 
     def pieces(self) -> Iterator[Array | Tensor]:
-        """The rows, in order, a few megabytes at a time."""
+        """Yield the rows in order, a few megabytes at a time."""
         step = max(_PIECE // max(self._width, 1), 1)
         for start in range(0, len(self.ids), step):
             yield self._take(self.ids[start : start + step])
 
     def whole(self) -> Array | Tensor:
-        """All of the rows at once."""
+        """Return all rows at once."""
         return self._take(self.ids)
 
     @property
     def _width(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return math.prod(self.array.shape[1:]) * int(self.array.itemsize)
 
     def _take(self, ids: Array) -> Array | Tensor:
         if isinstance(self.array, np.ndarray):
-            # of a mapped file that is not aligned take would copy the whole
+            # np.take would copy the complete array if it is a mapped file that is not aligned
             aligned = self.array.flags.aligned
             taken: Array = np.take(self.array, ids, axis=0) if aligned else self.array[ids]
             return taken
@@ -97,12 +93,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class OnDemand:
-    """An array that is made while it is written.
-
-    Attributes:
-        dtype, shape: of the whole.
-        make: gives it a piece at a time, from the first row to the last.
-    """
+    """Array that is computed while it is written: ``make`` yields its rows piece by piece."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -117,7 +108,6 @@ class OnDemand:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def pieces(self) -> Iterator[Array | Tensor]:
-        """The rows, in order."""
         return self.make()
 
 
@@ -125,17 +115,17 @@ AnyArray: TypeAlias = "Array | Tensor | Rows | OnDemand"
 
 
 def dtype_name(array: AnyArray) -> str:
-    """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
+    """Return ``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
     return str(array.dtype).removeprefix("torch.")
 
 
 def storable(array: AnyArray) -> bool:
-    """Whether DGL's files can hold the array (bool comes back as uint8)."""
+    """Return True if DGL's files can hold the array (bool comes back as uint8)."""
     return dtype_name(array) in CODES
 
 
 def element_bytes(array: Array | Tensor) -> memoryview:
-    """The elements in C order, not copied where they lie so."""
+    """Return the elements in C order, without a copy if they are stored so."""
     if not isinstance(array, np.ndarray):
         import torch
 
@@ -144,13 +134,13 @@ def element_bytes(array: Array | Tensor) -> memoryview:
 
 
 def csr_rows(indptr: Array, num: int, error: Callable[[str], Exception]) -> Array:
-    """CSR row pointers → int64 ``[num]``, the row of each entry.
+    """Convert CSR row pointers to the row of each entry, int64 ``[num]``.
 
-    Raises what ``error`` makes of the reason, unless the pointers rise from 0 to ``num``.
+    Raises ``error(reason)`` unless the pointers rise from 0 to ``num``.
     """
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != num:
         raise error(f"holds row pointers that do not run from 0 to {num}")
-    # compared, as differences may overflow and look right
+    # comparison, because differences may overflow and look right
     falls = indptr[1:] < indptr[:-1]
     if falls.any():
         raise error(f"holds row pointers that fall at row {int(np.argmax(falls))}")

@@ -1,4 +1,4 @@
-"""The memory that this process may use."""
+"""Memory that this process may use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
 _CGROUP, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
-# resource limit → what of psutil's memory_info counts against it
+# resource limit → field of psutil's memory_info that counts against it
 _LIMITS = {resource.RLIMIT_AS: "vms", resource.RLIMIT_DATA: "data"}
 
 
 def memory() -> tuple[int, int]:
-    """Bytes in all and available.
-
-    Of the machine, or of the container or control group that this process is in if that has less;
-    what is available is also bounded by the process's own limits (``ulimit -v``, ``ulimit -d``).
-    """
+    """Return total and available bytes of the machine, or of this process's container or control
+    group if that has less. The available bytes respect ``ulimit -v`` and ``ulimit -d``, too."""
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
     for limit, used in _groups():
@@ -41,8 +38,8 @@ def memory() -> tuple[int, int]:
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, of the control groups that this process is in, of version 2 or 1:
-    its own and those around it, as far as they are seen from here."""
+    """Yield limit and use, in bytes, of this process's control group (version 2 or 1) and of its
+    visible ancestors."""
     entries = (e for e in (s.split(":", 2) for s in lines(_PROC / "self/cgroup")) if len(e) == 3)
     paths = {name: path for _, names, path in entries for name in names.split(",")}
     for controller, place, limit_file, use_file, counted in (
@@ -54,7 +51,7 @@ def _groups() -> Iterator[tuple[int, int]]:
             files = (group / limit_file, group / use_file)
             limit, used = (next(map(number, words(file)), None) for file in files)
             if limit is not None and used is not None:
-                # The page cache counts as used there, but is given back when memory is short.
+                # The kernel counts the page cache as used, but frees it when memory is short.
                 facts = dict(zip(stat := words(group / "memory.stat"), stat[1:], strict=False))
                 cached = (facts.get(f"{counted}{kind}_file", "") for kind in ("inactive", "active"))
                 yield limit, max(used - sum(number(count) or 0 for count in cached), 0)
@@ -63,11 +60,8 @@ def _groups() -> Iterator[tuple[int, int]]:
 
 
 def check_available(config: Config, work: str, need: int) -> None:
-    """Refuse to begin what the kernel would end, and other programs of this machine with it.
-
-    Raises:
-        PreflightError: more memory is needed than is available to this process.
-    """
+    """Raise PreflightError if ``work`` needs more memory than is available to this process: the
+    kernel would kill it, and perhaps other programs."""
     _, available = memory()
     if need <= available or "memory_fits" in config.cluster.allow:
         return
@@ -84,7 +78,7 @@ def check_available(config: Config, work: str, need: int) -> None:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of one of the kernel's files; none if it is not there."""
+    """Return the lines of a file of the kernel; none if it does not exist."""
     try:
         return file.read_text(errors="replace").splitlines()
     except OSError:
@@ -92,12 +86,12 @@ def lines(file: Path) -> list[str]:
 
 
 def words(file: Path) -> list[str]:
-    """The words of one of the kernel's files."""
+    """Return the words of a file of the kernel."""
     return " ".join(lines(file)).split()
 
 
 def number(word: str) -> int | None:
-    """The count that a word is; None for other words and where -1 stands for "unknown"."""
+    """Parse a count; None for other words, and for -1, which means "unknown"."""
     try:
         count = int(word)
     except ValueError:

@@ -1,8 +1,7 @@
-"""A whole graph in memory, as a source hands it over: plain arrays, typed from the start.
+"""A complete graph in memory, as a source provides it: plain arrays, typed from the start.
 
-Neither torch nor dgl is needed to build one, so that bad input is reported in well under a
-second. A homogeneous graph is the one-type case: node type ``"_N"``, edge type
-``("_N", "_E", "_N")``, DGL's own default names.
+Building one needs neither torch nor dgl, so that bad input is reported in well under a second. A
+homogeneous graph has node type ``"_N"`` and edge type ``("_N", "_E", "_N")``, DGL's defaults.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 
 @dataclass
 class NodeFrame:
-    """The nodes of one type.
+    """The nodes of one type, with ids ``0 … num-1``.
 
-    Attributes:
-        num: how many nodes there are; ids are ``0 … num-1``.
-        data: name → array of shape ``[num, …]``. Conventional names: ``feat`` (any float or
-            integer dtype), ``label`` (int64 ``[num]``; -1 = unknown), ``train_mask``,
-            ``val_mask``, ``test_mask`` (bool ``[num]``). A torch tensor stands in where numpy
-            has no dtype (bfloat16).
+    ``data``: name → array ``[num, …]`` (a torch tensor for bfloat16). Conventional names: ``feat``
+    (floats or integers), ``label`` (int64 ``[num]``; -1 = unknown), ``train_mask``, ``val_mask``,
+    ``test_mask`` (bool ``[num]``).
     """
 
     num: int
@@ -53,21 +49,20 @@ class EdgeFrame:
 
 @dataclass
 class GraphData:
-    """A whole graph.
+    """A complete graph.
 
     Attributes:
         name: a short name, used for the partition's files.
-        nodes: node type → frame.
         edges: canonical edge type ``(source type, relation, destination type)`` → frame.
         origin: ``"<type>/<array>"`` or ``"<type>"`` (edge types joined by ``:``) → the file it was
-            read from, with the array's name in it where that differs; ``""`` → the file or
-            directory as a whole. Used to name the file in errors.
-        ids: node type → what the user calls its nodes, a pyarrow array of int64 or large_string
-            ``[num]``; of types without one, the numbers are all there is.
-        names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
-        reverses: edge type → the one that holds its edges the other way round, in the same order.
-        transforms: ``"<type>/<array>"`` → what was done to its columns, and what the rows for
-            training say for that: see `raygnn.graph.tables.frames.settle`.
+            read from, with the array's name in it if that differs; ``""`` → the file or directory
+            of the graph. Used in errors.
+        ids: node type → the user's node ids, a pyarrow array of int64 or large_string ``[num]``;
+            types without one have only numbers.
+        names: ``"<type>/<array>"`` → categories that its codes 0, 1, … stand for.
+        reverses: edge type → type with its edges reversed, in the same order.
+        transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
+            `raygnn.graph.tables.frames.settle`.
     """
 
     name: str
@@ -88,29 +83,27 @@ class GraphData:
         return sum(frame.num for frame in self.edges.values())
 
     def where(self, key: str) -> str:
-        """The place of ``"<type>/<array>"`` for errors."""
+        """Return the location of ``"<type>/<array>"`` for errors."""
         kind = key.rpartition("/")[0] or key
         place = self.origin.get(key) or self.origin.get(kind)
         return place or f"{self.origin.get('', self.name)}: {key}"
 
 
 def etype_str(etype: EdgeType) -> str:
-    """``("a", "r", "b")`` → ``"a:r:b"``, DGL's own spelling in partition files."""
+    """Convert ``("a", "r", "b")`` to ``"a:r:b"``, DGL's spelling in partition files."""
     return ":".join(etype)
 
 
 @dataclass(frozen=True)
 class EdgeSplit:
-    """How the edges of one type are split.
+    """Split of the edges of type ``etype``, which are predicted.
 
     Attributes:
-        etype: whose edges are predicted.
-        reverse: the type whose edges are hidden, too, where they join the two nodes of a hidden
-            edge the other way round; None = none.
-        shares: of the edges for validation and for test, or by time from when on they are (see
-            `raygnn.graph.times.moment`); None = by the edges' masks.
-        seed: of the shares.
-        time: the array that says when each edge is, by which they are split; None = at random.
+        reverse: edge type whose edges are hidden if they reverse a hidden edge; None = none.
+        shares: fractions of the edges for validation and for test, or the times from which on they
+            are in them (see `raygnn.graph.times.moment`); None = use the edges' masks.
+        seed: seed of a random split.
+        time: array with the time of each edge, to split by time; None = at random.
     """
 
     etype: EdgeType
@@ -120,17 +113,12 @@ class EdgeSplit:
     time: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class EdgeTarget:
-    """What a task on edges predicts for.
-
-    Attributes:
-        relation: the edge array that holds each edge's relation; None = they have none.
-    """
+    """Edges that a task predicts for. ``relation``: edge array of their relations, or None."""
 
     split: EdgeSplit
     relation: str | None = None
@@ -140,22 +128,22 @@ class EdgeTarget:
         return self.split.etype
 
 
-TRAINING = "training"  # what negatives are for that are not for a split
+TRAINING = "training"  # key of the negatives to train with, beside those of splits
 
 
 @dataclass(frozen=True)
 class NegativeLists:
-    """What edges of one type are told from; nodes by their numbers in the user's graph.
+    """Listed negative edges of one edge type; nodes are numbered as in the user's graph.
 
     Attributes:
         where: the file.
         ends: int64 ``[2, P]``, the edges that have lists, or are ranked; None = all.
-        relation: int64 ``[P]``; None where edges have none.
-        others: end → ``[P, K]``, nodes in its place. An edge's own end, which never counts, fills
-            up lists that are shorter.
-        pairs: ``[2, M]``, edges that are not there, the same for all; None = each has a list.
-        rows: int64 ``[P]`` or ``[M]``, where they are in the file, from 0.
-        digest: of a file of the user's own, in which no edge may be that is there.
+        relation: int64 ``[P]``; None if edges have none.
+        others: end → ``[P, K]``, nodes that replace it. Shorter lists are padded with the edge's
+            own end, which never counts.
+        pairs: ``[2, M]``, negative edges for all positives; None = each positive has a list.
+        rows: int64 ``[P]`` or ``[M]``, their rows in the file, from 0.
+        digest: hash of the user's file, which must not list existing edges; else empty.
     """
 
     where: str
@@ -167,6 +155,6 @@ class NegativeLists:
     digest: str = ""
 
     def error(self, message: str, remedy: str, row: int | None = None) -> DataError:
-        """What is wrong with the file, or with a list, or a pair."""
+        """Build the error of the file, or of one list or pair."""
         place = self.where if row is None else f"{self.where}, row {self.rows[row] + 1}"
         return DataError(message, where=place, remedy=remedy)

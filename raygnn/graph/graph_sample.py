@@ -1,4 +1,4 @@
-"""One graph of many, as a dataset gives it: small, whole, in memory, typed."""
+"""One graph of a dataset of graphs: small, complete, in memory, typed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from raygnn.graph.data import EdgeType
 
 @dataclass(frozen=True)
 class Sample:
-    """One graph and what is known of it.
+    """One graph with its data and target.
 
     Attributes:
-        num_nodes: node type → how many there are; may be 0.
-        edges: edge type → sources and destinations, int64 ``[E]`` each, in the order of the
-            edges' numbers.
+        num_nodes: node type → number of nodes, from 0.
+        edges: edge type → sources and destinations, int64 ``[E]`` each, in edge order.
         node_data: node type → name → ``[N, …]``, any dtype, as stored.
         edge_data: edge type → name → ``[E, …]``.
-        y: the target, ``[]`` or ``[K]``, as stored; None where it is not known.
+        y: target ``[]`` or ``[K]``, as stored; None if unknown.
     """
 
     num_nodes: Mapping[str, int]
@@ -32,8 +31,8 @@ class Sample:
     edge_data: Mapping[EdgeType, Mapping[str, Tensor]] = field(default_factory=dict)
     y: Tensor | None = None
 
-    def described(self) -> dict[str, Any]:
-        """What others must have in common with it, as JSON: types, arrays, and the target."""
+    def describe(self) -> dict[str, Any]:
+        """Return the graph's schema as JSON: types, arrays and target, which all graphs share."""
         return {
             "nodes": {t: _described(self.node_data.get(t, {})) for t in self.num_nodes},
             "edges": [[list(e), _described(self.edge_data.get(e, {}))] for e in self.edges],
@@ -41,11 +40,11 @@ class Sample:
         }
 
     @classmethod
-    def like(cls, described: Mapping[str, Any]) -> Sample:
-        """One without nodes and edges, of which `described` says the same.
+    def from_description(cls, described: Mapping[str, Any]) -> Sample:
+        """Build a graph of that schema without nodes and edges.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: nothing that `described` gives.
+            ValueError, KeyError, TypeError, AttributeError: ``described`` is damaged.
         """
         nothing = torch.empty(0, dtype=torch.int64)
         edges = {_etype(ends): arrays for ends, arrays in described["edges"]}
@@ -60,14 +59,12 @@ class Sample:
 
 
 class Samples(Protocol):
-    """A dataset of graphs, the same on every rank.
+    """Dataset of ``num`` graphs, the same on every rank.
 
     Attributes:
-        num: how many there are.
-        num_classes: how many classes the targets have, where that is known without a look at
-            all graphs.
-        splits: "train", "val", "test" → numbers of graphs, int64, ascending and disjoint; empty
-            where graphs of others than the training have none.
+        num_classes: number of classes of the targets; None if only reading all graphs would tell.
+        splits: "train", "val", "test" → graph numbers, int64, ascending and disjoint; empty for
+            graphs to predict that have no splits.
     """
 
     num: int
@@ -75,12 +72,12 @@ class Samples(Protocol):
     splits: Mapping[str, np.ndarray]
 
     def __getitem__(self, number: int) -> Sample:
-        """Graph ``number``, from 0. Raises whatever its dataset raises."""
+        """Return graph ``number``, from 0. Raises whatever its dataset raises."""
         ...
 
 
 def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
-    """Name → dtype and shape, without the first ``row`` dimensions."""
+    """Return name → dtype and shape, without the first ``row`` dimensions."""
     return {
         name: [str(array.dtype).removeprefix("torch."), list(array.shape[row:])]
         for name, array in arrays.items()
@@ -88,7 +85,6 @@ def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
 
 
 def _empty(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Arrays without rows."""
     empty = {}
     for name, about in arrays.items():
         dtype = getattr(torch, about[0])

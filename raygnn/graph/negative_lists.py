@@ -1,5 +1,5 @@
-"""Edges that are not there, as files list them: nodes in place of the ends of each edge, or pairs
-of nodes, the same for all edges."""
+"""Negative edges that files list: nodes that replace the ends of each edge, or pairs of nodes that
+serve all edges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raygnn.graph.sources.input_files import check_fits_memory, sha256
 from raygnn.graph.sources.npz_members import members
 from raygnn.graph.tables.columns import first, refuse_nulls, to_numpy
 from raygnn.graph.tables.ids import Ids, Numbers
-from raygnn.graph.tables.reader import Chunk, Reader, resolve, widened
+from raygnn.graph.tables.reader import Chunk, TableReader, resolve, widened
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
@@ -45,11 +45,11 @@ _MOST_RELATIONS = 1 << 20
 def lists_of(
     config: Config, target: EdgeTarget, counts: tuple[int, int], held: GraphData | PartitionMeta
 ) -> dict[str, NegativeLists]:
-    """What a task's files list: `TRAINING`, and each split whose edges are ranked among some.
+    """Read the negatives that a task's files list, for `TRAINING` and for each split.
 
     Args:
-        counts: source and target nodes.
-        held: what says how nodes and relations are called.
+        counts: numbers of source and target nodes.
+        held: the graph or partition with the user's ids of nodes and relations.
 
     Raises:
         DataError: see `read_lists` and `raygnn.graph.sources.ogb.negatives`.
@@ -86,19 +86,19 @@ def read_lists(
     ids: Mapping[str, Any],
     relations: Sequence[Any] | None,
 ) -> NegativeLists:
-    """The lists in an .npz, a Parquet or a CSV file.
+    """Read the lists in an .npz, Parquet or CSV file.
 
-    Arrays or columns ``source``, ``target`` and, where edges have one, ``relation``; and
-    ``source_neg`` or ``target_neg`` or both, of which a row has a node or a list of some. Rows of
-    one edge are one list. Without either, the rows are ``pairs``.
+    It has arrays or columns ``source``, ``target`` and, if edges have one, ``relation``; and
+    ``source_neg`` or ``target_neg`` or both, with a node or a list of nodes per row. Rows of one
+    edge form one list. Without either, the rows are ``pairs``.
 
     Args:
-        ids: node type → pyarrow array, what the user calls the nodes; None = their numbers.
-        relations: what they are called, empty = their numbers; None = edges have none.
+        ids: node type → pyarrow array of the user's ids; None = numbers.
+        relations: names of the relations, empty = numbers; None = edges have none.
 
     Raises:
-        DataError: the file is missing or damaged, lacks a column, or holds what is no node, or a
-            list with the edge itself; it is named with the row.
+        DataError: the file is missing or damaged, lacks a column, or names an unknown node, or a
+            list contains the edge itself; the error names file and row.
     """
     known = {
         end: _ids(ntype, ids.get(ntype), count)
@@ -144,7 +144,8 @@ def _ids(kind: str, names: Any, count: int) -> Ids:
 
 
 def _padded(own: np.ndarray, at: np.ndarray, nodes: np.ndarray, where: str) -> np.ndarray:
-    """``[P, K]``: the nodes ``at`` each of P places, and behind them ``own``."""
+    """Build ``[P, K]``: the nodes of each of P lists (``at``: list of each node), padded with
+    ``own``."""
     counts = np.bincount(at, minlength=len(own))
     width, dtype = int(counts.max()), index_type(int(max(own.max(), nodes.max(initial=0))))
     check_fits_memory(len(own) * width * dtype().itemsize, f"{len(own)} lists of {width}", where)
@@ -155,7 +156,7 @@ def _padded(own: np.ndarray, at: np.ndarray, nodes: np.ndarray, where: str) -> n
 
 @dataclass(frozen=True)
 class _Flat(Chunk):
-    """What is in the lists of a column, one after the other, and the rows that they are in."""
+    """Concatenated lists of a column, and the row of each element."""
 
     rows: np.ndarray
 
@@ -173,11 +174,11 @@ def _flat(chunk: Chunk, name: str) -> _Flat:
 
 
 def _chunks(file: Path, keys: list[str]) -> Iterator[Chunk]:
-    """The columns of these names, and those of lists that there are."""
+    """Yield the columns of these names, and those of lists that exist."""
     if file.suffix != ".npz":
         files = resolve(file.parent, [file.name])
-        there = Reader(files, []).names(files[0])
-        yield from Reader(files, [*keys, *(n for n in _LISTS if n in there)]).chunks()
+        there = TableReader(files, []).names(files[0])
+        yield from TableReader(files, [*keys, *(n for n in _LISTS if n in there)]).chunks()
         return
     columns: dict[str, pa.Array] = {}
     for name, member in members(file, keys, _REMEDY, tuple(_LISTS)).items():
@@ -193,6 +194,6 @@ def _chunks(file: Path, keys: list[str]) -> Iterator[Chunk]:
         columns[name] = (
             pa.FixedSizeListArray.from_arrays(flat, array.shape[1]) if lists else widened(flat)
         )
-    reader = Reader([file], keys)
+    reader = TableReader([file], keys)
     reader.starts.append(0)
     yield Chunk(reader, columns, 0, False)

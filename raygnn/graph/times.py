@@ -1,4 +1,4 @@
-"""Times of nodes and edges: whole numbers of any unit, and what dates and durations are in them."""
+"""Times of nodes and edges: integers of any unit, and dates and durations in that unit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from raygnn.config.values import in_utc
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray
 
-# of the years 1980 to 2099 whole numbers say by themselves which units since 1970 they count; the
-# year 9999, with which people mean never, is in none of them, a thousand times finer ones included
+# Integers of the years 1980 to 2099 show by their size which unit since 1970 they count. The year
+# 9999, which often means "never", falls into none of these ranges, nor into one of a finer unit.
 _UNITS = (1, 10**3, 10**6, 10**9)  # in a second
 _FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
-_FAR = 73 * 10**8  # seconds; later than 2200, where a time stands for "never" or is a mistake
-_APART = 20  # times larger numbers are in another unit; minutes are 60 seconds
-_SAMPLED = 1000  # times of each rank that tell the unit
+_FAR = 73 * 10**8  # seconds; later than 2200, so it means "never" or is a mistake
+_APART = 20  # numbers that many times larger are in another unit; minutes are 60 seconds
+_SAMPLED = 1000  # sampled times of each rank, to determine the unit
 _NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
 
 
 def unit_of(latest: int) -> int | None:
-    """Return how many units of a time there are in a second; None if it is no point in time of the
-    years 1980 to 2099."""
+    """Return the units per second of a time; None if it is not in the years 1980 to 2099."""
     return next((unit for unit in _UNITS if _FIRST <= latest / unit < _LAST), None)
 
 
@@ -36,8 +35,8 @@ def sample(times: IntArray) -> IntArray:
 
 
 def typical(times: IntArray) -> int:
-    """Return a time that tells the unit of all: a quantile that is a point in time (50, 95 or 5 %),
-    so that a few times such as the year 9999 do not hide it; else the latest; 0 without any."""
+    """Return a time that shows the unit: the first quantile (50, 95, 5 %) that is a point in time,
+    so that outliers such as the year 9999 do not hide it; else the latest; 0 without any."""
     if not len(times):
         return 0
     quantiles = np.quantile(times, (0.5, 0.95, 0.05), method="nearest").tolist()
@@ -46,10 +45,10 @@ def typical(times: IntArray) -> int:
 
 @dataclass(frozen=True)
 class TimeRange:
-    """Where the times of one type lie.
+    """Range of the times of one type.
 
     Attributes:
-        of: the type and the array, for messages.
+        of: type and array, for messages.
         times: int64 ``[n]``, a sample, ascending.
     """
 
@@ -58,13 +57,13 @@ class TimeRange:
 
     @property
     def unit(self) -> int | None:
-        """How many units there are in a second; None if the times are no points in time."""
+        """Units per second; None if the times are no points in time."""
         return unit_of(typical(self.times))
 
     @property
     def is_informative(self) -> bool:
-        """True if the times tell a unit: not those that are nearly all one number and no point in
-        time, such as 0 for edges that were always there. Seeds of one date do tell it."""
+        """True if the times show a unit: they vary, or are points in time. Nearly constant numbers
+        such as 0 do not."""
         if not len(self.times):
             return False
         low, high = self._bounds
@@ -76,8 +75,8 @@ class TimeRange:
         return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
 
     def differs(self, other: TimeRange) -> bool:
-        """Return whether the other times are in another unit. Where only one is a point in time,
-        numbers of about the same size are in one unit: dates before 1980, or an ordinal."""
+        """Return True if the other times are in another unit. If only one is a point in time,
+        numbers of about the same size count as one unit: dates before 1980, or an ordinal."""
         if self.unit == other.unit:
             return False
         if self.unit is not None and other.unit is not None:
@@ -108,11 +107,7 @@ def _day(time: int, unit: int) -> str:
 
 
 def check_units(ranges: list[TimeRange]) -> None:
-    """Raise if times that are compared with one another are in different units.
-
-    Raises:
-        DataError: with two types, their ranges, and what they would mean.
-    """
+    """Raise DataError if times that are compared with one another are in different units."""
     told = [each for each in ranges if each.is_informative]
     for one, other in combinations(told, 2):
         if not one.differs(other):
@@ -127,11 +122,7 @@ def check_units(ranges: list[TimeRange]) -> None:
 
 
 def per_second(latest: int) -> int:
-    """As `unit_of`.
-
-    Raises:
-        DataError: they are no points in time.
-    """
+    """Return `unit_of` the latest time. Raises DataError if it is no point in time."""
     if (unit := unit_of(latest)) is not None:
         return unit
     raise DataError(
@@ -142,11 +133,11 @@ def per_second(latest: int) -> int:
 
 
 def moment(value: int | str, latest: int) -> int:
-    """A time in the data's units.
+    """Convert a time to the data's unit.
 
     Args:
-        value: in these units, or ISO text, of UTC where it has no zone.
-        latest: a time of the data's, see `typical`.
+        value: a number in that unit, or ISO text, in UTC unless it names a zone.
+        latest: a time of the data, see `typical`.
     """
     if isinstance(value, int):
         return value
@@ -154,13 +145,13 @@ def moment(value: int | str, latest: int) -> int:
 
 
 def since(times: IntArray, val: float | int | str, test: float | int | str) -> tuple[int, int]:
-    """From when on there are seeds for validation, and for test.
+    """Return the times from which on seeds are for validation, and for test.
 
-    What is at one time is in one split, so that shares are met as nearly as that allows.
+    Seeds of one time stay in one split, so shares are met as nearly as that allows.
 
     Args:
         times: int64 ``[n]``, of all seeds.
-        val, test: shares, or such times (see `moment`).
+        val, test: shares, or times (see `moment`).
     """
     if not (isinstance(val, float) and isinstance(test, float)):
         latest = typical(times)
@@ -174,5 +165,5 @@ def since(times: IntArray, val: float | int | str, test: float | int | str) -> t
 
 
 def codes_since(times: IntArray, bounds: tuple[int, int]) -> Array:
-    """The split of each time, int8 ``[n]``: 0 to train, 1 to validate, 2 to test."""
+    """Return the split of each time, int8 ``[n]``: 0 train, 1 validation, 2 test."""
     return np.searchsorted(np.array(bounds), times, side="right").astype(np.int8)

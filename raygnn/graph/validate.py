@@ -1,8 +1,5 @@
-"""What every graph must satisfy, whatever format it came from.
-
-Each check is one pass in pieces of a few megabytes, so that a graph of a hundred gigabytes is
-checked without a second copy of it.
-"""
+"""Checks of a graph, whatever its format. Each reads the arrays in pieces of a few megabytes, so
+that a graph of a hundred gigabytes is checked without a copy."""
 
 from __future__ import annotations
 
@@ -15,25 +12,23 @@ import numpy as np
 from raygnn.errors import DataError
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 
-_PIECE = 1 << 20  # elements looked at in one go
+_PIECE = 1 << 20  # elements checked at a time
 _LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = "give a graph with nodes and edges"
 
 
 def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> None:
-    """Raise DataError at the first thing that can not be trained on.
+    """Raise DataError if the graph cannot be trained on.
 
-    Checked: matrices of features not empty, and finite; labels from -1 (unknown) to below the
-    number of nodes, or finite or NaN (unknown); masks bool and disjoint, with a label under each
-    of their nodes; some nodes, edges and training nodes (or, where no node type has masks,
-    training edges). Each source has made sure of the rest: one row for each node or edge, ends in
-    range, labels int64 or float32. The error names the file (``data.origin``), the first bad row
-    and its value.
+    Checks that feature matrices are finite and not empty; labels run from -1 (unknown) to below
+    the number of nodes, or are finite or NaN (unknown); masks are bool and disjoint, and their
+    nodes have labels; there are nodes, edges and training nodes (or, if no node type has masks,
+    training edges). The sources check the rest: one row per node or edge, ends in range, labels
+    int64 or float32. The error names the file (``data.origin``), the first bad row and its value.
 
     Args:
-        needs_masks: whether there must be nodes or edges for training; without, masks that are
-            there must have some all the same.
-        trains: whether the graph is trained on; of others masks may be empty.
+        needs_masks: require training nodes or edges even if there are no masks.
+        trains: the graph is trained on; otherwise masks may be empty.
     """
     if not data.num_nodes:
         raise _error(data, "nodes", "the graph has no nodes", _NOTHING)
@@ -52,8 +47,8 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
 
 
 def _check_training(data: GraphData, needs_masks: bool) -> None:
-    """Some nodes, or edges, to train on. In a graph whose nodes have masks those of edges are
-    arrays like others."""
+    """Check that there are nodes or edges to train on. If nodes have masks, masks of edges are
+    ordinary arrays."""
     of, masks = "nodes", {t: f.data["train_mask"] for t, f in data.nodes.items() if _trains(f)}
     masked_edges = {etype_str(etype): f.data for etype, f in data.edges.items() if _trains(f)}
     if not masks and masked_edges:
@@ -75,8 +70,8 @@ def _trains(frame: NodeFrame | EdgeFrame) -> bool:
 
 
 def _check_finite(data: GraphData, key: str, array: Any) -> None:
-    """Matrices of floats are features, but of labels; a single column may be anything and is left
-    alone."""
+    """Check matrices of floats, which are features unless they are labels; a single column other
+    than ``feat`` may be anything."""
     if (array.ndim < 2 and not key.endswith("/feat")) or key.endswith("/label"):
         return
     if key.endswith("/feat") and tuple(array.shape[1:]) == (0,):
@@ -116,7 +111,7 @@ def _check_labels(data: GraphData, ntype: str) -> None:
             message = f"the label is {label[infinite]}"
             raise _error(data, key, message, "labels are finite; NaN means unknown", row=infinite)
         return
-    # words of other tables may be more than there are nodes here
+    # a vocabulary from other tables may have more categories than there are nodes here
     classes = max(frame.num, len(data.names.get(key, ())), 1)
     bad = _first(((rows < -1) | (rows >= classes)).any(1))
     if bad is not None:
@@ -130,7 +125,7 @@ def _check_labels(data: GraphData, ntype: str) -> None:
 
 
 def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str) -> None:
-    """``kind`` is a node or edge type, whose arrays they are; ``of`` says ``node`` or ``edge``."""
+    """Check the masks of a node or edge type ``kind``; ``of`` is ``"node"`` or ``"edge"``."""
     label = arrays.get("label") if of == "node" else None
     seen: list[str] = []
     for name in MASKS:
@@ -168,18 +163,18 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
 
 
 def _unknown(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    rows = label.reshape(len(label), -1)  # of several labels one may be known
+    rows = label.reshape(len(label), -1)  # one known label of several is enough
     return np.asarray((np.isnan(rows) if label.dtype.kind == "f" else rows < 0).all(1))
 
 
 def _first(bad: np.ndarray[Any, Any]) -> int | None:
-    """The first true row of a mask, or None."""
+    """Return the first true row of a mask, or None."""
     at = int(np.argmax(bad)) if len(bad) else 0
     return at if len(bad) and bad[at] else None
 
 
 def _pieces(array: Any) -> Iterator[tuple[int, Any]]:
-    """``(first row, rows)`` in pieces of about :data:`_PIECE` elements."""
+    """Yield ``(first row, rows)`` in pieces of about `_PIECE` elements."""
     width = max(int(np.prod(array.shape[1:], dtype=np.int64)), 1)
     rows = max(_PIECE // width, 1)
     for start in range(0, len(array), rows):
@@ -194,14 +189,8 @@ def _error(
 
 
 def check_weights(name: str, etype: EdgeType, weight: Any) -> None:
-    """Refuse weights that cannot be the probabilities of edges.
-
-    Args:
-        weight: NumPy array or tensor, of any numbers.
-
-    Raises:
-        DataError: not one number per edge, or negative, infinite or NaN.
-    """
+    """Raise DataError unless the weights (array or tensor) are one finite number per edge, from 0
+    on."""
     which = f"array {name!r} of edge type {etype_str(etype)}"
     if math.prod(weight.shape[1:]) != 1:
         raise DataError(

@@ -129,7 +129,7 @@ class FeatureStore:
         self._answers = BufferRing(1)
         self._lay_beside = beside
         rank = exchange.world.rank
-        self._layouts = layouts or {t: TableLayout.alone(b, rank) for t, b in bounds.items()}
+        self._layouts = layouts or {t: TableLayout.local_only(b, rank) for t, b in bounds.items()}
         # what to add to an id for the slot of an own row
         self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
         # the same on all ranks: all rows of a type are here where all ranks are on one host
@@ -489,7 +489,7 @@ def build_store(
     cached = {t: as_ids(ids) for t, ids in (cached or {}).items() if t not in learned}
     # learned rows change, so a type that has some is read from a table of this rank's rows alone
     layouts = {
-        t: TableLayout.alone(shard.bounds[t], shard.rank)
+        t: TableLayout.local_only(shard.bounds[t], shard.rank)
         if t in learned
         else shard.layout(t, host.ranks, len(cached.get(t, ())))
         for t in shard.ntypes

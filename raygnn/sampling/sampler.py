@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.staging.shard import CATEGORY, FEATURES, RELATION, TIME, Rows, Shard
+from raygnn.graph.staging.shard import CATEGORY, FEATURES, RELATION, TIME, InEdgeLists, Shard
 from raygnn.sampling import drawing, kernels
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.drawing import ALL
@@ -99,7 +99,7 @@ class Drawn:
     Attributes:
         ids: edge type → the sources that each node drew.
         columns: edge type → what blocks carry of the edges to them, ``[E, …]`` each: see
-            `Rows.carried`.
+            `InEdgeLists.carried`.
     """
 
     ids: Draws
@@ -400,7 +400,7 @@ class NeighborSampler:
 
 
 def _before(
-    timing: Timing, rows: Rows, index: np.ndarray, until: np.ndarray, most: int
+    timing: Timing, rows: InEdgeLists, index: np.ndarray, until: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parts of lists that may be drawn from; where the latest are to be drawn, these."""
     window = -1 if timing.window is None else timing.window

@@ -97,8 +97,8 @@ def test_parts_from_disk_are_those_from_memory(data: GraphData, parts: int, meth
         graph = spill(data, work.directory("edges"))
         again = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
         assert all(np.array_equal(again[ntype], part) for ntype, part in assignment.items())
-        numbering = Numbering.of(assignment, parts)
-        shuffled = shuffle(graph, numbering, StoredNumbering.of(numbering, root), work)
+        numbering = Numbering.from_assignment(assignment, parts)
+        shuffled = shuffle(graph, numbering, StoredNumbering.from_numbering(numbering, root), work)
         assembly = DiskAssembly(graph.data(), numbering, shuffled)
         manifest = write_parts(graph.data(), assembly, root / "disk", "random")
         assert manifest == expected
@@ -512,7 +512,7 @@ def test_an_end_that_is_no_number_is_no_node(tmp_path: Path) -> None:
     id_index._fill(*id_index._parts(pa.array(ids)), False, slots)
     store(tmp_path / "values", ids)
     store(tmp_path / "slots", slots)
-    index = id_index.StoredIds.at(tmp_path, "n", text=False).index()
+    index = id_index.StoredIds.from_directory(tmp_path, "n", text=False).index()
     assert index._find(pa.array([0, None, 7, 3])).to_pylist() == [1, None, 0, None]
 
 
@@ -530,5 +530,5 @@ def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:
     array = pa.array(["a", "bc", "", "def"], pa.large_string())
     ids._add_text(array.slice(1, 2)), ids._add_text(array.slice(3)), ids._add_text(array[:1])
     ids._text[0].close(), ids._text[1].close()
-    stored = id_index.StoredIds.at(tmp_path, "n", text=True).array()
+    stored = id_index.StoredIds.from_directory(tmp_path, "n", text=True).array()
     assert stored.to_pylist() == ["bc", "", "def", "a"]

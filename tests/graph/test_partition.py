@@ -84,7 +84,7 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
         assert meta.manifest.parts == part_facts(read_meta(meta.directory))
         frames = {**data.nodes, **{etype_str(etype): edges for etype, edges in data.edges.items()}}
         assert meta.manifest.features == {
-            f"{kind}/{name}": Feature.of(array)
+            f"{kind}/{name}": Feature.from_array(array)
             for kind, frame in frames.items()
             for name, array in frame.data.items()
         }

@@ -37,7 +37,7 @@ from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.tables import columns
 from raygnn.graph.tables.columns import Growing
-from raygnn.graph.tables.reader import Reader
+from raygnn.graph.tables.reader import TableReader
 from tests.hostile import assert_refused, outcomes
 
 NODES, EDGES, WIDTH = 20_000, 100_000, 8
@@ -166,7 +166,9 @@ def test_features_of_float16_are_half_as_large(tmp_path: Path) -> None:
         values = pa.array(np.ones(NODES * WIDTH, np.float32)).cast(kind)
         rows = pa.FixedSizeListArray.from_arrays(values, WIDTH)
         pq.write_table(pa.table({"feat": rows}), tmp_path / "n.parquet")
-        assert Reader([tmp_path / "n.parquet"], ["feat"]).reading_bytes() == NODES * WIDTH * width
+        assert (
+            TableReader([tmp_path / "n.parquet"], ["feat"]).reading_bytes() == NODES * WIDTH * width
+        )
 
 
 def test_an_estimate_of_what_is_missing(tmp_path: Path) -> None:
@@ -314,13 +316,13 @@ def test_a_process_that_ends_while_arrow_reads_ahead(suffix: str, tmp_path: Path
     script = f"""
 import io, time
 from pathlib import Path
-from raygnn.graph.tables.reader import Reader
+from raygnn.graph.tables.reader import TableReader
 class Slow(io.FileIO):
     def read(self, size=-1):
         time.sleep(0.2)
         return super().read(size)
 Path.open = lambda path, *_: Slow(path)
-chunks = Reader([Path({str(file)!r})], ["age"]).chunks(lambda: 1)
+chunks = TableReader([Path({str(file)!r})], ["age"]).chunks(lambda: 1)
 next(chunks)
 chunks.close()
 """

@@ -25,7 +25,7 @@ from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
 from raygnn.errors import DataError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.staging.node_cache import Draft, Entry, Stage
+from raygnn.graph.staging.node_cache import CacheEntry, Draft, Stage
 from raygnn.graph.staging.parts import _write_table
 from raygnn.graph.staging.shard import load_shard
 from raygnn.graph.validate import check_weights
@@ -38,7 +38,7 @@ def numbers(draft: Draft) -> None:
     draft.array("x", "int32", (1000,)).append(np.arange(1000))
 
 
-def get(stage: Stage, number: int = 0, build: Callable[[Draft], None] = numbers) -> Entry:
+def get(stage: Stage, number: int = 0, build: Callable[[Draft], None] = numbers) -> CacheEntry:
     return stage.entry("some", SPAN, {"number": number}, build)
 
 
@@ -122,12 +122,12 @@ def test_only_for_this_user(stage: Stage, tmp_path: Path) -> None:
 
 def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    default = Stage.of(StagingConfig())
+    default = Stage.from_config(StagingConfig())
     assert default.root == tmp_path / f"raygnn-{os.getuid()}"
     assert default.max_bytes is None
     job = {"name": "a", "graph": {"format": "planted", "nodes": 100}, "model": {"kind": "gcn"}}
     config = load_config({**job, "staging": {"path": str(tmp_path / "b"), "max_gb": 1.5}})
-    chosen = Stage.of(config.staging)
+    chosen = Stage.from_config(config.staging)
     assert (chosen.root, chosen.max_bytes) == (tmp_path / "b", 1_500_000_000)
 
 

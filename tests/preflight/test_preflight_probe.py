@@ -175,7 +175,7 @@ def test_copies_are_kept_where_temporary_files_are(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     node_facts(Question(None, None, None))
     assert [place.parent for place in asked] == [tmp_path]
-    assert asked[0] == Stage.of(StagingConfig()).root
+    assert asked[0] == Stage.from_config(StagingConfig()).root
 
 
 def test_nodes_of_one_name_are_told_apart() -> None:

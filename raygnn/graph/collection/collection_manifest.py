@@ -38,7 +38,7 @@ def _dtype(name: str) -> str:
     return name
 
 
-class Column(Section):
+class PackedArray(Section):
     """One array of all graphs: its file, the dtype of its elements and the shape of a row."""
 
     file: str
@@ -51,7 +51,7 @@ class Column(Section):
         return np.dtype("int16" if self.dtype == "bfloat16" else self.dtype)
 
 
-class GraphColumn(Column):
+class GraphColumn(PackedArray):
     """An array with one row for each graph.
 
     ``low`` and ``high`` are the least and greatest of whole numbers, else None; ``nonfinite`` is
@@ -63,27 +63,27 @@ class GraphColumn(Column):
     nonfinite: int | None = None
 
 
-class Nodes(Section):
+class PackedNodes(Section):
     """The nodes of one type: how many in all and in the largest graph; ``offsets`` int64
     ``[G+1]`` are where each graph's rows of ``data`` begin."""
 
     num: _Natural
     largest: _Natural
-    offsets: Column
-    data: dict[str, Column]
+    offsets: PackedArray
+    data: dict[str, PackedArray]
 
 
-class Edges(Section):
+class PackedEdges(Section):
     """The edges of one type, likewise; ``src`` and ``dst`` are numbers of nodes within their own
     graph."""
 
     etype: Annotated[tuple[str, str, str], Field(strict=False)]
     num: _Natural
     largest: _Natural
-    offsets: Column
-    src: Column
-    dst: Column
-    data: dict[str, Column]
+    offsets: PackedArray
+    src: PackedArray
+    dst: PackedArray
+    data: dict[str, PackedArray]
 
 
 class CollectionMeta(Section):
@@ -102,15 +102,15 @@ class CollectionMeta(Section):
     digest: str
     source: dict[str, Any]
     num_graphs: Annotated[int, Field(ge=1)]
-    nodes: dict[str, Nodes]
-    listed_edges: list[Edges] = Field(alias="edges")
+    nodes: dict[str, PackedNodes]
+    listed_edges: list[PackedEdges] = Field(alias="edges")
     graphs: dict[str, GraphColumn]
     values: dict[str, list[int]]
     files: dict[str, FileFacts]
     seconds: float
 
     @cached_property
-    def edges(self) -> Mapping[EdgeType, Edges]:
+    def edges(self) -> Mapping[EdgeType, PackedEdges]:
         return {edges.etype: edges for edges in self.listed_edges}
 
     @property

@@ -30,8 +30,6 @@ from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, s
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
 
-Progress = Callable[[str], object]
-
 _INSTEAD = "set storage or partition.path elsewhere"
 _PARSED = 40  # times its text a file as GIN's takes in memory, about
 _SUFFIXES = (".bin", ".dgl")
@@ -64,7 +62,7 @@ class MissingCollection:
         (file, *others) = self.files
         return 0 if others or _head(file) == saved_graphs.MAGIC else _PARSED * check_file(file)
 
-    def make(self, progress: Progress | None = None) -> CollectionMeta:
+    def make(self, progress: Callable[[str], object] | None = None) -> CollectionMeta:
         """Pack it.
 
         Args:

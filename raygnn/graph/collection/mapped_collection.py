@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raygnn.config.graph import ManyGraphs
+from raygnn.graph.arrays import Array
 from raygnn.graph.collection.collection_manifest import (
     CollectionMeta,
-    Column,
-    Edges,
-    Nodes,
+    PackedArray,
+    PackedEdges,
+    PackedNodes,
     check_size,
     damaged,
 )
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import EdgeType
 from raygnn.graph.graph_sample import Sample
-
-_Array = np.ndarray[Any, Any]
 
 
 class Collection:
@@ -47,7 +45,7 @@ class Collection:
         """
         self.meta = meta
         self.num = meta.num_graphs
-        labels: _Array | None = None
+        labels: Array | None = None
         self.num_classes: int | None = None
         if graph is not None or target in meta.graphs:
             column = meta.target(target)
@@ -57,9 +55,9 @@ class Collection:
             self._dtype = column.dtype
             self.num_classes = meta.classes(target)
         self._labels = labels
-        self._nodes = {ntype: _Frames(meta, nodes) for ntype, nodes in meta.nodes.items()}
-        self._edges = {etype: _Frames(meta, edges) for etype, edges in meta.edges.items()}
-        self.splits: Mapping[str, _Array] = no_splits()
+        self._nodes = {ntype: _MappedFrames(meta, nodes) for ntype, nodes in meta.nodes.items()}
+        self._edges = {etype: _MappedFrames(meta, edges) for etype, edges in meta.edges.items()}
+        self.splits: Mapping[str, Array] = no_splits()
         if graph is not None:
             whole = self.num_classes is not None and labels is not None and labels.ndim == 1
             self.splits = split_graphs(self.num, labels if whole else None, graph)
@@ -89,10 +87,10 @@ class Collection:
         return Sample(num_nodes, edges, node_data, edge_data, y)
 
 
-class _Frames:
+class _MappedFrames:
     """The mapped arrays of one node or edge type."""
 
-    def __init__(self, meta: CollectionMeta, kind: Nodes | Edges):
+    def __init__(self, meta: CollectionMeta, kind: PackedNodes | PackedEdges):
         self.offsets = _map(meta, kind.offsets, meta.num_graphs + 1)
         if (
             self.offsets[0] != 0
@@ -102,7 +100,7 @@ class _Frames:
             raise damaged(
                 meta.directory / kind.offsets.file, f"its rows do not rise from 0 to {kind.num}"
             )
-        ends = (kind.src, kind.dst) if isinstance(kind, Edges) else ()
+        ends = (kind.src, kind.dst) if isinstance(kind, PackedEdges) else ()
         self.ends = [_map(meta, column, kind.num) for column in ends]
         self.columns = {
             name: (_map(meta, column, kind.num), column.dtype) for name, column in kind.data.items()
@@ -117,13 +115,13 @@ class _Frames:
         }
 
 
-def _copied(rows: _Array, dtype: str) -> Tensor:
+def _copied(rows: Array, dtype: str) -> Tensor:
     """A tensor of its own, so that who writes to it changes no file."""
     tensor = torch.from_numpy(rows.copy())
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def _map(meta: CollectionMeta, column: Column, rows: int) -> _Array:
+def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
     path = meta.directory / column.file
     file = meta.files.get(column.file)
     if file is None:

@@ -22,8 +22,8 @@ from raygnn.graph.collection.collection_manifest import (
     INTEGERS,
     VERSION,
     CollectionMeta,
-    Column,
     GraphColumn,
+    PackedArray,
 )
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
@@ -89,8 +89,8 @@ class _Packer:
     def __init__(self, directory: Path):
         self.directory = directory
         self.num = 0
-        self.nodes: dict[str, _Frames] = {}
-        self.edges: dict[EdgeType, _Frames] = {}
+        self.nodes: dict[str, _FrameWriter] = {}
+        self.edges: dict[EdgeType, _FrameWriter] = {}
         self.labels: dict[str, ColumnWriter] = {}
         self.values: dict[str, list[int]] = {}
 
@@ -121,11 +121,11 @@ class _Packer:
         where = data.name
         if not self.num:
             self.nodes = {
-                ntype: _Frames(self.directory, f"node-{number}")
+                ntype: _FrameWriter(self.directory, f"node-{number}")
                 for number, ntype in enumerate(data.nodes)
             }
             self.edges = {
-                etype: _Frames(self.directory, f"edge-{number}", ends=True)
+                etype: _FrameWriter(self.directory, f"edge-{number}", ends=True)
                 for number, etype in enumerate(data.edges)
             }
         _check_same("node types", data.nodes, self.nodes, where)
@@ -156,7 +156,7 @@ class _Packer:
         }
 
 
-class _Frames:
+class _FrameWriter:
     """The nodes or edges of one type.
 
     The arrays are those of the first graph that has any; a graph without nodes or edges of the
@@ -193,7 +193,7 @@ class _Frames:
             column.add(data[name], f"{where}/{name}")
 
     def finish(self) -> dict[str, Any]:
-        """The fields of `Nodes` or `Edges`."""
+        """The fields of `PackedNodes` or `PackedEdges`."""
         if self.columns is None:
             self.columns = self._new_columns(self.empty)
             for name, column in self.columns.items():
@@ -237,7 +237,7 @@ def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -
     """Scale the features as one graph's would be, all graphs together, and write them again."""
     data = GraphData("", {}, {})
     for ntype, facts in nodes.items():
-        column: Column | None = facts["data"].get("feat")
+        column: PackedArray | None = facts["data"].get("feat")
         if column is None:
             continue
         if len(column.shape) != 1:
@@ -384,13 +384,13 @@ class ColumnWriter:
         if self._size > _BUFFER_BYTES or len(self._waiting) > _BUFFER_ARRAYS:
             self._flush()
 
-    def finish(self) -> Column:
+    def finish(self) -> PackedArray:
         """Write what is left, and the header; the file is not durable yet."""
         assert self.dtype is not None
         assert self.shape is not None
         self._flush()
         facts = {"file": self.path.name, "dtype": self.dtype, "shape": self.shape}
-        column = Column.model_validate(facts)
+        column = PackedArray.model_validate(facts)
         with self.path.open("r+b") as file:
             file.write(_header(column.stored, (self.rows, *self.shape)))
         return column

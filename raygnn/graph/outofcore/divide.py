@@ -80,8 +80,8 @@ def _partition(
     graph = read_graph(missing.graph, work, needs_masks=needs_masks, trains=trains)
     data = graph.data()
     check_storable(data)
-    numbering = Numbering.of(_assigned(missing, graph, work), missing.parts)
-    stored = StoredNumbering.of(numbering, work.directory("numbering"))
+    numbering = Numbering.from_assignment(_assigned(missing, graph, work), missing.parts)
+    stored = StoredNumbering.from_numbering(numbering, work.directory("numbering"))
     shuffled = shuffle(graph, numbering, stored, work)
     directory = work.directory("partition")
     tasks = [(graph.figures, stored, shuffled, part, directory) for part in range(missing.parts)]

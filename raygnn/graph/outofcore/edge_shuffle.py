@@ -40,7 +40,7 @@ class StoredNumbering:
     node_map: dict[str, IntArray]
 
     @classmethod
-    def of(cls, numbering: Numbering, directory: Path) -> StoredNumbering:
+    def from_numbering(cls, numbering: Numbering, directory: Path) -> StoredNumbering:
         """Put it on disk."""
         types = list(enumerate(numbering.order))
         return cls(

@@ -17,7 +17,7 @@ from numba import njit, uint64
 from raygnn.graph.arrays import Array
 from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store
 from raygnn.graph.tables.ids import Ids
-from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.graph.tables.reader import Chunk, TableReader
 from raygnn.util import hashing
 
 _ROWS = 1 << 20  # ids that are converted at once
@@ -43,7 +43,7 @@ class StoredIds:
     slots: DiskArray
 
     @classmethod
-    def at(cls, directory: Path, ntype: str, *, text: bool) -> StoredIds:
+    def from_directory(cls, directory: Path, ntype: str, *, text: bool) -> StoredIds:
         """Those in a directory."""
         values = DiskArray(directory / "values", "uint8" if text else "int64")
         offsets = DiskArray(directory / "offsets", "int64")
@@ -90,11 +90,11 @@ class IdsToDisk(Ids):
             self._become_text()
         self._add_text(pc.cast(array, pa.large_string()))
 
-    def close(self, reader: Reader, column: str) -> None:
+    def close(self, reader: TableReader, column: str) -> None:
         """Number what was added, and see that no id is there twice."""
         for file in self._text or (self._numbers,):
             file.close()
-        stored = StoredIds.at(self._directory, self.ntype, text=self._text is not None)
+        stored = StoredIds.from_directory(self._directory, self.ntype, text=self._text is not None)
         self.values = stored.array()
         slots = np.full(self.num + self.num // 2 + 1, -1, np.int64)
         row, before = _fill(*_parts(self.values), stored.text, slots)

@@ -35,13 +35,13 @@ from raygnn.graph.tables.description import Description, EdgeTable, NodeTable, r
 from raygnn.graph.tables.frames import (
     EdgeColumns,
     FitTo,
-    Nodes,
+    NodeColumns,
     Targets,
     Vocabulary,
     edge_reader,
     settle,
 )
-from raygnn.graph.tables.reader import Reader, resolve
+from raygnn.graph.tables.reader import TableReader, resolve
 from raygnn.storage.remote import AnyPath
 
 
@@ -68,7 +68,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     results = work.run("ids", _read_ids, tasks, [1] * len(tasks))
     ids: dict[str, StoredIds] = {}
     for (ntype, table, files, _, directory), result in zip(tasks, results, strict=True):
-        ids[ntype] = StoredIds.at(directory, ntype, text=result["text"])
+        ids[ntype] = StoredIds.from_directory(directory, ntype, text=result["text"])
         arrays, made = _features(
             ntype, table, files, to, result["starts"], result["rows"], directory, work
         )
@@ -126,7 +126,7 @@ def _read_ids(
 ) -> dict[str, Any]:
     """Put the ids of a table of nodes on disk, and all arrays but features."""
     others = table.model_copy(update={"features": {}})
-    nodes = Nodes(ntype, others, files, words, IdsToDisk(ntype, directory))
+    nodes = NodeColumns(ntype, others, files, words, IdsToDisk(ntype, directory))
     nodes.read()
     frame = nodes.frame()
     return {
@@ -155,13 +155,13 @@ def _features(
     work: Workspace,
 ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
     """The matrices of a node type, filled by a task for each file; and what `settle` says."""
-    features = Nodes(ntype, table, files, {}).features
+    features = NodeColumns(ntype, table, files, {}).features
     if not features:
         return {}, {}
     stage = f"features-{directory.name}"
     made = settle(ntype, features, table, files, to, _on_disk(work, stage))
     columns = [column for matrix in features.values() for column in matrix.columns]
-    for chunk in Reader(files, columns, table.delimiter).chunks():
+    for chunk in TableReader(files, columns, table.delimiter).chunks():
         for matrix in features.values():
             matrix.rows(chunk)  # which settles widths and dtypes
         break
@@ -192,7 +192,7 @@ def _read_features(
     arrays: Sequence[DiskArray],
 ) -> int:
     """Write a file's rows of all matrices from row ``start`` on. Returns how many there are."""
-    reader = Reader([file], columns, delimiter)
+    reader = TableReader([file], columns, delimiter)
     with ExitStack() as stack:
         streams = [stack.enter_context(array.path.open("r+b")) for array in arrays]
         for stream, array in zip(streams, arrays, strict=True):
@@ -315,7 +315,7 @@ def _read_targets(
     directory: Path,
 ) -> dict[str, Any]:
     targets = Targets(table, "edge", vocabulary)
-    reader = Reader(files, targets.columns, table.delimiter)
+    reader = TableReader(files, targets.columns, table.delimiter)
     for chunk in reader.chunks() if targets.columns else ():
         targets.add(chunk)
     keep = np.concatenate([array.map() for array in kept])

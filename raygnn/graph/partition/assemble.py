@@ -45,7 +45,7 @@ class PartGraph:
 
 
 @dataclass(frozen=True)
-class _Edges:
+class _RenumberedEdges:
     """Edges of one type: the in-edge lists of the input (see `passes`), and what is new.
 
     Attributes:
@@ -81,7 +81,7 @@ class Numbering:
     node_map: dict[str, IntArray]
 
     @classmethod
-    def of(cls, assignment: Mapping[str, IndexArray], parts: int) -> Numbering:
+    def from_assignment(cls, assignment: Mapping[str, IndexArray], parts: int) -> Numbering:
         """That of nodes whose part is given."""
         groups = {t: edge_kernels.group(part, parts) for t, part in assignment.items()}
         starts = {ntype: group[0] for ntype, group in groups.items()}
@@ -170,7 +170,7 @@ class Assembly(PartedGraph):
     """One whose edges are in memory. Its methods may be called from several threads at once."""
 
     def __init__(self, data: GraphData, assignment: dict[str, IntArray], parts: int):
-        numbering = Numbering.of(assignment, parts)
+        numbering = Numbering.from_assignment(assignment, parts)
         self._node_order, self._new_id = numbering.order, numbering.new_id
         self._part_of = {
             ntype: np.repeat(np.arange(parts, dtype=np.int32), np.diff(starts))
@@ -196,7 +196,7 @@ class Assembly(PartedGraph):
         }
         self._bounds = numbering.bounds
 
-    def _lists(self, etype: EdgeType, src_part: IndexArray) -> _Edges:
+    def _lists(self, etype: EdgeType, src_part: IndexArray) -> _RenumberedEdges:
         frame, rows = self.data.edges[etype], self._node_order[etype[2]]
         src, dst = np.ascontiguousarray(frame.src), np.ascontiguousarray(frame.dst)
         indptr, order = edge_kernels.in_lists(dst, len(rows))
@@ -209,7 +209,7 @@ class Assembly(PartedGraph):
         heads = np.empty(leaving[-1], dtype=index_type(len(rows)))
         places = np.empty(leaving[-1], dtype=index_type(len(src)))
         edge_kernels.put_leaving(*given, new_indptr, leaving[:-1].copy(), heads, places)
-        return _Edges(indptr, order, src, new_indptr, leaving, heads, places)
+        return _RenumberedEdges(indptr, order, src, new_indptr, leaving, heads, places)
 
     def original_edges(self, part: int) -> dict[str, Tensor]:
         """``"src:rel:dst"`` → int64, original ids of the part's own edges."""

@@ -170,7 +170,7 @@ def write_tensors(path: Path, arrays: Mapping[str, AnyArray]) -> FileFacts:
     Raises ValueError for an array that DGL cannot store; OSError as writing files does.
     """
     with path.open("wb") as file:
-        writer = _Writer(file)
+        writer = _DglWriter(file)
         writer.u64(_TENSOR_FILE, len(arrays))
         writer.named_arrays(arrays)
         return writer.done()
@@ -199,7 +199,7 @@ def write_graph(
 def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
     """The same of a graph of any types, into a file that is open."""
     places = {ntype: place for place, ntype in enumerate(graph.nodes)}
-    writer = _Writer(file)
+    writer = _DglWriter(file)
     writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
     writer.raw(bytes(_HEADER_BYTES - writer.size))
     start = writer.size + 16
@@ -227,9 +227,9 @@ def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
     return writer.done()
 
 
-def _open(path: AnyPath, expected: FileFacts | None = None) -> _Reader:
+def _open(path: AnyPath, expected: FileFacts | None = None) -> _DglReader:
     try:
-        return _Reader(path, path.open("rb", buffering=1 << 16), expected)
+        return _DglReader(path, path.open("rb", buffering=1 << 16), expected)
     except OSError as error:
         raise DataError(
             f"cannot be opened: {error.strerror}",
@@ -238,7 +238,7 @@ def _open(path: AnyPath, expected: FileFacts | None = None) -> _Reader:
         ) from error
 
 
-class _Reader:
+class _DglReader:
     """A cursor over a file that never reads, allocates or counts beyond its end."""
 
     def __init__(self, path: AnyPath, file: BinaryIO, expected: FileFacts | None):
@@ -251,7 +251,7 @@ class _Reader:
         if expected is not None:
             compare(path, expected, self.size)
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _DglReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -450,7 +450,7 @@ class _Reader:
         return relation
 
 
-class _Writer:
+class _DglWriter:
     """Writes and hashes at once, so that nothing is read back for its checksum."""
 
     def __init__(self, file: BinaryIO):

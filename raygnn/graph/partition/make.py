@@ -22,7 +22,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, Source
+from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, PartitionSource
 from raygnn.graph.partition.metis_library import BY_PYMETIS, made_by
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
@@ -31,8 +31,6 @@ from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, s
 if TYPE_CHECKING:
     from raygnn.config.graph import GraphConfig
     from raygnn.config.schema import Config
-
-Progress = Callable[[str], object]
 
 _INSTEAD = "set storage or partition.path elsewhere"
 _SEED = 0  # fixed, so that runs with different training seeds share one partition
@@ -57,7 +55,9 @@ class Missing:
     draft: Path
     seed: int = _SEED
 
-    def make(self, data: GraphData, progress: Progress | None = None) -> PartitionMeta:
+    def make(
+        self, data: GraphData, progress: Callable[[str], object] | None = None
+    ) -> PartitionMeta:
         """Make it from the loaded graph."""
         made = partition_graph(
             data,
@@ -71,7 +71,9 @@ class Missing:
         )
         return self.bring(made, progress)
 
-    def bring(self, made: PartitionMeta, progress: Progress | None = None) -> PartitionMeta:
+    def bring(
+        self, made: PartitionMeta, progress: Callable[[str], object] | None = None
+    ) -> PartitionMeta:
         """Bring a partition from where it was made to its place, if that is another.
 
         Raises:
@@ -191,7 +193,7 @@ def partition_graph(
     digest: str,
     source: dict[str, Any],
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> PartitionMeta:
     """Divide a graph and write it to ``out_dir`` in DGL's distributed layout.
 
@@ -255,7 +257,7 @@ def finish(
     """Write the manifest of a partition whose files are all there, durably; see `Manifest`."""
     from raygnn.graph.partition.write import write_json
 
-    made = {"digest": digest, "seed": seed, "source": Source(**source), "seconds": seconds}
+    made = {"digest": digest, "seed": seed, "source": PartitionSource(**source), "seconds": seconds}
     values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
     write_json(directory / MANIFEST, values)
 

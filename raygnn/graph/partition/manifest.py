@@ -29,29 +29,29 @@ _Count = Annotated[int, Field(ge=0)]
 _Counts = dict[str, _Count]
 
 
-class _Section(BaseModel):
+class _ManifestSection(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class FileFacts(_Section):
+class FileFacts(_ManifestSection):
     """What a file must look like: bytes, and SHA-256 in hex."""
 
     bytes: _Count
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Feature(_Section):
+class Feature(_ManifestSection):
     """An array of nodes or edges: dtype, and shape without the rows."""
 
     dtype: str
     shape: list[_Count]
 
     @classmethod
-    def of(cls, array: AnyArray) -> Feature:
+    def from_array(cls, array: AnyArray) -> Feature:
         return cls(dtype=dtype_name(array), shape=list(array.shape[1:]))
 
 
-class PartFacts(_Section):
+class PartFacts(_ManifestSection):
     """The size of one part.
 
     Attributes:
@@ -81,14 +81,14 @@ class PartFacts(_Section):
         }
 
 
-class Source(_Section):
+class PartitionSource(_ManifestSection):
     """What a partition was made from: the graph section, and all that decides the result."""
 
     options: dict[str, Any] = {}
     made_from: dict[str, Any] = {}
 
 
-class Manifest(_Section):
+class Manifest(_ManifestSection):
     """The contents of ``raygnn.json``.
 
     Attributes:
@@ -116,7 +116,7 @@ class Manifest(_Section):
     versions: dict[str, str] = {}
     digest: str
     seed: int = 0
-    source: Source
+    source: PartitionSource
     seconds: dict[str, float] = {}
 
 

@@ -98,7 +98,7 @@ def assign_by_streaming(
     reads = 2 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
     tell = progress or (lambda text: None)
     announced = (tell(f"pass {number} of {reads}") for number in itertools.count(1))
-    edges = _Edges(num_nodes, passes, seed, threads or _cores(), announced)
+    edges = _EdgePasses(num_nodes, passes, seed, threads or _cores(), announced)
     balance = Balance(groups, edges.in_degrees, parts)
     clusters, count = _clusters(edges, parts, most)
     coarse = _coarse_graph(edges, clusters, count)
@@ -134,7 +134,7 @@ def _cores() -> int:
     return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
 
 
-class _Edges:
+class _EdgePasses:
     """The edges, read in passes, and what each node has seen of them.
 
     Attributes:
@@ -216,7 +216,7 @@ class _Edges:
                     decide(nodes, names, counts, left)
 
 
-def _clusters(edges: _Edges, parts: int, most: int) -> tuple[Array, int]:
+def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
     """The cluster of each node, and how many there are: at most ``most``."""
     num = edges.num_nodes
     labels = np.arange(num, dtype=edges.index)
@@ -263,7 +263,7 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
     return bins[numbers], int(bins.max()) + 1
 
 
-def _coarse_graph(edges: _Edges, clusters: Array, count: int) -> tuple[IntArray, IntArray]:
+def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntArray, IntArray]:
     """The graph of the clusters in CSR form, from a sample of the edges between them: those
     whose keys, hashes of their numbers, are smallest. Where two clusters have several edges in
     the sample, so many join them: this METIS takes no weights of edges.
@@ -321,7 +321,7 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
     return assigned
 
 
-def _refine(edges: _Edges, balance: Balance, labels: Array) -> None:
+def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
     """Move nodes to the parts that most of their neighbours are in, in place."""
 
     def move(nodes: Array, *sketches: Array) -> None:

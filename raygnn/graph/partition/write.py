@@ -25,7 +25,7 @@ from raygnn.graph.partition.manifest import (
     FileFacts,
     Manifest,
     PartFacts,
-    Source,
+    PartitionSource,
     file_facts,
     split_counts,
 )
@@ -170,7 +170,7 @@ def write_description(
             if any(metadata.distributions(name=name))  # DGL need not be there
         },
         digest="",
-        source=Source(),
+        source=PartitionSource(),
     )
 
 
@@ -204,7 +204,7 @@ def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
         arrays = rows if name == "node_feat" else assembly.edge_data(part)
         file = f"part{part}/{name}.dgl"
         files[file] = write_tensors(directory / file, arrays)
-        features |= {key: Feature.of(array) for key, array in arrays.items()}
+        features |= {key: Feature.from_array(array) for key, array in arrays.items()}
         rows = {}
         del arrays  # before the next are chosen
     for name, ids_of in (

@@ -16,8 +16,9 @@ from typing import BinaryIO
 import numpy as np
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.sources.input_files import Array, check_fits_memory, opened
+from raygnn.graph.sources.input_files import check_fits_memory, opened
 from raygnn.graph.sources.saved_graphs import GraphSet
 
 _REMEDY = (

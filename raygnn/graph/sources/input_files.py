@@ -13,11 +13,10 @@ import numpy as np
 
 from raygnn.config.places import size
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.available_memory import memory
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util.hashing import digest
-
-Array = np.ndarray[Any, Any]
 
 _MORE_MEMORY = "if the file is not damaged, free memory, or use a machine with more of it"
 _A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"

@@ -12,6 +12,7 @@ import numpy as np
 
 from raygnn.config.graph import NpzGraph
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -21,7 +22,7 @@ from raygnn.graph.data import (
     NodeFrame,
 )
 from raygnn.graph.sources import input_files
-from raygnn.graph.sources.input_files import Array, check_fits_memory
+from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.sources.npz_members import Member, members
 from raygnn.graph.sources.transforms import both_directions
 

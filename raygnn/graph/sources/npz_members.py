@@ -15,8 +15,9 @@ from typing import IO, Any
 import numpy as np
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.sources import input_files
-from raygnn.graph.sources.input_files import Array, check_fits_memory
+from raygnn.graph.sources.input_files import check_fits_memory
 
 _REMEDY = "the file is truncated or not an .npz: get it or save it again"
 # of what a zip has before each member: the lengths of the name and of the extras after it

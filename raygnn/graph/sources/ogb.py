@@ -20,6 +20,7 @@ import numpy as np
 
 from raygnn.config.graph import OgbGraph
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -33,7 +34,6 @@ from raygnn.graph.data import (
 )
 from raygnn.graph.sources import triples
 from raygnn.graph.sources.input_files import (
-    Array,
     require_features,
     require_rows,
     to_ids,

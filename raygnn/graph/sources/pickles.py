@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
+from raygnn.graph.arrays import Array
+from raygnn.graph.sources.input_files import check_file, check_fits_memory, read_bytes
 
 _MAX_SIDE = 2**48  # of an array; also keeps the size of error messages within bounds
 _MAX_TUPLES = 1000  # arrays need a few each; a deeper tuple could not be hashed or freed

@@ -16,6 +16,7 @@ import numpy as np
 
 from raygnn.config.graph import PlanetoidGraph
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -23,7 +24,7 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
-from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
+from raygnn.graph.sources.input_files import check_file, check_fits_memory, read_bytes
 from raygnn.graph.sources.pickles import load_adjacency, load_array, load_csr
 from raygnn.graph.sources.transforms import both_directions
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from raygnn.config.graph import PlantedGraph
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.sources.input_files import Array
 from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1

@@ -17,10 +17,10 @@ import numpy as np
 
 from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs
 from raygnn.graph.sources import input_files
-from raygnn.graph.sources.input_files import Array
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"

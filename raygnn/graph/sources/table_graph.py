@@ -17,7 +17,7 @@ from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.description import Description, read_description
-from raygnn.graph.tables.frames import FitTo, Nodes, edge_reader, read_edges
+from raygnn.graph.tables.frames import FitTo, NodeColumns, edge_reader, read_edges
 from raygnn.graph.tables.reader import resolve
 from raygnn.storage.remote import AnyPath
 
@@ -45,7 +45,7 @@ def reading_bytes(graph: TablesGraph) -> int:
     base, described = Path(graph.path).parent, read_description(Path(graph.path))
     total = 0
     for ntype, nodes in described.nodes.items():
-        total += Nodes(ntype, nodes, resolve(base, nodes.files), {}).reader.reading_bytes()
+        total += NodeColumns(ntype, nodes, resolve(base, nodes.files), {}).reader.reading_bytes()
     for edges in described.edges.values():
         size = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
         total += 2 * size if edges.undirected else size
@@ -67,10 +67,10 @@ def read(graph: TablesGraph) -> GraphData:
     file, described = Path(graph.path), read_description(Path(graph.path))
     origin = {"": str(file)}
     vocabulary, to = vocabulary_of(graph), fit_to(graph, described)
-    nodes: dict[str, Nodes] = {}
+    nodes: dict[str, NodeColumns] = {}
     for ntype, table in described.nodes.items():
         paths = resolve(file.parent, table.files)
-        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}), to=to)
+        nodes[ntype] = NodeColumns(ntype, table, paths, vocabulary.get(ntype, {}), to=to)
         origin[ntype] = f"{file}: nodes.{ntype}"
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
@@ -128,4 +128,4 @@ def fit_to(graph: TablesGraph, described: Description) -> FitTo:
     kept = graph.vocabulary
     trained = None if kept is None else read_json(kept).get("transforms") or {}
     base, tables = Path(graph.path).parent, [*described.nodes.values(), *described.edges.values()]
-    return FitTo.of([(table, resolve(base, table.files)) for table in tables], trained)
+    return FitTo.from_tables([(table, resolve(base, table.files)) for table in tables], trained)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from raygnn.errors import ConfigError
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
-from raygnn.graph.sources.input_files import Array
 
 REVERSE_PREFIX = "rev_"
 _ROWS = 1 << 14

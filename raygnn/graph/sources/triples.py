@@ -19,7 +19,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.tables.columns import Growing
 from raygnn.graph.tables.ids import Ids
-from raygnn.graph.tables.reader import Reader, resolve
+from raygnn.graph.tables.reader import TableReader, resolve
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
@@ -95,9 +95,9 @@ def read(graph: TriplesGraph) -> GraphData:
     )
 
 
-def _reader(file: Path) -> Reader:
+def _reader(file: Path) -> TableReader:
     lines = file.name.removesuffix(".gz").endswith((".txt", ".tsv"))
-    return Reader([file], _COLUMNS, header=_COLUMNS if lines else None)
+    return TableReader([file], _COLUMNS, header=_COLUMNS if lines else None)
 
 
 def _files(place: Path) -> dict[str, Path]:

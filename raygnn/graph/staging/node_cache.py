@@ -77,7 +77,7 @@ class _Facts(BaseModel):
     arrays: dict[str, StoredArray]
 
 
-class Entry:
+class CacheEntry:
     """A whole entry, kept while this object or an array of it is alive."""
 
     def __init__(self, path: Path, arrays: dict[str, StoredArray], lock: int):
@@ -124,7 +124,7 @@ class Entry:
 
 
 class _Memory(mmap.mmap):
-    entry: Entry
+    entry: CacheEntry
 
 
 class Draft:
@@ -195,7 +195,7 @@ class Stage:
         self.wait = wait
 
     @classmethod
-    def of(cls, config: StagingConfig) -> Stage:
+    def from_config(cls, config: StagingConfig) -> Stage:
         """The cache that a configuration names; by default in the temporary directory."""
         return cls(config.root, None if config.max_gb is None else int(config.max_gb * _GB))
 
@@ -205,7 +205,7 @@ class Stage:
         span: tuple[int, int],
         made_from: Mapping[str, Any],
         build: Callable[[Draft], None],
-    ) -> Entry:
+    ) -> CacheEntry:
         """An entry; made now, by ``build``, if it is not there or not as it was made.
 
         Args:
@@ -222,11 +222,11 @@ class Stage:
         with self._storage_errors():
             self._prepare()
             entry = _open_entry(path)
-            if isinstance(entry, Entry):
+            if isinstance(entry, CacheEntry):
                 return entry
             with self._lock(path.name, self.wait):
                 entry = _open_entry(path)  # another was first
-                if isinstance(entry, Entry):
+                if isinstance(entry, CacheEntry):
                     return entry
                 if entry is not None:
                     log.warning("%s: %s; it is made again", path, entry)
@@ -238,7 +238,7 @@ class Stage:
                         draft.finish(facts)
                     publish(directory, path)
                 entry = _open_entry(path)
-                if not isinstance(entry, Entry):
+                if not isinstance(entry, CacheEntry):
                     raise DataError(
                         f"was damaged at once: {entry}",
                         where=str(path),
@@ -344,7 +344,7 @@ class _Busy(DataError):
         )
 
 
-def _open_entry(path: Path) -> Entry | str | None:
+def _open_entry(path: Path) -> CacheEntry | str | None:
     """The entry, or what is wrong with it, or None if it is not there."""
     if path.is_symlink():
         return "it is a symbolic link"
@@ -370,7 +370,7 @@ def _open_entry(path: Path) -> Entry | str | None:
                 raise ValueError(f"{array.file} has {status.st_size} bytes, expected {array.bytes}")
         with contextlib.suppress(OSError):  # a cache that is read only
             os.utime(path / FACTS)
-        return Entry(path, arrays, handle)
+        return CacheEntry(path, arrays, handle)
     except BlockingIOError:  # it is being removed
         os.close(handle)
         return None

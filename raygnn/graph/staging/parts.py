@@ -29,7 +29,7 @@ from raygnn.graph.partition.read import (
     read_original_nodes,
 )
 from raygnn.graph.staging.list_kernels import alias_tables
-from raygnn.graph.staging.node_cache import ArrayWriter, Draft, Entry, Stage
+from raygnn.graph.staging.node_cache import ArrayWriter, CacheEntry, Draft, Stage
 
 _CHUNK = 1 << 22  # bytes
 _ROWS = 1 << 20  # rows that are copied at a time
@@ -48,7 +48,7 @@ class Staged:
     stage: Stage
     meta: PartitionMeta
 
-    def topology(self, span: Span, edge_arrays: Sequence[str] = ()) -> Entry:
+    def topology(self, span: Span, edge_arrays: Sequence[str] = ()) -> CacheEntry:
         """``indptr/<etype>`` int64 ``[R+1]``, ``src/<etype>`` int32 where ids fit, else int64
         ``[E]``; ``keys/<ntype>`` ``[R]`` original ids, int32 where they fit; and of the edge
         arrays those that the type has, ``edge/<etype>/<name>`` ``[E, …]``, aligned with src
@@ -57,7 +57,7 @@ class Staged:
         build = partial(_write_topology, meta=self.meta, span=span, names=names)
         return self._entry("topology", span, build, edge_arrays=names)
 
-    def edge_split(self, span: Span, split: EdgeSplit) -> Entry:
+    def edge_split(self, span: Span, split: EdgeSplit) -> CacheEntry:
         """Of the in-edges of type ``split.etype``, aligned with `topology`: ``split`` int8 ``[E]``
         (see `raygnn.graph.partition.edges`), ``number`` int64 ``[E]``, in the user's graph."""
 
@@ -75,7 +75,7 @@ class Staged:
 
     def messages(
         self, span: Span, edge_arrays: Sequence[str], splits: Sequence[EdgeSplit]
-    ) -> Entry:
+    ) -> CacheEntry:
         """As `topology`, without the edges for validation and test of some splits, and their
         reverses: what messages pass along where edges are predicted."""
         whole = self.topology(span, edge_arrays)
@@ -91,7 +91,7 @@ class Staged:
         edge_arrays: Sequence[str],
         hide: Sequence[EdgeSplit] = (),
         time: str | None = None,
-    ) -> Entry:
+    ) -> CacheEntry:
         """What messages pass along: `messages` where edges are hidden, else `topology`.
 
         Args:
@@ -117,7 +117,7 @@ class Staged:
 
     def edge_table(
         self,
-        lists: Entry,
+        lists: CacheEntry,
         span: Span,
         etype: EdgeType,
         names: Sequence[str],
@@ -138,7 +138,7 @@ class Staged:
         build = partial(_write_table, arrays=arrays, dtype=dtype)
         return self._entry("edgetable", span, build, **more).tensor("table")
 
-    def alias(self, lists: Entry, span: Span, etype: EdgeType, weight: str) -> Array:
+    def alias(self, lists: CacheEntry, span: Span, etype: EdgeType, weight: str) -> Array:
         """What edges are drawn by in proportion to their weights, uint64 ``[E]``: see
         `alias_tables`. ``lists``: see `edge_table`."""
         name = etype_str(etype)
@@ -151,13 +151,13 @@ class Staged:
         more = {"of": lists.path.name, "etype": list(etype), "weight": weight}
         return self._entry("alias", span, build, **more).array("alias")
 
-    def node_data(self, span: Span) -> Entry:
+    def node_data(self, span: Span) -> CacheEntry:
         """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``."""
         return self._entry("nodes", span, partial(_write_node_data, meta=self.meta, span=span))
 
     def table(
         self, span: Span, ntype: str, names: Sequence[str], dtype: torch.dtype
-    ) -> tuple[Entry, str]:
+    ) -> tuple[CacheEntry, str]:
         """One array ``[R, F]`` of node arrays side by side, each flattened to a matrix.
 
         Returns:
@@ -175,7 +175,9 @@ class Staged:
         made = self._entry("table", span, build, ntype=ntype, names=list(names), dtype=target)
         return made, "table"
 
-    def _entry(self, kind: str, span: Span, build: Callable[[Draft], None], **more: Any) -> Entry:
+    def _entry(
+        self, kind: str, span: Span, build: Callable[[Draft], None], **more: Any
+    ) -> CacheEntry:
         manifest = self.meta.manifest
         # two partitions made from the same input may differ, so the digest is not enough
         files = json.dumps(manifest.model_dump()["files"] if manifest else None, sort_keys=True)
@@ -286,8 +288,8 @@ def _write_messages(
     draft: Draft,
     meta: PartitionMeta,
     span: Span,
-    whole: Entry,
-    splits: Sequence[tuple[EdgeSplit, Entry]],
+    whole: CacheEntry,
+    splits: Sequence[tuple[EdgeSplit, CacheEntry]],
 ) -> None:
     """Copy a topology without what must not be seen. Memory: a byte for each edge of one type,
     8 for each hidden edge of splits that hide reverses, and what lies in some rows."""
@@ -310,7 +312,7 @@ def _write_messages(
             _copy(draft, key, whole, keep)
 
 
-def _write_sorted(draft: Draft, whole: Entry, etypes: Sequence[EdgeType], time: str) -> None:
+def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], time: str) -> None:
     """Copy lists, each in the order of its edges' times; those of one time stay in theirs."""
     sorted_by = {etype_str(etype): f"edge/{etype_str(etype)}/{time}" for etype in etypes}
     for name in whole.arrays:
@@ -336,7 +338,12 @@ def _write_sorted(draft: Draft, whole: Entry, etypes: Sequence[EdgeType], time: 
 
 
 def _hide(
-    keep: Array, meta: PartitionMeta, span: Span, etype: EdgeType, whole: Entry, hidden: IntArray
+    keep: Array,
+    meta: PartitionMeta,
+    span: Span,
+    etype: EdgeType,
+    whole: CacheEntry,
+    hidden: IntArray,
 ) -> None:
     """Clear the places of edges whose reverse is hidden."""
     name, ntype = etype_str(etype), etype[2]
@@ -350,7 +357,7 @@ def _hide(
         keep[at] &= ~is_reverse_of_hidden(sources, dst, hidden, meta.num_nodes(etype[0]))
 
 
-def _copy(draft: Draft, name: str, whole: Entry, keep: Array | None = None) -> None:
+def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None) -> None:
     """Copy an array, or those of its rows that are to be kept."""
     facts, rows = whole.arrays[name], whole.array(name)
     count = len(rows) if keep is None else int(np.count_nonzero(keep))

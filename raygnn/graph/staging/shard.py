@@ -19,7 +19,7 @@ from torch import Tensor
 from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.mapped import PAGE, FileRows, map_table, outgrows
-from raygnn.graph.staging.node_cache import Entry, Stage
+from raygnn.graph.staging.node_cache import CacheEntry, Stage
 from raygnn.graph.staging.parts import Staged, flat_weights
 
 _EDGES = 0.15  # of the available memory, that a rank's edges may take and be read ahead of
@@ -58,7 +58,7 @@ class EdgeReads:
 
 
 @dataclass(frozen=True)
-class Rows:
+class InEdgeLists:
     """In-edge lists of a contiguous range of destination nodes.
 
     All of it is mapped and read-only. The rows may be a window on those that the node holds, so
@@ -123,7 +123,7 @@ class TableLayout:
     total: int
 
     @staticmethod
-    def alone(bounds: np.ndarray, rank: int) -> TableLayout:
+    def local_only(bounds: np.ndarray, rank: int) -> TableLayout:
         """That of a table with a rank's own rows and room for all others."""
         own = int(bounds[rank + 1] - bounds[rank])
         starts = np.where(np.arange(len(bounds) - 1) == rank, 0, -1)
@@ -150,7 +150,7 @@ class Shard:
     ntypes: list[str]
     etypes: list[EdgeType]
     bounds: dict[str, np.ndarray]
-    topology: dict[EdgeType, Rows]
+    topology: dict[EdgeType, InEdgeLists]
     node_data: dict[str, dict[str, Tensor]]
     original: dict[str, np.ndarray]
     replicated: bool
@@ -177,7 +177,7 @@ class Shard:
         return torch.from_numpy(np.diff(indptr))
 
     def own_sources(self, etype: EdgeType) -> np.ndarray:
-        """Source ids of all in-edges of the owned nodes, mapped, as :class:`Rows` has them."""
+        """Source ids of all in-edges of the owned nodes, mapped: see `InEdgeLists.src`."""
         return self.topology[etype].src[slice(*self.own_edges(etype))]
 
     def own_edges(self, etype: EdgeType) -> tuple[int, int]:
@@ -236,7 +236,7 @@ class Shard:
 
     def _staged(
         self, ntype: str, names: Sequence[str], dtype: torch.dtype, rank: int
-    ) -> tuple[Entry, str, int, int]:
+    ) -> tuple[CacheEntry, str, int, int]:
         """The array that has a rank's rows, its name there, the first of them, and how many."""
         workers, parts = len(self.bounds[ntype]) - 1, self.staged.meta.num_parts
         entry, name = self.staged.table(_span(rank, workers, parts), ntype, names, dtype)
@@ -318,7 +318,7 @@ def load_shard(
         scarce = outgrows(topology.arrays[key].bytes, _EDGES)
         start = int(meta.node_ranges[ntype][held[0], 0])
         first, last = (0, meta.num_nodes(ntype)) if replicated else bounds[ntype][rank : rank + 2]
-        rows[etype] = Rows(
+        rows[etype] = InEdgeLists(
             first=int(first),
             indptr=topology.array(f"indptr/{name}")[first - start : last - start + 1],
             src=topology.array(key, at_random=scarce),
@@ -354,9 +354,9 @@ def load_shard(
 
 
 def _read(
-    staged: Staged, topology: Entry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
+    staged: Staged, topology: CacheEntry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
 ) -> dict[str, Any]:
-    """``carried``, ``times`` and ``weights`` of `Rows`."""
+    """``carried``, ``times`` and ``weights`` of `InEdgeLists`."""
     names = topology.below(f"edge/{etype_str(etype)}/")
     carried, times, weights = {}, None, None
     if reads.relation in names:

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS
 from raygnn.graph.tables.columns import (
     INTEGER,
-    Array,
     Growing,
     first,
     nan_to_null,
@@ -27,7 +27,7 @@ from raygnn.graph.tables.columns import (
     to_numpy,
 )
 from raygnn.graph.tables.description import Category
-from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.graph.tables.reader import Chunk, TableReader
 
 log = logging.getLogger("raygnn")
 
@@ -86,7 +86,7 @@ class Codes:
         required = "" if self._nulls else required
         self._rows.append(_mapped(chunk, self.column, remedy, code_of, -1, required))
 
-    def take(self, reader: Reader, num: int | None = None) -> tuple[Array, list[Any]]:
+    def take(self, reader: TableReader, num: int | None = None) -> tuple[Array, list[Any]]:
         """Codes, int64 ``[N]``, also of the rows up to ``num``, which have no value; and for each
         code what it stands for: integers where all are, else text, and None for the bucket, which
         is 0. A row without a value is in the bucket; where there is none it is -1.
@@ -121,7 +121,7 @@ class Codes:
         np.take(final, rows, out=rows)
         return rows, list(ordered)
 
-    def _refuse(self, reader: Reader, rows: Array, unseen: Array, names: list[Any]) -> None:
+    def _refuse(self, reader: TableReader, rows: Array, unseen: Array, names: list[Any]) -> None:
         """Raises DataError for rows with codes that are ``unseen``, of which the last is for rows
         without a value."""
         bad = unseen[rows]

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from raygnn.config.places import size
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.available_memory import memory
 from raygnn.graph.tables.description import TimeColumn
 from raygnn.graph.tables.reader import Chunk
@@ -21,8 +22,6 @@ _WIDEST = 1 << 20  # numbers of a row
 _MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # of a unit
 _LATEST = 2.0**62  # microseconds
 _LARGE = 1 << 28  # bytes, from which on growth is compared with the available memory
-
-Array = np.ndarray[Any, Any]
 
 
 class Growing:

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from raygnn.config.values import in_utc
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.tables.codes import discrete
 from raygnn.graph.tables.columns import (
     INTEGER,
-    Array,
     Growing,
     Times,
     first,

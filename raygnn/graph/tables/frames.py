@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, SPLITS, EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import (
-    Array,
     Growing,
     Times,
     nan_to_null,
@@ -28,7 +28,7 @@ from raygnn.graph.tables.columns import (
 from raygnn.graph.tables.description import EdgeTable, Label, NodeTable, RandomSplit, Table
 from raygnn.graph.tables.feature_columns import Features, Keep, in_memory
 from raygnn.graph.tables.ids import Ids
-from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.graph.tables.reader import Chunk, TableReader
 from raygnn.storage.remote import AnyPath
 from raygnn.util.hashing import mix, uniform
 
@@ -62,7 +62,7 @@ class _Target:
         else:
             self._add_numbers(chunk)
 
-    def take(self, num: int, reader: Reader) -> tuple[Array, Array]:
+    def take(self, num: int, reader: TableReader) -> tuple[Array, Array]:
         """The labels, see `Targets.take`, and which are not known, bool ``[N]``."""
         if self._classes is not None:
             found, self.names = self._classes.take(reader, num)
@@ -135,7 +135,7 @@ class Targets:
         elif self.table.masks is not None:
             self._splits.append(self._masked(chunk))
 
-    def take(self, num: int, reader: Reader) -> dict[str, Array]:
+    def take(self, num: int, reader: TableReader) -> dict[str, Array]:
         """The labels, and the masks bool ``[N]``, as far as the table gives them.
 
         Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
@@ -177,7 +177,7 @@ class Targets:
             split[mask] = code
         return split
 
-    def _require_labels(self, split: Array, unknown: Array, reader: Reader) -> None:
+    def _require_labels(self, split: Array, unknown: Array, reader: TableReader) -> None:
         bad = (split >= 0) & unknown
         if bad.any():
             row = int(np.argmax(bad))
@@ -246,7 +246,7 @@ class FitTo:
         return self.before if _has_times_alone(table) else None
 
     @classmethod
-    def of(
+    def from_tables(
         cls,
         tables: Sequence[tuple[Table, Sequence[AnyPath]]],
         trained: Mapping[str, Any] | None,
@@ -272,7 +272,7 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> int | None:
     if table.time is None or not columns:
         return None
     times, first = Times(table.time), None
-    for chunk in Reader(files, [*columns, table.time.column], table.delimiter).chunks():
+    for chunk in TableReader(files, [*columns, table.time.column], table.delimiter).chunks():
         if table.split is not None:
             held = codes.splits(chunk, table.split, table.split_words) > 0
         else:
@@ -330,7 +330,7 @@ def settle(
         time = None if table.time is None or before is None else table.time.column
         others = (c for c in (table.split, masks, time, *label_columns(table)) if c is not None)
         columns = [*(column for one in fitted for column in one.columns), *others]
-        for chunk in Reader(files, columns, table.delimiter).chunks():
+        for chunk in TableReader(files, columns, table.delimiter).chunks():
             training = training_rows(table, chunk, before)
             for one in fitted:
                 one.add(chunk, training, keep)
@@ -340,7 +340,7 @@ def settle(
     return {key: state for key, state in made.items() if state is not None}
 
 
-class Nodes:
+class NodeColumns:
     """The nodes of one type, read in one pass; edges may add some before `frame` is called.
 
     Attributes:
@@ -413,15 +413,15 @@ class Nodes:
 
 def _reader(
     table: Table, files: Sequence[AnyPath], columns: Sequence[str], features: Mapping[str, Features]
-) -> Reader:
+) -> TableReader:
     """A reader of some columns, and those of the features."""
     of_features = [column for matrix in features.values() for column in matrix.columns]
-    reader = Reader(files, [*columns, *of_features], table.delimiter)
+    reader = TableReader(files, [*columns, *of_features], table.delimiter)
     reader.widening = sum(matrix.widening for matrix in features.values())
     return reader
 
 
-def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> Reader:
+def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> TableReader:
     """A reader of the table's columns."""
     time = None if table.time is None else table.time.column
     columns = [table.source, table.target, table.weight, time]
@@ -476,7 +476,7 @@ def read_edges(
     etype: EdgeType,
     table: EdgeTable,
     files: Sequence[AnyPath],
-    nodes: Mapping[str, Nodes],
+    nodes: Mapping[str, NodeColumns],
     vocabulary: Vocabulary,
     to: FitTo,
 ) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]], dict[str, Any]]:
@@ -487,7 +487,7 @@ def read_edges(
 
     Args:
         nodes: by type, read; ids that they lack are added where the table says so.
-        vocabulary, to: see `Nodes`.
+        vocabulary, to: see `NodeColumns`.
 
     Returns:
         Edge type → its edges, array → what its codes stand for, and what `settle` says.

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.tables.columns import (
     INTEGER,
-    Array,
     cast,
     first,
     refuse_nulls,
     shown,
     to_numpy,
 )
-from raygnn.graph.tables.reader import ROWS, Chunk, Reader
+from raygnn.graph.tables.reader import ROWS, Chunk, TableReader
 
 _ALIKE = "write the ids of nodes and of edges alike"
 _REMEDY = "ids are whole numbers or text, one for each node"
@@ -62,7 +62,7 @@ class Ids:
             array = pc.cast(array, pa.int64())
         return array
 
-    def close(self, reader: Reader, column: str) -> None:
+    def close(self, reader: TableReader, column: str) -> None:
         """Number what was added."""
         self.values = _joined(self._chunks)
         self._chunks = []
@@ -75,7 +75,7 @@ class Ids:
         row = first(again)
         raise self.twice(reader, column, row, int(firsts[places[row]]))
 
-    def twice(self, reader: Reader, column: str, row: int, before: int) -> DataError:
+    def twice(self, reader: TableReader, column: str, row: int, before: int) -> DataError:
         """The error of an id that an earlier row has, too."""
         message = f"the id {shown(self.values[row])} is there already, in {reader.place(before)}"
         return reader.error(row, column, message, "give each node one row")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
 from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.columns import (
     INTEGER,
-    Array,
     Growing,
     cast,
     numbers_or_nan,
@@ -22,7 +22,7 @@ from raygnn.graph.tables.columns import (
 )
 from raygnn.graph.tables.description import FeatureColumn
 from raygnn.graph.tables.feature_columns import Features
-from raygnn.graph.tables.reader import UNPACKING_ERRORS, Chunk, Reader, unpacked
+from raygnn.graph.tables.reader import UNPACKING_ERRORS, Chunk, TableReader, unpacked
 
 _REMEDY = "the file is damaged, or not of this dataset: get it again"
 
@@ -101,7 +101,7 @@ def numbers(file: Path, num: int, of: str, *, nulls: bool = False) -> Array:
     return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
 
 
-def _chunks(reader: Reader, num: int, of: str) -> Iterator[Chunk]:
+def _chunks(reader: TableReader, num: int, of: str) -> Iterator[Chunk]:
     """The chunks of a file that has ``num`` rows."""
     for chunk in reader.chunks():
         if reader.num > num:
@@ -113,7 +113,7 @@ def _chunks(reader: Reader, num: int, of: str) -> Iterator[Chunk]:
         raise DataError(message, where=str(reader.files[0]), remedy=_REMEDY)
 
 
-def _reader(file: Path, width: int | None = None) -> Reader:
+def _reader(file: Path, width: int | None = None) -> TableReader:
     check_file(file)
     try:
         with unpacked(file) as stream:
@@ -128,4 +128,4 @@ def _reader(file: Path, width: int | None = None) -> Reader:
         )
         raise DataError(message, where=f"{file}, row 1 (line 1)", remedy=_REMEDY)
     names = [str(at + 1) for at in range(columns)]
-    return Reader([file], names, ",", header=names)
+    return TableReader([file], names, ",", header=names)

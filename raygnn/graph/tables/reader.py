@@ -94,7 +94,7 @@ class Chunk:
         csv: whether the rows are of CSV, whose values are all text.
     """
 
-    reader: Reader
+    reader: TableReader
     columns: dict[str, pa.Array]
     first: int
     csv: bool
@@ -112,7 +112,7 @@ class Chunk:
         return bool(pa.types.is_large_string(self.columns[column].type))
 
 
-class Reader:
+class TableReader:
     """The files of one table, as one.
 
     Args:
@@ -165,9 +165,9 @@ class Reader:
         if held:
             yield self._chunk(held, is_csv)
 
-    def again(self, column: str) -> Reader:
+    def again(self, column: str) -> TableReader:
         """A reader of one column of the same files, from their beginning."""
-        return Reader(self.files, [column], self._delimiter, self._header)
+        return TableReader(self.files, [column], self._delimiter, self._header)
 
     def _chunk(self, batches: list[pa.RecordBatch], is_csv: bool) -> Chunk:
         columns = {n: pa.concat_arrays([batch[n] for batch in batches]) for n in self.columns}

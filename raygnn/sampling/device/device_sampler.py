@@ -38,7 +38,7 @@ DeviceDraws = dict[EdgeType, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Lists:
-    """In-edge lists, as `Rows` has them, where a GPU reads them."""
+    """In-edge lists, as `InEdgeLists` has them, where a GPU reads them."""
 
     first: int
     indptr: Tensor

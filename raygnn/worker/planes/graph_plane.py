@@ -269,7 +269,7 @@ class GraphPlane:
     def sizes(self) -> Sizes:
         """See `Plane`."""
         request = self.job.request
-        return Sizes(None if request is None else request.sizes, self.pattern.described())
+        return Sizes(None if request is None else request.sizes, self.pattern.describe())
 
     @property
     def identity(self) -> str:
@@ -403,7 +403,7 @@ def _trained_on(weights: Weights) -> Sample:
         DataError: what is written of it is damaged.
     """
     try:
-        return Sample.like(weights.like or {})
+        return Sample.from_description(weights.like or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
             "what it says of the graphs of the training makes no sense",

@@ -49,7 +49,7 @@ PRECISIONS: dict[str, Precision] = {
 def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
     """This rank's share of the partition; the options are those of `load_shard`."""
     meta, world = job.meta, ranks.world
-    stage = Stage.of(job.config.staging)
+    stage = Stage.from_config(job.config.staging)
     return job.read(lambda: load_shard(meta, world.rank, world.size, stage=stage, **options))
 
 
