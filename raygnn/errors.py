@@ -60,16 +60,6 @@ class RaygnnError(Exception):
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  → {self.remedy}" if self.remedy else head
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.__dict__.copy())
-
-
-def _rebuild(cls: type[RaygnnError], what: str, state: dict[str, Any]) -> RaygnnError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, what)
-    error.__dict__.update(state)
-    return error
-
 
 class InputError(RaygnnError):
     """Bad configuration or bad input data; nothing was started."""

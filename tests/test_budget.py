@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests import budget
 
 
@@ -11,3 +13,10 @@ def test_package_is_in_order() -> None:
 
 def test_nothing_grows() -> None:
     assert list(budget.growth()) == []
+
+
+def test_uses_of_what_is_not_public_are_seen() -> None:
+    seen = ["optimizer.found_inf = bad", "checkpoint['loops']['fit_loop'] = {}"]
+    seen += ["vars(module)['kernels'] = 1", "module.__dict__.update(a=1)"]
+    fine = ["self.__dict__['a'] = 1", "print(vars(module)['a'], module.__dict__.get('a'))"]
+    assert list(budget.undocumented(ast.parse("\n".join(seen + fine)))) == seen

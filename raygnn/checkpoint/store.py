@@ -26,7 +26,7 @@ from typing import IO, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from raygnn import __version__
+from raygnn import __version__, compat
 from raygnn.checkpoint.hashed_files import difference, nothing, save_tensors
 from raygnn.config.rules import changes
 from raygnn.config.schema import Config
@@ -36,7 +36,6 @@ from raygnn.util.files import LARGEST_JSON, read_regular, retry, sync, write_jso
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ASIDE = "passed-over-"
 SENDING = ".sending-"  # a checkpoint that is on its way, and must not go meanwhile
-_STATE = {"global_step", "loops", "state_dict"}  # what Lightning cannot go on without
 _SAID = 300  # characters of what torch says
 # what torch's readers raise of a file that makes no sense
 _GARBLED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError)
@@ -295,8 +294,8 @@ def check_contents(state: Path) -> None:
     try:
         check_archive(state)
         content = torch.load(state, map_location="cpu", weights_only=True)
-        if not isinstance(content, dict) or not content.keys() >= _STATE:
-            raise ValueError(f"it lacks {', '.join(sorted(_STATE))}")
+        if not isinstance(content, dict) or not content.keys() >= compat.LIGHTNING_STATE:
+            raise ValueError(f"it lacks {', '.join(sorted(compat.LIGHTNING_STATE))}")
     except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
         raise InputError(
             f"this checkpoint is not to be trusted: {' '.join(str(error).split())[:_SAID]}",

@@ -13,6 +13,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from raygnn import compat
 from raygnn.checkpoint import store as checkpoint
 from raygnn.checkpoint.hashed_files import Write
 from raygnn.checkpoint.remote_checkpoints import Courier
@@ -226,21 +227,12 @@ class Saver(TorchCheckpointIO):
 
 
 class Position(pl.Callback):
-    """Corrects the count of epochs that Lightning saves.
-
-    When it goes on from a checkpoint of an epoch's last batch it does not count the next epoch as
-    begun. What it saves from then on reads as if no epoch were under way, and when it goes on
-    from that, it does not restore the position in the data: it begins with the first batch of
-    all again.
-    """
+    """Corrects the count of epochs that Lightning saves; see `compat.save_epoch`."""
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        done = trainer.current_epoch
-        count = {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
-        saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
-        saved["total"], saved["current"] = dict(count), dict(count)
+        compat.save_epoch(checkpoint, trainer.current_epoch)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Every private or patched name of Ray, Lightning and torch; no other module uses one.
 
-A function here that uses such names is decorated with `private`, which calls a function of public
-names instead if a name is missing or takes other arguments, or if `PLAIN` is set. What is lost then
-is comfort, not correctness: `missing_comforts` says what, and ``raygnn check`` shows it.
+`private` decorates a function that uses such names: if a name is missing or takes other arguments,
+or if `PLAIN` is set, a function of public names is called instead. What is lost then is comfort,
+not correctness; ``raygnn check`` shows it.
 
 The names were compared in ray 2.53 to 2.60, lightning 2.4 to 2.6 and torch 2.4 to 2.15. Seconds of
 CPU are those of one process on a 2-core machine.

@@ -1,4 +1,4 @@
-"""What is called where a private name of another library cannot be used."""
+"""Fallbacks for private names of other libraries that cannot be used."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def private(
     arguments, if one of them is not usable or `PLAIN` is set.
 
     Args:
-        names: ``"module:attribute"`` each; ``"module:attribute(a, b)"`` for a function with the
-            names of the parameters that we pass; ``"package<2.7"`` for a version that is not known.
+        names: each ``"module:attribute"``, ``"module:attribute(a, b)"`` for a function with the
+            parameters that we pass, or ``"package<2.7"`` for the first version not compared.
         loses: what is lost, for ``raygnn check``.
     """
     _COMFORTS.append((names, loses))
@@ -43,7 +43,7 @@ def private(
 
 
 def missing_comforts() -> list[tuple[str, str]]:
-    """Return why private names are not used here, with what is lost; imports what they are in."""
+    """Return why private names are not used here, with what is lost; imports their modules."""
     plain = os.environ.get(PLAIN)
     return [(why, loses) for names, loses in _COMFORTS if (why := _unusable(names, plain))]
 
@@ -78,20 +78,16 @@ def _minor(version: str) -> list[int]:
 
 
 def _takes(function: Any, names: list[str]) -> bool:
-    """True if a function can be called with these parameters, and with no others."""
+    """True if a function can be called with exactly these parameters."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # a built-in function without a signature
         return True
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = {each.name for each in parameters if each.kind not in variadic}
-    needed = {
-        each.name
-        for each in parameters
-        if each.default is inspect.Parameter.empty and each.kind not in variadic
-    }
-    takes_any = any(each.kind in variadic for each in parameters)
-    return needed <= set(names) and (takes_any or set(names) <= named)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 def nothing(*args: Any, **options: Any) -> None:

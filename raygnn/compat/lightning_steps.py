@@ -1,4 +1,4 @@
-"""A training step of Lightning's that calls what is there alone."""
+"""Private names of Lightning: a training step that calls only existing hooks, and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 from raygnn.compat.fallbacks import nothing, private
+
+# Keys of a checkpoint that Lightning cannot resume without.
+LIGHTNING_STATE = {"global_step", "loops", "state_dict"}
+
+
+def save_epoch(checkpoint: dict[str, Any], done: int) -> None:
+    """Correct the number of epochs in a checkpoint that is about to be saved.
+
+    A Lightning that resumed from an epoch's last batch does not count the next epoch as started.
+    Its next checkpoint reads as if no epoch were in progress, and resuming from that begins with
+    the first batch of the data. No public function sets the count.
+    """
+    count = {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
+    saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+    saved["total"], saved["current"] = dict(count), dict(count)
 
 
 @private(
@@ -17,14 +32,13 @@ from raygnn.compat.fallbacks import nothing, private
     loses="Lightning's own training loop runs, which takes about 1,400 Python calls more per step",
 )
 def lean_steps(trainer: Any) -> None:
-    """Have a training step call only callbacks that define a hook, and look up once per epoch what
-    does not change: of the 1,850 Python calls that a step takes beside the engine's, 470 are left.
+    """Have a training step call only the hooks that callbacks define: 470 Python calls beside the
+    engine's instead of 1,850.
 
-    Arguments and order of hooks, what `LightningModule.log` keeps, and the loop's counts and state
-    are Lightning's. Lightning's own loop runs a step with a gradient scaler, loggers or a
-    user-defined ``optimizer_step``, and the first one after a checkpoint. Ranks do not exchange
-    whether they received SIGTERM before every batch, as in newer versions: the driver notifies
-    them.
+    Arguments and order of hooks, logged values, and the loop's counts and state are Lightning's.
+    Lightning's own loop runs a step with a gradient scaler, loggers or a user-defined
+    ``optimizer_step``, and the first one after a checkpoint. Ranks do not exchange before every
+    batch whether they received SIGTERM: the driver notifies them.
     """
     import torch
     from lightning.pytorch import Callback, LightningModule

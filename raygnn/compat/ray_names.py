@@ -40,30 +40,25 @@ def base_class(name: str) -> Any:
     return getattr(importlib.import_module(module), original)
 
 
-# Module that every process of an embedded Ray imports first. Each imports Ray and torch; with a
-# tenth of the garbage collector's passes, since imports make no garbage, that takes 2.4 instead of
-# 3.1 s.
+# Module that every process of an embedded Ray imports first: it makes the garbage collector run
+# less often while Ray and torch are imported, which then takes 2.4 instead of 3.1 s.
 PRELOAD = {"RAY_preload_python_modules": "raygnn.worker.preload"}
 
 # Program that exits when the head node at its argument has accepted it. Ray's own connection waits
-# for minutes and reports a refusal in the words of its C++ libraries, if at all.
+# for minutes, and reports a refusal as a text of C++ libraries, if at all.
 KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
-
-
-def _undo_nothing(*args: Any, **options: Any) -> Callable[[], None]:
-    return nothing
 
 
 @private(
     "ray._private.auto_init_hook:enable_auto_connect",
     "ray._private.worker:print_to_stdstream",
-    otherwise=_undo_nothing,
+    otherwise=lambda *, mute: nothing,
     loses="Ray's own lines about workers that ended are shown beside ours",
 )
 def quiet_ray(*, mute: bool) -> Callable[[], None]:
-    """Prevent Ray from starting a new instance when a late call arrives after shutdown and, if
-    ``mute``, from printing that a worker ended, which we report ourselves; returns what undoes
-    that."""
+    """Prevent Ray from starting a new instance for a late call after shutdown and, if ``mute``,
+    from printing that a worker ended, which we report ourselves; returns a function that undoes
+    this."""
     from ray._private import auto_init_hook, worker
 
     changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
@@ -78,7 +73,7 @@ def quiet_ray(*, mute: bool) -> Callable[[], None]:
     loses="a process cannot connect to two clusters with different tokens",
 )
 def forget_token() -> None:
-    """Have Ray, which keeps the first token of a process, read it again."""
+    """Have Ray read the token again, of which it keeps the first of a process."""
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
@@ -112,7 +107,7 @@ def shut_down_ray(then: Callable[[], object]) -> None:
 
 
 def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
-    """Set existing attributes, ``(owner, name, value)`` each; returns what undoes that."""
+    """Set existing attributes, ``(owner, name, value)`` each; returns a function to undo it."""
     changes = [change for change in changes if hasattr(change[0], change[1])]
     before = [getattr(owner, name) for owner, name, _ in changes]
     for owner, name, value in changes:
@@ -134,11 +129,10 @@ def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
 @contextlib.contextmanager
 def own_session(*, logs: bool) -> Iterator[None]:
     """Start the processes of an embedded Ray in a session of their own, without an autoscaler, the
-    dashboard's server and, unless ``logs``, the reader of workers' output. These three take 3 s,
-    and the wait for them as long.
+    dashboard's server and, unless ``logs``, the reader of workers' output, which together take 3 s.
 
     Signals that a terminal or a job manager sends to the whole process group would otherwise end
-    Ray's processes first: an interrupted run would not save a checkpoint.
+    Ray's processes first, so that an interrupted run could not save a checkpoint.
     """
     from ray._private import node, services
 
@@ -162,7 +156,7 @@ def own_session(*, logs: bool) -> Iterator[None]:
     loses="worker processes that die as soon as they start are reported after Ray's own timeout",
 )
 def actors_of(job: str) -> list[Mapping[str, Any]] | None:
-    """Return the actors of a job, by its id in hexadecimal; None if they cannot be listed. The
+    """Return the actors of a job, whose id is hexadecimal; None if they cannot be listed. The
     public function needs the dashboard, which an embedded Ray does not have."""
     import ray
     from ray._private import state
@@ -206,9 +200,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 )
 def draining_nodes() -> dict[str, float | None]:
     """Return the ids of nodes that are being drained → seconds until they go, None if unknown.
-
-    Ray Train's own watcher asks the same way. Without it an announced preemption costs up to
-    ``fault.checkpoint_every``."""
+    Ray Train's own watcher asks the same way."""
     from ray._private import state
 
     now = time.time()
@@ -244,8 +236,8 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
     "ray.train.v2._internal.execution.controller:TrainController.run(self)",
     "ray.train.v2._internal.execution.worker_group:WorkerGroup.poll_status(self, timeout)",
     otherwise=lambda: False,
-    loses="Ray Train scales and restarts by its own policies: a run waits for nodes without saying "
-    "so, and restarts after failures that a restart meets again",
+    loses="Ray Train scales and restarts by its own policies: a run waits for nodes without a "
+    "message, and restarts after failures that a restart meets again",
 )
 def scales_itself() -> bool:
     """True if Ray Train can run with our scaling and failure policies."""
@@ -261,16 +253,14 @@ def lean_trainer(
     stopped: Callable[[], bool],
     died: Callable[[], bool],
 ) -> type[Any]:
-    """Return a TorchTrainer class with our policies, which starts up to four processes less, of 1
-    to 3 s each; see `scales_itself`.
+    """Return a TorchTrainer class with our policies, see `scales_itself`, that starts up to four
+    processes less, of 1 to 3 s each.
 
-    It starts none if it was stopped before: calls of a Ray that has ended, or ``died``, end this
-    process.
+    The one for Ray Data's datasets is not used. On an embedded Ray (``local``) the controller runs
+    in the thread that calls ``fit``; a placement group cleaner and an autoscaler's client, which
+    Ray would start one after the other before any rank, are not needed.
 
-    One of them serves Ray Data's datasets, which are not used. On an embedded Ray the controller
-    runs in this process, in the thread that calls ``fit``, and two more are not needed, which Ray
-    would start one after the other before any rank: one removes the placement group if the
-    controller dies, one sends requests to an autoscaler.
+    Calls of a Ray that has ended end this process: none is made once ``stopped`` or ``died``.
     """
     from ray.runtime_context import RuntimeContext
     from ray.train.torch import TorchTrainer

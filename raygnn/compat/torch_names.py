@@ -25,11 +25,9 @@ def _import_torchmetrics() -> None:
     loses="every rank starts 1 s later",
 )
 def import_torchmetrics() -> None:
-    """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in
-    every rank (torchmetrics 1.4 to 1.9).
-
-    It reads that module only to learn whether an old name exists, for a package for speech.
-    Afterwards scipy.signal is imported as usual by whatever needs it.
+    """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in every
+    rank (torchmetrics 1.4 to 1.9). It only checks whether an old name exists there, for a speech
+    package. Whatever needs scipy.signal imports it afterwards as usual.
     """
     wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
     known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
@@ -103,21 +101,12 @@ def _store(host_name: str, port: int, **options: Any) -> Any:
 
 
 def _bound(host: str, port: int) -> socket.socket | None:
-    """Return a listening socket; None if the address is not one of this machine's interfaces (as
-    behind address translation) or is in use, which torch then reports."""
-    listener = None
+    """Return a listening socket; None if the address is not this machine's (as behind address
+    translation) or is in use, which torch then reports."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-        return listener
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family)
     except OSError:
-        if listener is not None:
-            listener.close()
         return None
 
 
@@ -146,8 +135,8 @@ def _copy_each(targets: list[Any], sources: list[Any]) -> None:
     loses="steps with many buffers take longer",
 )
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
-    """Copy tensors of one type and device: one kernel on a GPU. On a CPU, 60 small buffers take
-    25 us instead of 55."""
+    """Copy tensors of one dtype and device: one kernel on a GPU; 25 us instead of 55 for 60 small
+    buffers on a CPU."""
     import torch
 
     torch._foreach_copy_(targets, sources)
@@ -166,17 +155,25 @@ def norms(tensors: list[Any]) -> list[Any]:
 
 
 @private(
+    "torch.optim.adam:_fused_adam",
+    otherwise=lambda optimizer, bad: False,
+    loses="every step on a GPU waits for the check for gradients that are not finite",
+)
+def skip_step_where(optimizer: Any, bad: Any) -> bool:
+    """Have a fused Adam skip its next step on the GPU if ``bad``, a tensor, is not zero; returns
+    True if it will. Gradient scalers of torch pass it the same way."""
+    optimizer.found_inf = bad
+    return True
+
+
+@private(
     "torch.nn.parallel:DistributedDataParallel._check_reducer_finalized(self)",
     otherwise=nothing,
     loses="a parameter without a gradient on one rank is reported by DDP one step later",
 )
 def check_reduced(ddp: Any) -> None:
-    """Raise if a gradient is missing; DDP reports it in the next forward pass, when the other ranks
-    already wait.
-
-    Raises:
-        RuntimeError: with the numbers of the parameters.
-    """
+    """Raise RuntimeError with the numbers of parameters without a gradient. DDP reports them in
+    the next forward pass, when the other ranks already wait."""
     ddp._check_reducer_finalized()
 
 
@@ -186,8 +183,8 @@ def check_reduced(ddp: Any) -> None:
     loses="the report does not show the sizes of DDP's buckets",
 )
 def bucket_sizes(ddp: Any, *, rebuilt: bool) -> list[int]:
-    """Return the bytes of DDP's buckets as rebuilt after the first step; with ``rebuilt`` False,
-    for a DDP that looks for unused parameters, as they were at first."""
+    """Return the sizes of DDP's buckets in bytes, as rebuilt after the first step; those of the
+    start if ``rebuilt`` is False (a DDP that finds unused parameters)."""
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or (not rebuilt and logged.get("bucket_sizes")) or ""
     return [int(size) for size in sizes.split(", ") if size]
@@ -202,8 +199,8 @@ BUCKET_ORDER = "the first step after a resume may round differently from three w
     loses=BUCKET_ORDER,
 )
 def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
-    """Have DDP build its buckets as after a first backward pass in which gradients arrive in this
-    order, before there is one; returns True if it did. Collective."""
+    """Have DDP build its buckets as after a backward pass in which gradients arrive in this order;
+    returns True if it did. Collective."""
     import torch
 
     ddp.reducer.prepare_for_backward([])
@@ -248,11 +245,7 @@ def _public_linear(x: Any, weight: Any, bias: Any) -> Any:
 )
 def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
     """Return ``x @ weight.T + bias`` by oneDNN, as torch's compiler calls it: the bias is added in
-    the same pass instead of filling the output first.
-
-    Raises:
-        RuntimeError: oneDNN is missing, or has no such product for this processor.
-    """
+    the same pass. Raises RuntimeError without oneDNN, or on a processor that it does not know."""
     import torch
 
     if not torch.backends.mkldnn.is_available():
@@ -267,7 +260,7 @@ def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
 )
 def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: Any) -> Any:
     """Return the gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
-    ``grad[bag]`` and ``rows[index]``, without these two being allocated, ``[E, F]`` each."""
+    ``grad[bag]`` and ``rows[index]``, neither of which, ``[E, F]``, is allocated."""
     import torch
 
     dtype = grad.dtype

@@ -70,7 +70,7 @@ def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
             del owner[last]
         else:
             setattr(owner, last, None)
-    vars(module)["cancelled"] = tuple(cancelled)
+    module.cancelled = tuple(cancelled)  # type: ignore[assignment]
     compat.before_load(module, fold_biases)
 
 

@@ -283,7 +283,7 @@ def described(program: Program) -> dict[str, Any]:
 def _use(program: Program, kernels: Choice) -> None:
     for module in program.modules():
         if hasattr(module, "kernels"):
-            vars(module)["kernels"] = kernels
+            module.kernels = kernels  # type: ignore[assignment]
 
 
 def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str, Any]:

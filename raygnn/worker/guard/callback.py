@@ -189,9 +189,9 @@ class Guard(pl.Callback):
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if _decides_itself(optimizer, gradients, module):
-            bad = not_finite(gradients)
-            optimizer.found_inf = bad  # type: ignore[attr-defined]  # as a gradient scaler says it
+        if _decides_itself(optimizer, gradients, module) and compat.skip_step_where(
+            optimizer, bad := not_finite(gradients)
+        ):
             if self._buffers is not None:
                 self._buffers.put_back(bad)
             self._pending.append((bad, losses, _where(trainer)))

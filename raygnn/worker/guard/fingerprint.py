@@ -188,7 +188,7 @@ def loop(trainer: pl.Trainer, module: nn.Module) -> FingerprintSection:
         "trainer.should_stop": _text(bool(trainer.should_stop)),
         "trainer.global_step": _text(trainer.global_step),
         "trainer.current_epoch": _text(trainer.current_epoch),
-        "batch_idx of the epoch loop": _text(trainer.fit_loop.epoch_loop.batch_idx),
+        "batch_idx of the epoch loop": _text(trainer.fit_loop.batch_idx),
         "modules in evaluation mode": _text(", ".join(frozen[:3]) or "none"),
     }
 
