@@ -63,11 +63,19 @@ def markdown() -> str:
                 _table(_flat(kinds, definitions), required, top[key].get("default") or {})
             )
             continue
-        for name in names:
+        kinds = [definitions[name]["properties"] for name in names]
+        common = {
+            k: kinds[0][k] for k in kinds[0] if all(k in one for one in kinds) and k != "path"
+        }
+        formats = [one["format"]["const"] for one in kinds]
+        common["format"] = {**common["format"], "enum": formats}
+        del common["format"]["const"]
+        blocks.append(_table(common, ["format"], {}))
+        for name, own in zip(names, kinds):
             definition = definitions[name]
-            blocks.append(f"### {key}: {definition['properties']['format']['const']}")
+            blocks.append(f"### {key}: {own['format']['const']}")
             blocks.append(definition["description"])
-            properties = _flat(definition["properties"], definitions)
+            properties = _flat({k: v for k, v in own.items() if k not in common}, definitions)
             blocks.append(_table(properties, definition.get("required", []), {}))
     for key, names in named.items():
         alone = {k for name in sections["task"] for k in definitions[name]["properties"]}

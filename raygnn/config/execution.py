@@ -6,11 +6,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import Problem, nearest, show
@@ -29,8 +29,7 @@ from raygnn.config.values import (
     Wait,
     Workers,
     from_seconds,
-    must,
-    to_tuple,
+    with_arguments,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -369,10 +368,14 @@ class GuardConfig(Section):
         return value
 
 
-LoggerName: TypeAlias = Literal["tensorboard", "csv", "mlflow", "wandb"]
+Loggers: TypeAlias = Annotated[
+    dict[Literal["tensorboard", "csv", "mlflow", "wandb"], JsonValues],
+    BeforeValidator(with_arguments),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
+]
 
 
-# What a logger is given by us: where the run lies, and what it goes on with after a resume.
+# Arguments that raygnn passes: where the run is stored, and what a resumed run continues.
 _SET_BY_US = {
     "mlflow": ("save_dir", "run_id"),
     "wandb": ("save_dir", "dir", "id", "version", "resume", "experiment"),
@@ -386,26 +389,14 @@ _VARIABLES = {
 class LoggingConfig(Section):
     """Where the records of a training go besides the run directory."""
 
-    loggers: Annotated[
-        tuple[LoggerName, ...],
-        BeforeValidator(to_tuple),
-        must(lambda names: len(names) == len(set(names)), "loggers that are named once each"),
-    ] = Field(
-        ("tensorboard", "csv"),
-        description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
-        "run directory; mlflow and wandb need their package. None that fails or hangs stops a "
+    loggers: Loggers = Field(
+        {"tensorboard": {}, "csv": {}},
+        description="Loggers that receive every record: a list, or a mapping of each to its "
+        "arguments. tensorboard and csv write to `loggers/` in the run directory; mlflow and wandb "
+        "need their package and pass arguments to Lightning's MLFlowLogger and WandbLogger, such "
+        "as `{mlflow: {tracking_uri: …}}`. Secrets belong in the environment of the command "
+        "(MLFLOW_TRACKING_TOKEN, WANDB_API_KEY), not here. A logger that fails never stops a "
         "training.",
-    )
-    mlflow: JsonValues = Field(
-        {},
-        description="Arguments of Lightning's MLFlowLogger, such as `tracking_uri` and "
-        "`experiment_name`. Secrets belong into the environment of the command "
-        "(MLFLOW_TRACKING_TOKEN), not here.",
-    )
-    wandb: JsonValues = Field(
-        {},
-        description="Arguments of Lightning's WandbLogger, such as `project`, `entity` and "
-        "`offline`. Secrets belong into the environment of the command (WANDB_API_KEY), not here.",
     )
     prometheus: bool = Field(
         True,
@@ -414,21 +405,18 @@ class LoggingConfig(Section):
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        for name, ours in _SET_BY_US.items():
-            arguments: Mapping[str, Any] = getattr(self, name)
-            if arguments and name not in self.loggers:
-                yield Problem(
-                    (*at, name),
-                    f"these arguments are for a logger that logging.loggers does not name: {name}",
-                    f"add {name} to logging.loggers, or remove them",
-                )
+        for name, arguments in self.loggers.items():
+            here = (*at, "loggers", name)
+            if arguments and name not in _SET_BY_US:
+                yield Problem(here, f"{name} takes no arguments", "remove them")
+                continue
             for key, value in arguments.items():
-                if key in ours:
-                    message = f"{key} is set by raygnn, so that a resumed run goes on where it was"
-                    yield Problem((*at, name, key), message, "remove it")
+                if key in _SET_BY_US[name]:
+                    message = f"{key} is set by raygnn, so that a resumed run continues its log"
+                    yield Problem((*here, key), message, "remove it")
                 elif secret := _secret(key, value):
                     yield Problem(
-                        (*at, name, key),
+                        (*here, key),
                         f"{secret} looks like a secret, which a run's config.yaml would keep",
                         f"remove it, and set {_VARIABLES[name]} in the environment of the command",
                     )

@@ -387,7 +387,7 @@ def _key(name: str, label: str) -> tuple[str, ...]:
 
 
 # Sections whose values may be secrets.
-_SECRETIVE = (("comm", "env"), ("logging", "mlflow"), ("logging", "wandb"))
+_SECRETIVE = (("comm", "env"), ("logging", "loggers"))
 
 
 @dataclass
@@ -464,7 +464,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
         return Problem(key, f"{wanted(detail)}, got {show(value)}", "give the key another name")
     if key[:2] in _SECRETIVE:
         text = value if isinstance(value, str) else ""
-        if len(key) == 2 or is_secret(str(key[2]), text):
+        whole = len(key) == 2 or key[:2] == ("logging", "loggers")
+        if whole or is_secret(str(key[2]), text):
             what = f"{wanted(detail)}, got {HIDDEN}"
             return Problem(key, what, f"correct it: {field and field.description}")
     return wrong_value(key, detail, field)

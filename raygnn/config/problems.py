@@ -84,6 +84,8 @@ _REMOVED = {
     "comm.static_graph": "remove the key",
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
     "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
+    "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",
+    "logging.wandb": "give the arguments in logging.loggers: {wandb: {…}}",
     "sampling.cache_policy": "remove the key: the rows most likely to be read are cached",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
     "sampling.pad": "remove the key",

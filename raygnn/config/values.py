@@ -380,14 +380,14 @@ def _variable_name(name: str) -> str:
     return name
 
 
-def _with_arguments(value: Any) -> Any:
-    """A list of classes as a mapping of each to its arguments, of which it has none."""
+def with_arguments(value: Any) -> Any:
+    """Return a list of names as a mapping of each to no arguments."""
     if isinstance(value, (list, tuple)) and all(isinstance(spec, str) for spec in value):
         if len(value) > len(set(value)):
-            raise expected("each class once")
+            raise expected("each name once")
         return {spec: {} for spec in value}
     if not isinstance(value, dict):
-        raise expected("a list of package.module:Class, or a mapping of them to their arguments")
+        raise expected("a list of names, or a mapping of each to its arguments")
     return {spec: {} if args is None else args for spec, args in value.items()}
 
 
@@ -483,7 +483,7 @@ Numbered: TypeAlias = Annotated[
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
 Classes: TypeAlias = Annotated[
     dict[UserClass, JsonValues],
-    BeforeValidator(_with_arguments),
+    BeforeValidator(with_arguments),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
 ]
 Environment: TypeAlias = dict[

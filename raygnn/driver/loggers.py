@@ -514,7 +514,7 @@ _BACKENDS: dict[str, type[Backend]] = {b.name: b for b in (TensorBoard, Csv, Mlf
 def backend_of(name: str, run: Path) -> Backend:
     """A logger of a run, by the run's configuration."""
     config = Run(run).config
-    return _BACKENDS[name](run / DIRECTORY, config["logging"].get(name, {}), config)
+    return _BACKENDS[name](run / DIRECTORY, config["logging"]["loggers"][name], config)
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -18,20 +18,20 @@ def load(logging: dict[str, Any], *overrides: str) -> Config:
 
 
 def test_defaults_and_overrides() -> None:
-    assert load({}).logging.loggers == ("tensorboard", "csv")
+    assert load({}).logging.loggers == {"tensorboard": {}, "csv": {}}
     assert load({}).logging.prometheus
-    config = load({}, "logging.loggers=[wandb]", "logging.wandb.project=graphs")
-    assert config.logging.wandb == {"project": "graphs"}
+    config = load({}, "logging.loggers={wandb: {project: graphs}}")
+    assert config.logging.loggers == {"wandb": {"project": "graphs"}}
     assert load_config(config.to_dict()) == config
-    assert load({"loggers": []}).logging.loggers == ()
+    assert load({"loggers": []}).logging.loggers == {}
 
 
 @pytest.mark.parametrize(
-    ("logging", "key", "said"),
+    ("loggers", "key", "said"),
     [
-        ({"loggers": ["tensorbord"]}, "loggers", "expected 'tensorboard'"),
-        ({"loggers": ["csv", "csv"]}, "loggers", "named once"),
-        ({"mlflow": {"run_name": "a"}}, "mlflow", "add mlflow to logging.loggers"),
+        (["tensorbord"], "loggers", "expected 'tensorboard'"),
+        (["csv", "csv"], "loggers", "each name once"),
+        ({"csv": {"name": "a"}}, "loggers.csv", "takes no arguments"),
         ({"wandb": {"api_key": "a"}}, "wandb.api_key", "WANDB_API_KEY"),
         ({"wandb": {"settings": {"token": "a"}}}, "wandb.settings", "'token' looks like a secret"),
         ({"wandb": {"settings": [{"token": "a"}]}}, "wandb.settings", "'token' looks like"),
@@ -40,14 +40,19 @@ def test_defaults_and_overrides() -> None:
         ({"mlflow": {"save_dir": "a"}}, "mlflow.save_dir", "set by raygnn"),
     ],
 )
-def test_what_is_refused(logging: dict[str, Any], key: str, said: str) -> None:
-    if "loggers" not in logging and said != "add mlflow to logging.loggers":
-        logging = {"loggers": ["mlflow", "wandb"], **logging}
+def test_what_is_refused(loggers: Any, key: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load(logging)
-    assert f"logging.{key}" in str(refused.value)
+        load({"loggers": loggers})
+    assert key in str(refused.value)
     assert said in str(refused.value)
     assert "u:p" not in str(refused.value)
+
+
+def test_arguments_have_moved() -> None:
+    with pytest.raises(
+        ConfigError, match=r"(?s)logging\.wandb: .*removed.*logging\.loggers: {wandb"
+    ):
+        load({"wandb": {"project": "a"}})
 
 
 def test_a_resumed_run_may_log_elsewhere() -> None:

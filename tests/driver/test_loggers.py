@@ -389,7 +389,7 @@ def test_files_that_may_be_torn_are_written_anew(
 
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    _, run = make(tmp_path, loggers=["wandb"], wandb={"offline": True})
+    _, run = make(tmp_path, loggers={"wandb": {"offline": True}})
     with run:
         write(run, records(range(1, 4)))
         feed(run, 1, "interrupted")
@@ -404,7 +404,7 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
 def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     place = f"sqlite:///{tmp_path}/mlflow.db"
-    _, run = make(tmp_path, loggers=["mlflow"], mlflow={"tracking_uri": place})
+    _, run = make(tmp_path, loggers={"mlflow": {"tracking_uri": place}})
     with run:
         write(run, records(range(1, 4)))
         feed(run, 1, "interrupted")

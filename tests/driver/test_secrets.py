@@ -68,10 +68,10 @@ WRONG = {
     "no such section": "env: {TOKEN: hunter2}",
     "broken": "comm: {env: {TOKEN: hunter2",
     "no value": "comm:\n  env:\n    TOKEN: @hunter2",
-    "key of wandb": "logging: {loggers: [wandb], wandb: {settings: {api_key: hunter2}}}",
-    "list for wandb": "logging: {loggers: [wandb], wandb: [hunter2]}",
-    "user of mlflow": f"logging: {{loggers: [mlflow], mlflow: {{tracking_uri: 'https://{USER}'}}}}",
-    "text for mlflow": "logging: {loggers: [mlflow], mlflow: hunter2}",
+    "key of wandb": "logging: {loggers: {wandb: {settings: {api_key: hunter2}}}}",
+    "list for wandb": "logging: {loggers: {wandb: [hunter2]}}",
+    "user of mlflow": f"logging: {{loggers: {{mlflow: {{tracking_uri: 'https://{USER}'}}}}}}",
+    "text for mlflow": "logging: {loggers: {mlflow: hunter2}}",
 }
 
 
