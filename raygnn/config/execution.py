@@ -7,8 +7,9 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -32,6 +33,9 @@ from raygnn.config.values import (
     with_arguments,
 )
 from raygnn.config.yaml_text import KeyPath
+
+if TYPE_CHECKING:
+    import torch
 
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 
@@ -92,6 +96,45 @@ ALLOWABLE = tuple(name for name in (*NODE_CHECKS, *JOB_CHECKS) if name not in BI
 
 
 MOST_DRAWN = 1024  # of a node's neighbours by a GPU, which compares each with all before it
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number types of a training.
+
+    Attributes:
+        weights: name of the torch dtype of parameters, gradients and features.
+        autocast: Lightning's name of the precision that layers compute in.
+    """
+
+    weights: Literal["float64", "float32", "bfloat16"]
+    autocast: Literal["32-true", "bf16-mixed", "16-mixed"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of parameters, gradients and features."""
+        import torch  # a configuration is read without it
+
+        dtype: torch.dtype = getattr(torch, self.weights)
+        return dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return {"bfloat16": 2, "float32": 4, "float64": 8}[self.weights]
+
+    @property
+    def bf16(self) -> bool:
+        """True if anything is stored or computed in bf16."""
+        return self.weights == "bfloat16" or self.autocast == "bf16-mixed"
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision("float32", "32-true"),
+    "bf16": Precision("bfloat16", "32-true"),
+    "bf16-mixed": Precision("float32", "bf16-mixed"),
+    "fp16-mixed": Precision("float32", "16-mixed"),
+}
 
 
 class StagingConfig(Section):

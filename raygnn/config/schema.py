@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from raygnn.config.execution import (
+    PRECISIONS,
     ClusterConfig,
     CommConfig,
     FaultConfig,
@@ -392,7 +393,7 @@ class Config(Section):
 
     def _precision(self) -> Iterator[Problem]:
         comm, gpus = self.comm, self.cluster.gpus_per_worker
-        if self.precision == "bf16" and comm.compression in ("bf16", "fp16"):
+        if PRECISIONS[self.precision].weights == "bfloat16" and comm.compression != "none":
             yield Problem(
                 ("comm", "compression"),
                 f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
@@ -32,7 +33,6 @@ from raygnn.worker.callbacks import user_hooks
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import OUTCOME, DryRunRequest, Job
 from raygnn.worker.planes import open_plane
-from raygnn.worker.planes.plane import PRECISIONS
 
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type

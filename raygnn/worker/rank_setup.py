@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn import compat
+from raygnn.config.execution import PRECISIONS
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
@@ -25,7 +26,6 @@ from raygnn.worker.comm.reduction import Reduction
 from raygnn.worker.comm.sharding import Sharding
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
-from raygnn.worker.planes.plane import PRECISIONS
 from raygnn.worker.records import Counters, Records, RecordWriter
 from raygnn.worker.stragglers import Stragglers
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from raygnn.config.execution import PRECISIONS, Precision
 from raygnn.config.schema import Config, TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
@@ -27,7 +28,7 @@ from raygnn.tasks.losses import class_entropy
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
-from raygnn.worker.planes.plane import PRECISIONS, Plane, Precision
+from raygnn.worker.planes.plane import Plane
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
@@ -63,7 +64,7 @@ class _Step(nn.Module):
 def _open(exchange: Exchange, job: Job) -> tuple[Plane, TaskModule]:
     """A plane and a task that compute in float64, losses too; in a process of their own."""
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    PRECISIONS["fp32"] = Precision(torch.float64, "32-true")
+    PRECISIONS["fp32"] = Precision("float64", "32-true")
     plane = open_plane(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
     return plane, plane.task()
 
@@ -170,7 +171,7 @@ def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
 ) -> None:
     """Which sees the scale of a gradient, unlike Adam; all of a run, by each way of reducing."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setitem(PRECISIONS, "fp32", Precision(torch.float64, "32-true"))
+    monkeypatch.setitem(PRECISIONS, "fp32", Precision("float64", "32-true"))
     weights = []
     for workers, batch in ((1, 126), (2, 63), (3, 42)):
         config = make_job(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction, NegativesConfig
 from raygnn.graph.data import TRAINING, EdgeTarget, EdgeType, etype_str
 from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
@@ -35,7 +36,7 @@ from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Candidates, Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import PRECISIONS, Kept, build, loss_of, make_task, map_shard
+from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,

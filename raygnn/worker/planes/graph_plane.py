@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raygnn.checkpoint.weights import Weights
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
@@ -32,7 +33,6 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
 from raygnn.worker.planes.plane import (
-    PRECISIONS,
     Kept,
     Traffic,
     build,

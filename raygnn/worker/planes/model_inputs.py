@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
@@ -30,7 +31,6 @@ from raygnn.sampling.features import (
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes.device_path import DevicePath
-from raygnn.worker.planes.plane import PRECISIONS
 
 _ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
 _PLACE = 48  # bytes of the table in which a cached row is found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
 from raygnn.graph.dgl import dgl
@@ -24,26 +25,6 @@ from raygnn.tasks.losses import Loss, balance, make_loss
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
-
-
-@dataclass(frozen=True)
-class Precision:
-    """
-    Attributes:
-        dtype: of parameters and features.
-        autocast: what Lightning is told; a module in bf16 needs nothing from it.
-    """
-
-    dtype: torch.dtype
-    autocast: Literal["32-true", "bf16-mixed", "16-mixed"]
-
-
-PRECISIONS: dict[str, Precision] = {
-    "fp32": Precision(torch.float32, "32-true"),
-    "bf16": Precision(torch.bfloat16, "32-true"),
-    "bf16-mixed": Precision(torch.float32, "bf16-mixed"),
-    "fp16-mixed": Precision(torch.float32, "16-mixed"),
-}
 
 
 def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.config.execution import PRECISIONS
 from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
@@ -26,7 +27,6 @@ from raygnn.graph.staging.shard import EdgeReads, Shard
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
-from raygnn.worker.planes.plane import PRECISIONS
 
 DEFAULT = "relation"
 # words of two classes of which the second is the one to find
