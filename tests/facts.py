@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from raygnn.config.comm_plan import CommPlan, Interface, NodeNetwork, make_comm_plan
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.preflight.facts import (
     ArrayType,
-    Interface,
     NodeFacts,
-    NodeNetwork,
     NodeResources,
     PartitionFacts,
     Resources,
@@ -30,6 +30,10 @@ VERSIONS = {
     "torchmetrics": "1.9.0",
 }
 FILES = {"cora.json": 500, "raygnn.json": 900, "part0/graph.dgl": 10_000, "part1/graph.dgl": 9_000}
+
+
+def plan_for(config: Config, nodes: Iterable[NodeFacts]) -> CommPlan:
+    return make_comm_plan(config, {node.id: (node.network, node.environment) for node in nodes})
 
 
 def make_network(number: int = 1, **changes: object) -> NodeNetwork:

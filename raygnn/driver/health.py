@@ -131,8 +131,8 @@ class Heartbeat:
         signs = {
             rank: Sign(
                 progress.beat,
-                progress.start.host,
-                progress.place.phase != DONE and rank not in over,
+                progress.host,
+                progress.phase != DONE and rank not in over,
             )
             for rank, progress in snapshot.progress.items()
         }
@@ -167,10 +167,9 @@ class _Ending:
         self._run_dir = run_dir
         self._job = job
         self._progress = progress
-        self._start = progress.start
         self._silent = silent
         self._show = show
-        self._file = file_of(run_dir / "logs", self._start.rank, STATE)
+        self._file = file_of(run_dir / "logs", self._progress.rank, STATE)
         self._sent: SignalTask | None = None
         self._deadline = 0.0
         self._told = False
@@ -194,11 +193,11 @@ class _Ending:
         return self._send_there(signal.SIGKILL)
 
     def _begin(self) -> bool:
-        if self._start.host == socket.gethostname():
+        if self._progress.host == socket.gethostname():
             try:
-                if send(self._file, self._start.pid, 0) and not self._moved():
+                if send(self._file, self._progress.pid, 0) and not self._moved():
                     self._tell()
-                    send(self._file, self._start.pid, signal.SIGKILL)
+                    send(self._file, self._progress.pid, signal.SIGKILL)
                     return True
             except PermissionError:
                 pass  # Ray may be another user's
@@ -206,27 +205,27 @@ class _Ending:
 
     def _send_there(self, number: int) -> bool:
         """Let the rank's node send it a signal; whether nobody can be asked."""
-        node = self._job.snapshot.node_of(self._start.rank)
+        node = self._job.snapshot.node_of(self._progress.rank)
         if node is None:
             return True
         self._deadline = time.monotonic() + _ANSWER
         try:
-            self._sent = SignalTask(node, self._file, self._start.pid, number)
+            self._sent = SignalTask(node, self._file, self._progress.pid, number)
         except Exception as error:
             return self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
         return False
 
     def _moved(self) -> bool:
         """Whether there was a sign of life in the meantime."""
-        newest = self._job.snapshot.progress.get(self._start.rank)
+        newest = self._job.snapshot.progress.get(self._progress.rank)
         return newest is None or newest.beat != self._progress.beat
 
     def _fail(self, why: str) -> bool:
         if self._told:
-            self._show.note(f"rank {self._start.rank} could not be ended: {why}")
+            self._show.note(f"rank {self._progress.rank} could not be ended: {why}")
         else:
             self._show.note(
-                f"rank {self._start.rank} on {self._start.host} gave no sign of life for "
+                f"rank {self._progress.rank} on {self._progress.host} gave no sign of life for "
                 f"{self._silent:.0f} s, and cannot be ended: {why}"
             )
         return True
@@ -234,18 +233,18 @@ class _Ending:
     def _tell(self) -> None:
         """To the user, and to those who ask later, on behalf of the rank."""
         self._told = True
-        start, place = self._start, self._progress.place
-        phase = f"phase {place.phase}" if place.phase else "no phase yet"
-        if place.step is not None:
-            phase += f", epoch {place.epoch}, step {place.step}"
-        if place.wall:
-            phase += time.strftime(", since %H:%M:%S", time.localtime(place.wall))
-        what = f"rank {start.rank} gave no sign of life for {self._silent:.0f} s: it is frozen"
-        where = f"{start.host}, pid {start.pid}, {phase}"
+        rank = self._progress
+        phase = f"phase {rank.phase}" if rank.phase else "no phase yet"
+        if rank.step is not None:
+            phase += f", epoch {rank.epoch}, step {rank.step}"
+        if rank.since:
+            phase += time.strftime(", since %H:%M:%S", time.localtime(rank.since))
+        what = f"rank {rank.rank} gave no sign of life for {self._silent:.0f} s: it is frozen"
+        where = f"{rank.host}, pid {rank.pid}, {phase}"
         faults.record(
             self._run_dir,
             faults.Failure(
-                rank=start.rank,
+                rank=rank.rank,
                 time=time.time(),
                 what=what,
                 trace="",
@@ -253,10 +252,10 @@ class _Ending:
                 where=where,
                 reached=store.newest(self._run_dir / "checkpoints"),
                 kind=FROZEN,
-                attempt=start.attempt,
+                attempt=rank.attempt,
             ),
         )
-        faults.log_failure(self._run_dir, start.rank, f"{what} ({where})")
+        faults.log_failure(self._run_dir, rank.rank, f"{what} ({where})")
         self._show.note(f"{what} ({where}); its process is ended, to start again")
 
 

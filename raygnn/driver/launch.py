@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raygnn import compat
+from raygnn.config.comm_plan import CommPlan
 from raygnn.driver.ray_cluster import RayCluster, patience
 from raygnn.errors import LONGEST_TRACE, RaygnnError, TrainingError, plain_text
-from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
@@ -118,8 +118,8 @@ class Launch:
     def trains(self) -> bool:
         """Whether the ranks are between their first step and their last."""
         running, first = self.running(), self.snapshot.progress.get(0)
-        began = self.began or (first is not None and first.place.step is not None)
-        ends = first is not None and first.place.phase in (blackbox.TEST, blackbox.DONE)
+        began = self.began or (first is not None and first.step is not None)
+        ends = first is not None and first.phase in (blackbox.TEST, blackbox.DONE)
         return running and began and not ends
 
     def ask_save(self, *, last: bool = False) -> SaveRequest:

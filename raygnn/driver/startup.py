@@ -279,7 +279,7 @@ def _end_of(path: Path) -> str:
 def startup_progress(snapshot: Snapshot) -> str:
     """``staging parts, 1 of 2 workers``: what those do that are least far, and how many do it;
     empty where there are none."""
-    phases = [progress.place.phase for progress in snapshot.progress.values()]
+    phases = [progress.phase for progress in snapshot.progress.values()]
     if not phases:
         return ""
     order = list(_PHASES)

@@ -13,8 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from raygnn import compat
+from raygnn.config.comm_plan import Interface
 from raygnn.config.places import size
-from raygnn.preflight.facts import Interface, NodeFacts
+from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 from raygnn.preflight.links import Link
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raygnn.config.comm_plan import NodeNetwork
 from raygnn.graph.data import EdgeType
 
 
@@ -33,34 +34,6 @@ class Gpu:
     capability: tuple[int, int] | None = None
     ecc: bool | None = None
     processes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface, with its IPv4 addresses."""
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    up: bool = True
-    loopback: bool = False
-
-
-@dataclass(frozen=True)
-class NodeNetwork:
-    """How a node is connected.
-
-    Attributes:
-        address: under which Ray knows the node; None on a Ray that is started for the job.
-        interface: the one that has that address; None when none has it.
-        resolves_to: the IPv4 addresses of the node's own host name, there.
-        rdma: InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``.
-    """
-
-    address: str | None = None
-    interface: str | None = None
-    interfaces: tuple[Interface, ...] = ()
-    resolves_to: tuple[str, ...] = ()
-    rdma: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +82,7 @@ class NodeFacts:
     memory: int | None = None
     memory_available: int | None = None
     open_files: int | None = None
-    network: NodeNetwork = NodeNetwork()
+    network: NodeNetwork = field(default_factory=NodeNetwork)
     environment: Mapping[str, str] = field(default_factory=dict)
     clock: float | None = None
     shm_free: int | None = None

@@ -19,9 +19,10 @@ from typing import Any
 
 import psutil
 
+from raygnn.config.comm_plan import Interface, NodeNetwork
 from raygnn.config.places import is_secret, nearest_existing
 from raygnn.graph.available_memory import lines, number, words
-from raygnn.preflight.facts import Gpu, Interface, NodeNetwork
+from raygnn.preflight.facts import Gpu
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+from raygnn.config.comm_plan import CommPlan, make_comm_plan
 from raygnn.config.execution import JOB_CHECKS, NODE_CHECKS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight import cluster_checks, data_checks, job_checks
-from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Check, Finding, JobFacts, counted, run_checks
 from raygnn.preflight.job_checks import REMEDIES, memory_plan
@@ -180,7 +180,8 @@ def _report(
         links=survey.links,
         dry_run=dry_run,
     )
-    findings, comm = run_checks(job, checks), make_comm_plan(config, job.holding)
+    findings = run_checks(job, checks)
+    comm = make_comm_plan(config, {n.id: (n.network, n.environment) for n in job.holding})
     memory = memory_plan(job, job.workers) if job.holding else {}
     seconds = time.monotonic() - start
     return Report(findings, survey.nodes, survey.links, comm, seconds, memory=memory)

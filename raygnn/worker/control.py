@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raygnn.errors import TrainingError
-from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.util.files import json_text
 
 _PATIENCE = 60.0  # seconds for an answer that a rank cannot do without
@@ -35,11 +34,23 @@ class Worker:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What a rank's training thread does, and a count that grows with each sign of life."""
+    """Heartbeat of a rank: what its training thread does.
 
-    start: Start
-    place: Place
-    beat: int
+    Attributes:
+        attempt: number of the start that the rank belongs to.
+        since: when the phase began, seconds since the epoch; 0 = unknown.
+        beat: grows from one heartbeat to the next.
+    """
+
+    attempt: int
+    rank: int
+    host: str
+    pid: int
+    phase: str = ""
+    epoch: int | None = None
+    step: int | None = None
+    since: float = 0.0
+    beat: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass(frozen=True)
@@ -164,8 +175,8 @@ class Control:
 
     def report(self, progress: RankProgress) -> Orders:
         """What a rank does, in exchange for what is asked of it."""
-        if self.is_current(progress.start.attempt):
-            self._progress[progress.start.rank] = progress
+        if self.is_current(progress.attempt):
+            self._progress[progress.rank] = progress
         return self._orders()
 
     def tell(self, **facts: Any) -> None:
@@ -338,8 +349,3 @@ class SaveRequest:
 def read_result(snapshot: Snapshot) -> dict[str, Any] | None:
     """What rank 0 left, if it did."""
     return None if snapshot.result is None else dict(json.loads(snapshot.result))
-
-
-def sign_of_life(start: Start, place: Place) -> RankProgress:
-    """What a rank does, now."""
-    return RankProgress(start, place, time.monotonic_ns())

@@ -28,7 +28,7 @@ from raygnn.driver import health, train
 from raygnn.driver.health import Heartbeat, Preemption, Sign, Silence
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.causes import FROZEN
-from raygnn.runs.diagnose.state_file import DONE, Place, Start
+from raygnn.runs.diagnose.state_file import DONE
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.worker import failures
 from raygnn.worker.control import Control, RankProgress, SaveRequest, Snapshot, Worker
@@ -40,8 +40,7 @@ SLOW = pytest.mark.slow
 
 
 def progress(rank: int, beat: int, *, host: str = HOST, phase: str = "forward") -> RankProgress:
-    start = Start(1, rank, 2, 1, 0.0, 0.0, host)
-    return RankProgress(start, Place(phase, 1, 6, 100.0, 0.0), beat)
+    return RankProgress(1, rank, host, 1, phase, 1, 6, 100.0, beat)
 
 
 class Watched:
@@ -187,7 +186,7 @@ def holding(file: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def of(process: subprocess.Popen[bytes], said: RankProgress) -> RankProgress:
-    return replace(said, start=replace(said.start, pid=process.pid))
+    return replace(said, pid=process.pid)
 
 
 def test_a_frozen_rank_is_named_and_ended(job: Job) -> None:
@@ -236,7 +235,7 @@ def test_what_is_not_frozen(job: Job, how: str) -> None:
             process.kill()
             process.wait(10)
         if how == "attempt":
-            found = replace(found, start=replace(found.start, attempt=7))
+            found = replace(found, attempt=7)
         if how == "failed":
             failures.record(job.path, failures.Failure(1, 1.0, "ValueError: no", "", attempt=1))
         job.watch(1, found)

@@ -22,7 +22,6 @@ from raygnn.driver.startup import startup_progress
 from raygnn.driver.watch import SaveFile
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs import interrupts
-from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.report import page
 from raygnn.runs.run_directory import RunDir
@@ -129,7 +128,7 @@ def progress_of(*phases: str) -> str:
     control = Control()
     control.begin([Worker("host", "node")] * len(phases))
     for rank, phase in enumerate(phases):
-        control.report(RankProgress(Start(1, rank, 3, 1, 0.0, 0.0, "host"), Place(phase), 1))
+        control.report(RankProgress(1, rank, "host", 1, phase, beat=1))
     return startup_progress(control.snapshot())
 
 
@@ -149,7 +148,7 @@ def test_the_least_far_are_told(phases: tuple[str, ...], told: str) -> None:
 def test_what_the_ranks_of_an_earlier_start_do_is_not_told() -> None:
     control = Control(attempts=3)
     control.begin([Worker("host", "node")])
-    control.report(RankProgress(Start(3, 0, 1, 1, 0.0, 0.0, "host"), Place("imports"), 1))
+    control.report(RankProgress(3, 0, "host", 1, "imports", beat=1))
     assert startup_progress(control.snapshot()) == ""
 
 

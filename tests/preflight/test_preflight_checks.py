@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raygnn.config.comm_plan import Interface
 from raygnn.config.execution import ALLOWABLE, BINDING
 from raygnn.config.load import load_config
 from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported
-from raygnn.preflight.comm_plan import make_comm_plan
-from raygnn.preflight.facts import ArrayType, DryRun, Gpu, Interface, NodeFacts, PartitionFacts
+from raygnn.preflight.facts import ArrayType, DryRun, Gpu, NodeFacts, PartitionFacts
 from raygnn.preflight.findings import Finding, JobFacts
 from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
@@ -45,6 +45,7 @@ from tests.facts import (
     make_node,
     make_partition,
     make_resources,
+    plan_for,
     two,
     versions,
 )
@@ -732,7 +733,7 @@ def test_the_verdict_names_the_config(tmp_path: Path) -> None:
 def test_a_report_is_plain_and_has_a_row_per_node() -> None:
     nodes = (make_node(), NodeFacts("b", problem="no answer"))
     job = make_job(nodes=nodes)
-    comm = make_comm_plan(job.config, job.holding)
+    comm = plan_for(job.config, job.holding)
     report = Report(check(job), nodes, (), comm, 0.25)
     assert not report.ok
     stored = json.loads(json.dumps(report.to_dict()))

@@ -25,13 +25,13 @@ from torch.utils.data import DataLoader
 
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
-from raygnn.runs.diagnose.state_file import Place, Start, State, file_of, read_state
+from raygnn.runs.diagnose.state_file import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
 from raygnn.worker.callbacks import Phases, Waiting, describe
-from raygnn.worker.control import Control, RankProgress, sign_of_life
+from raygnn.worker.control import Control, RankProgress
 from tests.ranks import run_ranks
 from tests.small_jobs import job
 
@@ -405,7 +405,7 @@ def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
         looks = 0
 
         def progress(self) -> RankProgress:
-            return sign_of_life(Start(1, 0, 1, 1, 0.0, 0.0, "host"), Place())
+            return RankProgress(1, 0, "host", 1)
 
         def watch(self) -> None:
             self.looks += 1

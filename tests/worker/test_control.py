@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from raygnn.errors import TrainingError
-from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.worker import control as module
 from raygnn.worker.control import (
     Control,
@@ -25,7 +24,7 @@ WORKERS = [Worker("host0", "a"), Worker("host1", "b")]
 
 
 def says(rank: int, attempt: int = 1, beat: int = 1, phase: str = "forward") -> RankProgress:
-    return RankProgress(Start(attempt, rank, 2, 1, 0.0, 0.0, "host"), Place(phase), beat)
+    return RankProgress(attempt, rank, "host", 1, phase, beat=beat)
 
 
 def test_starts_are_counted_over_commands() -> None:

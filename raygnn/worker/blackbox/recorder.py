@@ -38,7 +38,7 @@ from raygnn.runs.diagnose.state_file import (
 )
 from raygnn.util.files import write_atomic
 from raygnn.worker.blackbox import flight
-from raygnn.worker.control import RankProgress, sign_of_life
+from raygnn.worker.control import RankProgress
 
 PREFETCH_THREAD = "raygnn-prefetch"
 
@@ -122,8 +122,10 @@ class Recorder:
         self._batch = describe
 
     def progress(self) -> RankProgress:
-        """What the training thread does, for the driver."""
-        return sign_of_life(self._start, self._places[TRAINING])
+        """Return the heartbeat for the driver."""
+        start, place = self._start, self._places[TRAINING]
+        rank = (start.attempt, start.rank, start.host, start.pid)
+        return RankProgress(*rank, place.phase, place.epoch, place.step, place.wall)
 
     def watch(self) -> None:
         """Give a sign of life, and write the black box if another rank failed or a collective

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from ray.train.torch import TorchConfig
 
 from raygnn import compat
+from raygnn.config.comm_plan import CommPlan
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
-from raygnn.preflight.comm_plan import CommPlan
 from raygnn.worker.control import Control, ControlHandle, Worker
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups

@@ -1,24 +1,51 @@
-"""Which communication variables each rank gets before its process group exists, and why.
+"""Communication plan: the variables that each rank gets before its process group exists, and why.
 
-Pure: from the configuration and what the nodes said to variables per node. As little as possible
-is set, since a forced value has broken more clusters than it has mended; each variable carries
-its reason. `raygnn.worker.comm.backend` applies the plan on every start and restart.
+A pure function of the configuration and the nodes' networks. It sets as little as possible, since a
+forced value has broken more clusters than it has mended; each variable carries its reason.
+Preflight shows the plan; `raygnn.worker.comm.backend` applies it on every start and restart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.schema import Config
-from raygnn.preflight.facts import NodeFacts, NodeNetwork
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own
 _BRIDGES = ("docker", "virbr")
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface, with its IPv4 addresses."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    up: bool = True
+    loopback: bool = False
+
+
+@dataclass(frozen=True)
+class NodeNetwork:
+    """How a node is connected.
+
+    Attributes:
+        address: under which Ray knows the node; None on a Ray that is started for the job.
+        interface: the one that has that address; None when none has it.
+        resolves_to: the IPv4 addresses of the node's own host name, there.
+        rdma: InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``.
+    """
+
+    address: str | None = None
+    interface: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    resolves_to: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,11 +173,14 @@ class CommPlan:
             )
 
 
-def make_comm_plan(config: Config, nodes: Sequence[NodeFacts]) -> CommPlan:
-    """The plan for ranks on these nodes.
+def make_comm_plan(
+    config: Config, nodes: Mapping[str, tuple[NodeNetwork, Mapping[str, str]]]
+) -> CommPlan:
+    """Return the plan for ranks on these nodes.
 
     Args:
-        nodes: those that may hold workers, and answered.
+        nodes: Ray's id of each node that may hold workers and answered → its network, and the
+            variables that are set there already.
     """
     comm, gpus = config.comm, config.cluster.gpus_per_worker
     if comm.backend != "auto":
@@ -159,18 +189,17 @@ def make_comm_plan(config: Config, nodes: Sequence[NodeFacts]) -> CommPlan:
         backend, why = "nccl", "every worker has a GPU"
     else:
         backend, why = "gloo", "the workers have no GPUs"
-    have_rdma = [bool(node.network.rdma) for node in nodes]
+    have_rdma = [bool(network.rdma) for network, _ in nodes.values()]
     plan = CommPlan(
         backend=backend,
         why=why,
         timeout=max(1, int(comm.timeout.seconds)),
-        single=bool(nodes) and all(not node.id for node in nodes),
+        single=bool(nodes) and not any(nodes),
         rdma=True if nodes and all(have_rdma) else None if any(have_rdma) else False,
         common=tuple(_common(config, backend)),
         env=dict(comm.env),
     )
-    variables = {node.id: plan.variables(node.network, node.environment) for node in nodes}
-    return replace(plan, nodes=variables)
+    return replace(plan, nodes={node: plan.variables(*facts) for node, facts in nodes.items()})
 
 
 def _common(config: Config, backend: str) -> Iterator[Variable]:

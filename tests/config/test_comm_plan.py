@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
-from raygnn.preflight.facts import Interface, NodeNetwork
-from tests.facts import make_config, make_network, make_node, two
+from raygnn.config.comm_plan import CommPlan, Interface, NodeNetwork
+from tests.facts import make_config, make_network, make_node, plan_for, two
 
 GPUS = {"cluster__gpus_per_worker": 1}
 
@@ -21,7 +20,7 @@ def values(plan: CommPlan, node: str) -> dict[str, str]:
 
 
 def test_nothing_of_the_network_is_set_where_names_resolve() -> None:
-    plan = make_comm_plan(make_config(), two())
+    plan = plan_for(make_config(), two())
     assert (plan.backend, plan.timeout) == ("gloo", 1800)
     assert values(plan, "aaa") == values(plan, "bbb") == {"OMP_NUM_THREADS": "1"}
 
@@ -29,7 +28,7 @@ def test_nothing_of_the_network_is_set_where_names_resolve() -> None:
 def test_each_node_is_told_its_own_interface_where_its_name_misleads() -> None:
     for wrong in ((), ("127.0.1.1",), ("192.168.0.9",), ("10.0.0.2", "192.168.0.9")):
         nodes = two(network=make_network(2, resolves_to=wrong))
-        plan = make_comm_plan(make_config(), nodes)
+        plan = plan_for(make_config(), nodes)
         assert "GLOO_SOCKET_IFNAME" not in values(plan, "aaa")
         assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
     (reason,) = [v.reason for v in plan.nodes["bbb"] if v.name == "GLOO_SOCKET_IFNAME"]
@@ -38,12 +37,12 @@ def test_each_node_is_told_its_own_interface_where_its_name_misleads() -> None:
 
 def test_a_ray_of_our_own_keeps_to_loopback() -> None:
     alone = replace(make_node(), id="", network=make_network(address=None, interface=None))
-    plan = make_comm_plan(make_config(), (alone,))
+    plan = plan_for(make_config(), (alone,))
     assert values(plan, "")["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_nccl_where_every_worker_has_a_gpu() -> None:
-    plan = make_comm_plan(make_config(**GPUS), two())
+    plan = plan_for(make_config(**GPUS), two())
     assert plan.backend == "nccl"
     assert "NCCL_SOCKET_IFNAME" not in values(plan, "aaa")
     assert values(plan, "aaa")["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
@@ -58,12 +57,12 @@ def second_interface(number: int, **changes: object) -> NodeNetwork:
 
 def test_gloo_is_told_where_gradients_use_nccl() -> None:
     """Ids, features and control messages go over gloo there, too."""
-    plan = make_comm_plan(make_config(**GPUS), two(network=make_network(2, resolves_to=())))
+    plan = plan_for(make_config(**GPUS), two(network=make_network(2, resolves_to=())))
     assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
 
 
 def test_secrets_reach_the_ranks_and_nobody_else() -> None:
-    plan = make_comm_plan(make_config(comm__env={"HF_TOKEN": "hidden-value"}), two())
+    plan = plan_for(make_config(comm__env={"HF_TOKEN": "hidden-value"}), two())
     assert values(plan, "aaa")["HF_TOKEN"] == "hidden-value"
     assert "hidden-value" not in json.dumps([plan.to_dict(), plan.rows()])
 
@@ -77,7 +76,7 @@ def test_secrets_reach_the_ranks_and_nobody_else() -> None:
 )
 def test_what_is_a_secret(name: str, value: str) -> None:
     config = make_config(comm__env={name: value})
-    plan = make_comm_plan(config, two())
+    plan = plan_for(config, two())
     assert name not in plan.everywhere()
     assert "hunter2" not in json.dumps([plan.to_dict(), plan.rows(), config.recorded()])
     assert config.recorded()["comm"]["env"] == {name: "***"}
@@ -90,24 +89,24 @@ def test_what_is_no_secret() -> None:
 
 
 def test_what_ray_would_expand_is_set_by_the_backend_alone() -> None:
-    plan = make_comm_plan(make_config(comm__env={"A": "$HOME/x"}), two())
+    plan = plan_for(make_config(comm__env={"A": "$HOME/x"}), two())
     assert "A" not in plan.everywhere()
     assert values(plan, "aaa")["A"] == "$HOME/x"
 
 
 def test_what_the_shell_says_is_not_replaced_without_a_word() -> None:
-    plan = make_comm_plan(make_config(), two(environment={"OMP_NUM_THREADS": "64"}))
+    plan = plan_for(make_config(), two(environment={"OMP_NUM_THREADS": "64"}))
     reasons = [plan.nodes[node][0].reason for node in ("aaa", "bbb")]
     assert reasons == ["cluster.cpus_per_worker", "cluster.cpus_per_worker, instead of 64"]
 
 
 def test_nobody_to_plan_for() -> None:
-    assert not make_comm_plan(make_config(), ()).single
+    assert not plan_for(make_config(), ()).single
 
 
 def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
     nodes = (make_node(), make_node("b", network=second_interface(2)))
-    plan = make_comm_plan(make_config(**GPUS), nodes)
+    plan = plan_for(make_config(**GPUS), nodes)
     assert "NCCL_SOCKET_IFNAME" not in values(plan, "aaa")
     assert values(plan, "bbb")["NCCL_SOCKET_IFNAME"] == "=eth2"
 
@@ -117,21 +116,21 @@ def test_nccl_is_left_alone_with_rdma() -> None:
         make_node(name, network=second_interface(i, rdma=("mlx5_0",)))
         for i, name in enumerate("ab", 1)
     )
-    plan = make_comm_plan(make_config(**GPUS), everywhere)
+    plan = plan_for(make_config(**GPUS), everywhere)
     assert not [v for v in plan.nodes["aaa"] if v.name.startswith("NCCL_")]
     some = (everywhere[0], make_node("b"))
     for node in ("aaa", "bbb"):
-        assert values(make_comm_plan(make_config(**GPUS), some), node)["NCCL_IB_DISABLE"] == "1"
+        assert values(plan_for(make_config(**GPUS), some), node)["NCCL_IB_DISABLE"] == "1"
 
 
 def test_what_the_user_says_wins_and_what_is_there_stays() -> None:
     misled = two(network=make_network(2, resolves_to=()))
     there = replace(misled[1], environment={"GLOO_SOCKET_IFNAME": "bond0"})
-    plan = make_comm_plan(make_config(), (misled[0], there))
+    plan = plan_for(make_config(), (misled[0], there))
     (kept,) = [v for v in plan.nodes["bbb"] if v.name == "GLOO_SOCKET_IFNAME"]
     assert (kept.value, kept.reason) == ("bond0", "it is set there already")
     own = {"GLOO_SOCKET_IFNAME": "eth9", "OMP_NUM_THREADS": "3"}
-    plan = make_comm_plan(make_config(comm__env=own), misled)
+    plan = plan_for(make_config(comm__env=own), misled)
     assert values(plan, "aaa") == values(plan, "bbb") == own
     reasons = {v.name: v.reason for v in plan.nodes["bbb"]}
     assert reasons["GLOO_SOCKET_IFNAME"] == "comm.env says so, instead of eth2"
@@ -139,13 +138,13 @@ def test_what_the_user_says_wins_and_what_is_there_stays() -> None:
 
 
 def test_one_switch_turns_on_what_an_investigation_needs() -> None:
-    plan = make_comm_plan(make_config(comm__debug=True, **GPUS), two())
+    plan = plan_for(make_config(comm__debug=True, **GPUS), two())
     found = values(plan, "aaa")
     assert found["NCCL_DEBUG"] == "INFO"
     assert found["CUDA_LAUNCH_BLOCKING"] == "1"
     assert "/logs/nccl-%h-%p.log" in found["NCCL_DEBUG_FILE"]
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 2000
-    quiet = values(make_comm_plan(make_config(**GPUS), two()), "aaa")
+    quiet = values(plan_for(make_config(**GPUS), two()), "aaa")
     assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG"} & quiet.keys()
     # torch's own switch kills DDP: see raygnn.worker.rank
     assert "TORCH_DISTRIBUTED_DEBUG" not in found
@@ -166,7 +165,7 @@ def test_the_users_variables_always_arrive(
 ) -> None:
     config = make_config(comm__env=env, comm__debug=debug, cluster__gpus_per_worker=gpus)
     network = make_network(2, resolves_to=tuple(resolves))
-    plan = make_comm_plan(config, two(network=network, environment=there))
+    plan = plan_for(config, two(network=network, environment=there))
     for node in ("aaa", "bbb"):
         assert values(plan, node).items() >= env.items()
         assert all(variable.reason for variable in plan.nodes[node])
