@@ -21,6 +21,7 @@ from raygnn.config.execution import (
     FaultConfig,
     GuardConfig,
     LoggingConfig,
+    Precision,
     StagingConfig,
 )
 from raygnn.config.graph import GraphConfig, TablesGraph
@@ -336,6 +337,11 @@ class Config(Section):
     _at_once: bool = PrivateAttr(default=False)
 
     @property
+    def arithmetic(self) -> Precision:
+        """Number types that ``precision`` stands for."""
+        return PRECISIONS[self.precision]
+
+    @property
     def file(self) -> Path | None:
         """The YAML file that this was read from, if it was."""
         return self._file
@@ -393,7 +399,7 @@ class Config(Section):
 
     def _precision(self) -> Iterator[Problem]:
         comm, gpus = self.comm, self.cluster.gpus_per_worker
-        if PRECISIONS[self.precision].weights == "bfloat16" and comm.compression != "none":
+        if self.arithmetic.weights == "bfloat16" and comm.compression != "none":
             yield Problem(
                 ("comm", "compression"),
                 f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
@@ -138,7 +137,7 @@ def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
 
 def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
     """The processors or GPUs can compute in bf16, where `precision` says so."""
-    if not PRECISIONS[job.config.precision].bf16:
+    if not job.config.arithmetic.bf16:
         return
     if not job.config.cluster.gpus_per_worker:
         units = {"avx512_bf16", "amx_bf16"}
@@ -363,7 +362,7 @@ def weight_bytes(job: JobFacts, workers: int) -> float:
     """Of a worker's weights, gradients and optimizer state, in a step; see docs/performance.md. Of
     the weights alone where nothing is trained."""
     config, train = job.config, job.config.train
-    weights = parameters(config, job.partition) * PRECISIONS[config.precision].itemsize
+    weights = parameters(config, job.partition) * config.arithmetic.itemsize
     if not config.trains:
         return weights
     # numbers that the optimizer keeps for each weight

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
@@ -105,7 +104,7 @@ class DryRunRank:
         batch: Any = plane.batches(task)(0, 0)
         if task.embeddings is not None:
             batch = task.embeddings.join(batch, ranks.device)
-        mixed = PRECISIONS[config.precision].autocast == "bf16-mixed"
+        mixed = config.arithmetic.autocast == "bf16-mixed"
         self.stepping = True
         task.on_train_batch_start(batch, 0)
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):

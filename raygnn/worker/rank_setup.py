@@ -14,7 +14,6 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn import compat
-from raygnn.config.execution import PRECISIONS
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
@@ -159,7 +158,7 @@ class RankSetup:
             devices="auto" if self.runtime.device.type == "cuda" else 1,
             strategy=strategy,
             plugins=[self.runtime.environment, *([saver] if saver else [])],
-            precision=PRECISIONS[config.precision].autocast,
+            precision=config.arithmetic.autocast,
             max_epochs=config.train.epochs,
             max_steps=config.train.max_steps or -1,
             accumulate_grad_batches=config.train.accumulate,

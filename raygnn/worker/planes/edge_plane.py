@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction, NegativesConfig
 from raygnn.graph.data import TRAINING, EdgeTarget, EdgeType, etype_str
 from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
@@ -85,7 +84,7 @@ class EdgePlane(PartitionPlane):
         shard = map_shard(
             self.job,
             self.ranks,
-            reads=EdgeReads(read, PRECISIONS[self.config.precision].dtype),
+            reads=EdgeReads(read, self.config.arithmetic.dtype),
             edge_arrays=[name for name in arrays if name is not None],
             replicated=False,
             split=target.split,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from raygnn.checkpoint.weights import Weights
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
@@ -326,7 +325,7 @@ class GraphPlane:
             pattern=self.pattern,
             inputs=self.inputs,
             edge_inputs={} if whole else self.edge_inputs,
-            dtype=PRECISIONS[config.precision].dtype,
+            dtype=config.arithmetic.dtype,
             whole=whole,
             classes=schema.out_features if config.task.classifies else None,
             categories={

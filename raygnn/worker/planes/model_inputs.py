@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
@@ -49,7 +48,7 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
         for ntype, arrays in shard.node_data.items()
     }
     if (embedding := model.embedding) is not None:
-        learned = Learned(embedding.dim, PRECISIONS[config.precision].dtype)
+        learned = Learned(embedding.dim, config.arithmetic.dtype)
         inputs = {
             t: replace(i, learned=learned) if embedding.covers(t, i.stored) else i
             for t, i in inputs.items()
@@ -87,7 +86,7 @@ def make_embeddings(
         {t: shard.original[t] for t in tables},
         ranks.step,
         embedding,
-        dtype=PRECISIONS[config.precision].dtype,
+        dtype=config.arithmetic.dtype,
         rate=(embedding.lr or config.train.lr) / config.train.lr,
         seed=config.train.seed,
     )
@@ -106,7 +105,7 @@ def make_store(
         shard,
         exchange,
         inputs,
-        dtype=PRECISIONS[config.precision].dtype,
+        dtype=config.arithmetic.dtype,
         degree_etypes=shard.etypes if needs_degree_sampled(config.model, config.sampling) else (),
         beside=device.type == "cpu",
         **options,
@@ -171,7 +170,7 @@ class MemoryBudget:
     @property
     def _sizes(self) -> dict[str, int]:
         """Node type → bytes of a row."""
-        width = PRECISIONS[self._config.precision].dtype.itemsize
+        width = self._config.arithmetic.dtype.itemsize
         return {
             t: sum(
                 row_width(arrays[name]) * (1 if name in self._inputs[t].scaled else width)

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
 from raygnn.graph.dgl import dgl
@@ -112,7 +111,7 @@ def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
     if config.model.takes_dgl:
         dgl()  # so that "import dgl" in the user's module finds one that works
     torch.manual_seed(config.train.seed)
-    return make().to(PRECISIONS[config.precision].dtype)
+    return make().to(config.arithmetic.dtype)
 
 
 def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> TaskModule:
@@ -128,7 +127,7 @@ def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features:
     cls: type[TaskModule] = load_class(spec, TaskModule, "raygnn.Task", "task.kind")
     torch.manual_seed(config.train.seed)
     task = construct(cls, "task.args", "*given, **task.args", *given, **config.task.args)
-    return task.to(PRECISIONS[config.precision].dtype)
+    return task.to(config.arithmetic.dtype)
 
 
 def loss_of(job: Job, ranks: Ranks, labels: Callable[[], Tensor], num: int) -> Loss:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.config.execution import PRECISIONS
 from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
@@ -47,7 +46,7 @@ def edge_reads(config: Config) -> EdgeReads:
     model = config.model
     return EdgeReads(
         features=model.edge_feature_names,
-        dtype=PRECISIONS[config.precision].dtype,
+        dtype=config.arithmetic.dtype,
         categories=tuple(model.edge_category_widths),
         whole=model.takes_dgl,
         relation=relation_array(model),
