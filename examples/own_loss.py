@@ -18,7 +18,7 @@ def generalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: of the model, float32 ``[B, classes]``.
-        targets: classes, int64 ``[B]``; with ``task.labels: several`` 0, 1 and -1 (not known),
+        targets: classes, int64 ``[B]``; with ``task.labels: multi`` 0, 1 and -1 (not known),
             ``[B, labels]``; of a regression float32 ``[B, numbers]``.
     """
     logs = outputs.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)

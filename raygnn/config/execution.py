@@ -138,28 +138,28 @@ PRECISIONS: dict[str, Precision] = {
 
 
 class StagingConfig(Section):
-    """Each node's own copy of its parts, as arrays that all its workers share."""
+    """Copy of a node's partitions on its local disk, which all its workers share."""
 
     path: InputPath | None = Field(
         None,
-        description="Directory on each node; null = raygnn-<user> in its temporary directory. It "
-        "also has what a job writes before `storage` has it, if that is a URI.",
+        description="Directory on each node; null = raygnn-<user> in its temporary directory. "
+        "If storage is a URI, a job's files are also written here before they are uploaded.",
     )
     max_gb: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="Largest size, GB; what was not used for longest goes first. null = half of "
-        "the disk.",
+        description="Largest size, GB; the least recently used entries are removed first. "
+        "null = half of the disk.",
     )
     resident: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether the feature rows that a node's workers own are copied, once, into "
-        "memory with large pages, which is read faster than a mapped file; auto = if they take "
-        "at most a quarter of the free memory.",
+        description="Copy the feature rows that a node's workers own into memory with huge "
+        "pages, once per node, which is faster to read than a mapped file; auto = if they "
+        "take at most a quarter of the free memory.",
     )
 
     @property
     def root(self) -> Path:
-        """The directory."""
+        """Directory of the copies."""
         return self.path or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}"
 
 
@@ -177,7 +177,7 @@ class CommConfig(Section):
     )
 
     backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto", description="Process group; auto = nccl with GPUs, else gloo."
+        "auto", description="Backend of the process group; auto = nccl with GPUs, else gloo."
     )
     timeout: Annotated[Span, from_seconds(1, "ranks need as long to meet")] = Field(
         Duration(1800.0), description="Longest wait for a collective, such as 30m."
@@ -185,29 +185,30 @@ class CommConfig(Section):
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
     overlap: bool = Field(
         True,
-        description="Exchange gradients while the backward pass goes on; false = all at its end.",
+        description="Exchange gradients during the backward pass; false = all at its end.",
     )
     compression: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="Type in which gradients are exchanged: their own, or 16 bits."
+        "none", description="Data type in which gradients are exchanged; none = their own."
     )
     shard: Literal["none", "optimizer", "full"] = Field(
         "none",
-        description="What is shared out between the workers, where each has all of it otherwise: "
-        "optimizer = the optimiser's state; full = that, the parameters and the gradients. The "
-        "losses are the same; memory is saved for traffic.",
+        description="State that is sharded over the workers instead of replicated: optimizer "
+        "= optimizer state (ZeRO-1); full = optimizer state, parameters and gradients "
+        "(FSDP2). Losses are the same; memory is saved at the cost of traffic.",
     )
     find_unused_parameters: bool = Field(
-        False, description="Look for parameters that got no gradient, in each step (slow)."
+        False, description="Search for parameters without a gradient in each step (slow)."
     )
     env: Environment = Field(
         {},
-        description="Environment variables for every worker; win over what raygnn chooses. What "
-        "looks like a secret, by its name or as a URI with a user, is `***` in what a run leaves.",
+        description="Environment variables of every worker; they override raygnn's choices. "
+        "Values that look like secrets, by name or as a URI with a user, are written as `***` "
+        "in the run directory.",
     )
     debug: bool = Field(
         False,
-        description="On all ranks what an investigation needs: collectives compared before they "
-        "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
+        description="Debugging on all ranks: collectives are compared before they run, NCCL "
+        "logs to a file per rank, CUDA errors are raised where they occur (slow).",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -232,7 +233,7 @@ def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
 
 
 class ClusterConfig(Section):
-    """Where the job runs."""
+    """Ray cluster that the job runs on."""
 
     read_if: ClassVar[Conditions] = {"num_cpus": ("address", "auto", "local")}
 
@@ -243,30 +244,31 @@ class ClusterConfig(Section):
     )
     workers: Workers = Field(
         "auto",
-        description="Number of workers; auto = one for a graph of fewer than 50,000 nodes (and "
-        "1 GiB), else as many as fit; [min, max] = as many of them as fit, again whenever nodes "
-        "go or come, with batches of sampling.batch_size × max.",
+        description="Number of workers; auto = one for a graph of fewer than 50,000 nodes and "
+        "1 GiB, else as many as fit; [min, max] = elastic training: as many of them as fit, "
+        "adjusted when nodes join or leave, with batches for max workers.",
     )
     cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
     uniform: Literal["strict", "warn", "off"] = Field(
         "strict",
-        description="When nodes that may hold workers differ (the checks `*_uniform` below): "
-        "refuse, warn, ignore.",
+        description="If nodes that may run workers differ (checks `*_uniform` below): strict "
+        "= refuse, warn = warn, off = ignore.",
     )
     wait: Wait = Field(
         0,
-        description="Longest wait for nodes that a cluster starts when they are asked for: the job "
-        "asks Ray for room for its workers (the fewest, if a range), and starts when it is there; "
-        "0 = refuse what does not fit at once.",
+        description="Longest wait for an autoscaling cluster to add nodes: the job requests "
+        "resources for its workers (the minimum of a range) and starts when they are "
+        "available; 0 = refuse a job that does not fit at once.",
     )
     allow: list[str] = Field(
-        [], description="Names of checks (see below) whose errors shall not stop the job."
+        [], description="Names of checks (see below) whose errors do not stop the job."
     )
     probe_timeout: Span = Field(
         Duration(5.0),
-        description="Longest wait for a node to say what it has, from the first node's answer on; "
-        "half a minute is waited for that one, since a Python process is started for it.",
+        description="Longest wait for a node to report its hardware, after the first node's "
+        "answer; the first one may take half a minute, because a Python process is started "
+        "for it.",
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
@@ -308,13 +310,13 @@ class ClusterConfig(Section):
 
     @property
     def worker_needs(self) -> dict[str, float]:
-        """What Ray gives a worker, by Ray's names."""
+        """Ray resources of a worker."""
         gpus = {"GPU": float(self.gpus_per_worker)} if self.gpus_per_worker else {}
         return {"CPU": float(self.cpus_per_worker), **gpus}
 
     @property
     def wait_seconds(self) -> float:
-        """0 for none."""
+        """Longest wait for nodes, seconds; 0 = none."""
         return self.wait.seconds if isinstance(self.wait, Duration) else 0.0
 
     @property
@@ -326,78 +328,80 @@ class ClusterConfig(Section):
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of workers may change while the job runs."""
+        """True if the number of workers may change during the run."""
         return self.limits is not None and self.limits[0] < self.limits[1]
 
 
 class FaultConfig(Section):
-    """What happens when something fails."""
+    """Fault tolerance: checkpoints, restarts and timeouts."""
 
-    max_failures: int = Field(3, ge=0, le=10**6, description="Restarts before the job gives up.")
+    max_failures: int = Field(3, ge=0, le=10**6, description="Restarts before the job fails.")
     checkpoint_every: Interval = Field(
         Duration(600.0),
-        description="Steps (a number) or time (such as 10m) between checkpoints; one more "
-        "comes after the last step.",
+        description="Interval between checkpoints: steps (a number) or time (such as 10m); "
+        "the last step is always saved.",
     )
-    keep: Count = Field(3, description="Checkpoints kept.")
+    keep: Count = Field(3, description="Number of checkpoints kept.")
     straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
         1.5,
-        description="A rank is named as slow that, on its own, is busy for so many times the "
-        "median of the other ranks, in three windows of `train.log_every` steps in a row; null = "
-        "never.",
+        description="A rank is reported as slow if its own busy time is at least this "
+        "multiple of the other ranks' median in three consecutive windows of "
+        "`train.log_every` steps; null = never.",
     )
     save_timeout: Span = Field(
         Duration(30.0),
-        description="Longest wait for a last checkpoint when a run is interrupted (Ctrl-C, "
+        description="Longest wait for the last checkpoint when a run is interrupted (Ctrl-C, "
         "SIGTERM, `ray job stop`); a second Ctrl-C ends the wait.",
     )
     storage_timeout: Span = Field(
         Duration(60.0),
-        description="Longest wait for storage that is full or away, where a run cannot go on "
-        "without it: where it starts and where it ends. In between, records wait and checkpoints "
-        "are left out. Slow storage is waited for as long as it takes some bytes in this time.",
+        description="Longest wait for storage that is full or unreachable, where the run "
+        "needs it: at its start and end. In between, records are buffered and checkpoints are "
+        "skipped. Slow storage is waited for as long as it accepts some bytes in this time.",
     )
     heartbeat: Annotated[
         Span, from_seconds(5, "a rank that is well may be silent for a second or two")
     ] = Field(
         Duration(60.0),
-        description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "
-        "whatever it computes; one that gives none for so long is frozen (stopped, swapping, stuck "
-        "in the kernel or in storage): it is named and ended, and all ranks start again. 10s are "
-        "enough once another's wait for it has failed, as comm.timeout has it. A call that keeps "
-        "Python's lock looks the same, such as into native code, or an import of large libraries "
-        "from slow storage: raise it if one takes longer, or to hold a rank in a debugger.",
+        description="Longest silence of a rank, from 5s. Each rank sends a heartbeat every "
+        "second, whatever it computes. A rank without one is frozen (stopped, swapping, stuck "
+        "in the kernel or in storage): it is named and killed, and all ranks restart. After "
+        "another rank's collective has timed out, 10s are enough. Code that holds the GIL, "
+        "such as a native call or the import of large libraries from slow storage, looks "
+        "frozen, too: raise the value if yours does, or to hold a rank in a debugger.",
     )
 
 
 class GuardConfig(Section):
-    """That all ranks do the same: what they compare, and what happens to odd batches.
+    """Comparison of the ranks, and limits on bad batches.
 
     ``guard: deep`` is short for ``guard: {mode: deep}``.
     """
 
     mode: Literal["on", "deep", "off"] = Field(
         "on",
-        description="on: ranks compare what they are about to do (parameters, their types, the "
-        "batch's arrays, options); deep: each collective, too, before it runs (slow); off: not.",
+        description="on = ranks compare what they are about to do (parameters, dtypes, batch "
+        "arrays, options); deep = also each collective before it runs (slow); off = no "
+        "comparison.",
     )
     every: Count = Field(
         100,
-        description="Steps between comparisons; the first step of every start is compared, too.",
+        description="Steps between comparisons; the first step after each start is always "
+        "compared.",
     )
     nan_steps: int = Field(
         10,
         ge=0,
         le=LARGEST,
-        description="Steps in a row whose gradient is not finite that all ranks leave out "
+        description="Consecutive steps with a non-finite gradient that all ranks skip "
         "together; one more fails the run.",
     )
     bad_samples: int = Field(
         0,
         ge=0,
         le=LARGEST,
-        description="Unreadable graphs of a dataset that all ranks may skip together in a run; one "
-        "more fails it.",
+        description="Unreadable graphs of a dataset that all ranks may skip together in a "
+        "run; one more fails it.",
     )
 
     @model_validator(mode="before")
@@ -430,7 +434,7 @@ _VARIABLES = {
 
 
 class LoggingConfig(Section):
-    """Where the records of a training go besides the run directory."""
+    """Loggers that receive the training records, besides the run directory."""
 
     loggers: Loggers = Field(
         {"tensorboard": {}, "csv": {}},
@@ -443,8 +447,8 @@ class LoggingConfig(Section):
     )
     prometheus: bool = Field(
         True,
-        description="Give Ray's metrics what a dashboard shows, `ray_raygnn_*` in Prometheus: "
-        "docs/watching.md says where Ray has them.",
+        description="Export metrics through Ray as `ray_raygnn_*` for Prometheus: see "
+        "docs/watching.md.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:

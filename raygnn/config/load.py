@@ -312,9 +312,10 @@ def as_config(config: Source) -> Config:
 
 def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
     """Return a configuration recorded by an earlier version, without the keys removed since."""
+    kept = {key: "multi" if (key, v) == ("labels", "several") else v for key, v in config.items()}
     return {
         key: without_removed(value, (*at, key)) if isinstance(value, Mapping) else value
-        for key, value in config.items()
+        for key, value in kept.items()
         if removed((*at, str(key)), value) is None
     }
 

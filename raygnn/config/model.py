@@ -35,54 +35,53 @@ _KIND = (
 
 
 class EmbeddingConfig(Section):
-    """A row of numbers for each node, which training learns."""
+    """Embedding tables: a learned row for each node."""
 
-    dim: Count = Field(description="Width of a learned row.")
+    dim: Count = Field(description="Width of an embedding row.")
     ntypes: DifferentNames | None = Field(
         None,
-        description="Node types that have learned rows, joined to their features if they have "
-        "some; null = those without features.",
+        description="Node types with an embedding table, joined to their features if they "
+        "have some; null = those without features.",
     )
     optimizer: Literal["adam", "adagrad"] = Field(
         "adam",
-        description="How rows are updated, only where a batch reads them: as torch's SparseAdam, "
-        "or its Adagrad with sparse gradients.",
+        description="Sparse optimizer, which updates only the rows that a batch reads: "
+        "torch's SparseAdam, or its Adagrad with sparse gradients.",
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="Learning rate of the rows, which follows train.schedule; null = train.lr.",
+        description="Learning rate of the embedding rows, which follows train.schedule; null "
+        "= train.lr.",
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="Decoupled decay, as AdamW's: a step first multiplies the rows that its batch "
-        "reads, and no others, by 1 - lr × weight_decay.",
+        description="Decoupled weight decay as in AdamW: each step first multiplies the rows "
+        "that its batch reads, and no others, by 1 - lr × weight_decay.",
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of the numbers of learned rows dropped in training."
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of embedding rows.")
     init: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="Rows begin uniform between -init and init; null = sqrt(3 / dim), with which "
-        "their mean square length is 1.",
+        description="Rows are initialised uniformly between -init and init; null = sqrt(3 / "
+        "dim), for a mean squared length of 1.",
     )
 
     @property
     def bound(self) -> float:
-        """What the numbers lie within at first."""
+        """Bound of the initial values."""
         return (3 / self.dim) ** 0.5 if self.init is None else self.init
 
     def covers(self, ntype: str, has_inputs: bool) -> bool:
-        """Whether a node type has learned rows.
+        """Return True if a node type has an embedding table.
 
         Args:
-            has_inputs: whether it has features or categories that the model reads.
+            has_inputs: True if it has features or categories that the model reads.
         """
         return not has_inputs if self.ntypes is None else ntype in self.ntypes
 
 
 class _FixedWidth:
-    """What decoders and heads read of a network whose width is not set here."""
+    """Width, dropout and categories of a model that has no keys for them."""
 
     hidden: ClassVar[int] = 64
     dropout: ClassVar[float] = 0.5
@@ -93,72 +92,72 @@ class _Model(Section):
     kind: str = Field(description=_KIND)
     features: Names = Field(
         "feat",
-        description="Name of the node array that is the input, or a list of names; a node type "
-        "takes those that it has. int8 arrays are scaled by NAME_scale if that is there.",
+        description="Name of the node array that is the input, or a list of names; a node "
+        "type uses those that it has. int8 arrays are scaled by NAME_scale if it exists.",
     )
     embedding: EmbeddingConfig | None = Field(
-        None, description="Rows that are learned for nodes, see below; null = none."
+        None, description="Embedding tables: learned rows for nodes, see below; null = none."
     )
     decoder: DecoderKind | None = Field(
         None,
-        description="How the outputs for the two ends of an edge become its score, in tasks on "
-        "edges; null = mlp for classes and numbers; for links distmult where edges have "
+        description="Score of an edge from the outputs of its two ends, in tasks on edges; "
+        "null = mlp for classification and regression; for links distmult if edges have "
         "relations, else dot.",
     )
     relation: Text | None = Field(
         None,
-        description="Edge array that holds each edge's relation; null = `relation` if there is "
-        "one, else the edge type alone.",
+        description="Edge array with each edge's relation; null = `relation` if it exists, "
+        "else the edge type alone.",
     )
     decoder_features: Names | None = Field(
         None,
-        description="Name of an array, or a list of names, of the edges whose classes or numbers "
-        "are predicted, which the decoder is given beside their ends; null = none.",
+        description="Edge features of the predicted edges, an array or a list of arrays, "
+        "which the decoder reads besides their ends; null = none.",
     )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The input arrays, categories left out."""
+        """Input arrays, without categories."""
         return _listed(self.features)
 
     @property
     def decoder_feature_names(self) -> tuple[str, ...]:
-        """The arrays of edges that their decoder reads."""
+        """Edge arrays that the decoder reads."""
         return _listed(self.decoder_features)
 
     @property
     def edge_feature_names(self) -> tuple[str, ...]:
-        """The edge arrays that are input, categories left out."""
+        """Edge features, without categories."""
         return ()
 
     @property
     def edge_category_widths(self) -> dict[str, int]:
-        """The edge arrays that are embedded → width of their embedding."""
+        """Embedded edge arrays → width of their embedding."""
         return {}
 
     @property
     def time_width(self) -> int:
-        """Of the encoding of how long ago edges were; 0 = there is none."""
+        """Width of the encoding of an edge's age; 0 = none."""
         return 0
 
     @property
     def depth(self) -> int:
-        """Message-passing layers that there are."""
+        """Number of message-passing layers."""
         return 0
 
     @property
     def takes_dgl(self) -> bool:
-        """Whether it is given DGL's graphs, with all of their arrays."""
+        """True if the model receives DGL graphs, with all of their arrays."""
         return getattr(self, "interface", "") == "dgl"
 
     @property
     def draws_once(self) -> bool:
-        """Whether all layers see one sampled graph, in which a node draws its neighbours once."""
+        """True if all layers share one sampled graph, with a node's neighbours sampled once."""
         return getattr(self, "interface", "") == "pyg"
 
 
 class NoLayersConfig(_FixedWidth, _Model):
-    """No network: nodes are what their features and learned rows say."""
+    """Model without message passing: a node is its features and its embedding row."""
 
     kind: Literal["none"] = Field(description=_KIND)
 
@@ -172,12 +171,12 @@ class _Layers(_Model):
 
 
 class _EdgeFeatures(_Layers):
-    """The models that read arrays of edges."""
+    """Models that read edge features."""
 
     edge_features: Names | None = Field(
         None,
-        description="Name of the edge array that messages read, or a list of names; an edge type "
-        "takes those that it has. Null = none.",
+        description="Edge features that messages read: an edge array or a list of them; an "
+        "edge type uses those that it has. null = none.",
     )
 
     @property
@@ -186,17 +185,17 @@ class _EdgeFeatures(_Layers):
 
 
 class UserModelConfig(_FixedWidth, _EdgeFeatures):
-    """A class of your own."""
+    """A torch.nn.Module of the user's."""
 
     kind: UserClass = Field(description=_KIND)
     args: JsonValues = Field(
-        {}, description="Keyword arguments for your own class (package.module:Class)."
+        {}, description="Keyword arguments of your own class (package.module:Class)."
     )
     interface: Literal["dgl", "pyg", "pyg_layers"] = Field(
         "dgl",
-        description="What your own class is given: dgl = DGL blocks; pyg = x and edge_index of one "
-        "sampled graph, as PyG's modules take them; pyg_layers = x and an edge_index for each "
-        "layer, between its sources and its destinations.",
+        description="Input of your own class: dgl = DGL blocks; pyg = x and edge_index of one "
+        "sampled graph, as PyG modules take them; pyg_layers = x and one edge_index per "
+        "layer, from its sources to its targets.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -204,7 +203,7 @@ class UserModelConfig(_FixedWidth, _EdgeFeatures):
 
 
 class FamilyConfig(_Layers):
-    """What the families of networks have in common."""
+    """Keys of all built-in models."""
 
     hidden: Count = Field(
         64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
@@ -213,47 +212,47 @@ class FamilyConfig(_Layers):
         0.5,
         ge=0,
         lt=1,
-        description="Share of a layer's inputs dropped; where it is not given, 0.1 for tables, "
-        "which have few columns.",
+        description="Dropout of a layer's inputs; for tables, which have few columns, 0.1 "
+        "unless it is set.",
     )
     input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
-        description="Share of the input features dropped; null = dropout. With 0, gcn, sage and "
-        "gin combine the features of the first layer's neighbours without copying them out.",
+        description="Dropout of the input features; null = dropout. With 0, gcn, sage and gin "
+        "aggregate the features of the first layer without copying them.",
     )
     kernels: Literal["auto", "torch", "dgl"] = Field(
         "auto",
-        description="Message passing in plain torch or by DGL's kernels; auto = the faster one "
-        "that the device has.",
+        description="Message passing in plain torch or by DGL kernels; auto = the faster one "
+        "on the device.",
     )
     residual: bool = Field(False, description="Add a layer's input to its output.")
     norm: Literal["none", "layer", "batch"] = Field(
         "none",
-        description="Normalisation after each hidden layer, and within gin's; batch: by the nodes "
-        "of all workers.",
+        description="Normalisation after each hidden layer, and inside gin's; batch = over "
+        "the nodes of all workers.",
     )
     categories: dict[Text, Count] = Field(
         {},
-        description="Node arrays of whole numbers that stand for categories: name → width of "
-        "their learned embedding, which is joined to the other features.",
+        description="Categorical node features: integer array → width of its embedding, which "
+        "is joined to the other features.",
     )
     activation: Literal["relu", "elu"] | None = Field(
-        None, description="Activation of hidden layers; null = as usual for the kind."
+        None, description="Activation of hidden layers; null = the usual one of the model."
     )
     readout: Literal["sum", "mean", "max"] | None = Field(
         None,
-        description="How the nodes of a graph become one row, in tasks on whole graphs; null = "
-        "sum for gin, else mean.",
+        description="Pooling of a graph's nodes in graph-level tasks; null = sum for gin, "
+        "else mean.",
     )
     recompute: bool = Field(
         False,
-        description="Keep only the layers' inputs for the backward pass, which computes the rest "
-        "again: less memory, more time, the same gradients.",
+        description="Activation checkpointing: keep only the layers' inputs for the backward "
+        "pass and recompute the rest; less memory, more time, the same gradients.",
     )
 
     @property
     def first_dropout(self) -> float:
-        """Share of the input features dropped."""
+        """Dropout of the input features."""
         return self.dropout if self.input_dropout is None else self.input_dropout
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -266,24 +265,24 @@ class FamilyConfig(_Layers):
 
 
 class GcnConfig(FamilyConfig):
-    """The graph convolutional network."""
+    """Graph convolutional network."""
 
     kind: Literal["gcn"] = Field(description=_KIND)
 
 
 class _EdgeFamily(FamilyConfig, _EdgeFeatures):
-    """The families whose messages read the edges' features."""
+    """Built-in models whose messages read edge features."""
 
     edge_categories: dict[Text, Count] = Field(
         {},
-        description="Edge arrays of whole numbers that stand for categories: name → width of "
-        "their learned embedding, which is joined to edge_features.",
+        description="Categorical edge features: integer array → width of its embedding, which "
+        "is joined to edge_features.",
     )
 
     time_encoding: Count | None = Field(
         None,
-        description="Width of a learned encoding of how long ago an edge was (sampling.time), "
-        "which is joined to edge_features; null = none.",
+        description="Width of a learned encoding of an edge's age (temporal sampling), which "
+        "is joined to edge_features; null = none.",
     )
 
     @property
@@ -305,7 +304,7 @@ class _EdgeFamily(FamilyConfig, _EdgeFeatures):
 
 
 class GinConfig(_EdgeFamily):
-    """The graph isomorphism network."""
+    """Graph isomorphism network."""
 
     kind: Literal["gin"] = Field(description=_KIND)
 
@@ -316,7 +315,8 @@ class SageConfig(_EdgeFamily):
     kind: Literal["sage"] = Field(description=_KIND)
     aggregator: Literal["mean", "sum", "max"] = Field(
         "mean",
-        description="How neighbours are combined; a sum over sampled ones is scaled to all.",
+        description="Aggregation of neighbours; a sum over sampled neighbours is scaled to "
+        "the full degree.",
     )
 
 
@@ -337,43 +337,42 @@ class _Heads(_EdgeFamily):
 
 
 class HgtConfig(_Heads):
-    """The heterogeneous graph transformer."""
+    """Heterogeneous graph transformer."""
 
     kind: Literal["hgt"] = Field(description=_KIND)
 
 
 class AttentionConfig(_Heads):
-    """The families with attention between neighbours."""
+    """Models with attention between neighbours."""
 
     kind: Literal["gat", "gatv2", "han"] = Field(description=_KIND)
     out_heads: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Attention heads of the last layer, averaged; not in tasks on whole graphs.",
+        description="Attention heads of the last layer, averaged; not in graph-level tasks.",
     )
     attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Share of attention weights dropped; null = dropout."
+        None, description="Dropout of attention weights; null = dropout."
     )
 
 
 class RgcnConfig(_EdgeFamily):
-    """The relational GCN."""
+    """Relational graph convolutional network."""
 
     read_if: ClassVar[Conditions] = {"bases": ("regularizer", "basis", "block")}
 
     kind: Literal["rgcn"] = Field(description=_KIND)
     regularizer: Literal["basis", "block", "none"] = Field(
         "basis",
-        description="What a relation's weights are made of: basis = a sum of a few "
-        "matrices that relations share, block = a few blocks on the diagonal, none = a matrix of "
-        "its own.",
+        description="Decomposition of a relation's weights: basis = a combination of matrices "
+        "that relations share, block = blocks on the diagonal, none = one matrix per "
+        "relation.",
     )
-    bases: Count = Field(8, description="How many matrices are shared, or how many blocks.")
+    bases: Count = Field(8, description="Number of shared matrices, or of blocks.")
     mean_over: Literal["relation", "all"] = Field(
         "relation",
-        description="Neighbours are averaged for each relation, or over all relations of an edge "
-        "type.",
+        description="Average neighbours per relation, or over all relations of an edge type.",
     )
 
 
@@ -398,7 +397,7 @@ MODEL_FAMILIES = tuple(
 
 
 def read_model(**keys: Any) -> ModelConfig:
-    """The section with these keys.
+    """Return the section with these keys.
 
     Raises:
         pydantic.ValidationError: a key or a value is wrong.

@@ -77,6 +77,7 @@ _SYNONYMS = {
 
 # Key, or key and value, of an earlier version → what to do instead.
 _REMOVED = {
+    "task.labels: 'several'": "write multi",
     "comm.compression: 'powersgd'": "use fp16 or bf16",
     "comm.gradient_as_bucket_view": "remove the key: it is always true",
     "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
@@ -168,7 +169,7 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
 
 def removed(key: KeyPath, value: Any) -> Problem | None:
     """Return the problem of a key or value that only earlier versions had; None for all others."""
-    name = dotted(key)
+    name = dotted(("task", *key[2:]) if key[0] == "tasks" else key)
     if remedy := _REMOVED.get(name):
         return Problem(key, "this key was removed", remedy)
     remedy = _REMOVED.get(f"{name}: {show(value)}")

@@ -80,96 +80,106 @@ Fanouts: TypeAlias = Annotated[
 
 
 class PartitionConfig(Section):
-    """How the graph is divided between the workers."""
+    """Division of the graph between the workers."""
 
-    parts: AutoParts = Field("auto", description="Number of parts; auto = one for each worker.")
+    parts: AutoParts = Field(
+        "auto", description="Number of partitions; auto = one for each worker."
+    )
     method: Literal["metis", "stream", "random"] = Field(
         "metis",
-        description="metis keeps neighbours together; stream, too, with a fraction of its memory; "
-        "random is quick.",
+        description="metis = fewest edges between partitions; stream = similar, with a "
+        "fraction of the memory; random = fastest.",
     )
     engine: Literal["auto", "local", "ray"] = Field(
         "auto",
-        description="Where a partition is made: local, in memory; ray, out of core, by tasks on "
-        "all nodes; auto = ray for tables and OGB's archives that are too large for memory.",
+        description="Where the graph is partitioned: local = in memory; ray = out-of-core, by "
+        "Ray tasks on all nodes; auto = ray for tables and OGB archives larger than memory.",
     )
     path: Place | None = Field(
         None,
-        description="Directory of a partition to reuse, or to write; null = "
-        "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
-        "s3://BUCKET/DIRECTORY.",
+        description="Directory of an existing partition, or of the one to write; null = "
+        "<storage>/partitions/<digest>. An existing one may be a URI that pyarrow.fs opens, "
+        "such as s3://BUCKET/DIRECTORY.",
     )
 
     @property
     def used_method(self) -> str:
-        """``method``, but ``stream`` for METIS where all is made out of core."""
+        """Partitioning method in use: ``stream`` for ``metis`` if it is done out-of-core."""
         return "stream" if (self.engine, self.method) == ("ray", "metis") else self.method
 
 
 class TimeConfig(Section):
-    """When edges and seeds are: of the edges around a seed only earlier ones are drawn."""
+    """Temporal sampling: a seed's neighbours are sampled over earlier edges only."""
 
     edges: Text = Field(
-        description="Edge array of whole numbers that says when an edge is: `time` of tables. Edge "
-        "types without it have no time, and are always drawn.",
+        description="Edge array of integers with the time of each edge: `time` for tables. "
+        "Edge types without it are timeless and always sampled.",
     )
     seeds: Text | None = Field(
         None,
-        description="Array that says when a node, or an edge, is predicted; null = edges, of "
-        "tasks on edges.",
+        description="Array with the time at which each node or edge is predicted; null = the "
+        "edge times, for tasks on edges.",
     )
     strategy: Literal["uniform", "latest"] = Field(
         "uniform",
-        description="Which of a node's earlier edges are drawn: uniform = any, latest = the last "
-        "ones.",
+        description="Which earlier edges of a node are sampled: uniform = any, latest = the "
+        "most recent.",
     )
     window: TimeSpan | None = Field(
         None,
-        description="How long before the seed an edge may be at most, such as 30d, or a number in "
-        "the units of the times; null = any time.",
+        description="Largest age of an edge at its seed's time, such as 30d, or a number in "
+        "the units of the times; null = unlimited.",
     )
 
 
 class SamplingConfig(Section):
-    """How minibatches are drawn."""
+    """Neighbour sampling and minibatches."""
 
     fanout: Fanouts = Field(
         (10, 10),
-        description="Neighbours per layer from the seeds outward; -1 = all. For a layer, also a "
-        "number for each edge type (`{buys: 5, '*': 10}`, by relation or source:relation:target; "
-        "`*` = all others).",
+        description="Neighbours sampled per layer, from the seeds outward; -1 = all. In a "
+        "heterogeneous graph a layer may also have a number for each edge type (`{buys: 5, "
+        "'*': 10}`, by relation or source:relation:target; `*` = all others).",
     )
     batch_size: Count = Field(
         512,
-        description="Seeds per worker and step; a batch stays as large as the run began with, "
-        "whatever number of workers it goes on with.",
+        description="Seeds per worker and step. The global batch stays as it was at the start "
+        "of the run when the number of workers changes.",
     )
     eval_batch_size: Count | None = Field(
-        None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
+        None,
+        description="Seeds per worker and step in the evaluation of your own model class; "
+        "null = 1024.",
     )
-    replace: bool = Field(False, description="Draw neighbours with replacement.")
+    replace: bool = Field(False, description="Sample neighbours with replacement.")
     edge_weight: Text | None = Field(
-        None, description="Edge array to draw in proportion to; null, and types without it = alike."
+        None,
+        description="Edge array of sampling weights; null, and edge types without it = uniform.",
     )
-    time: TimeConfig | None = Field(None, description="Draw edges before seeds' times; null = all.")
+    time: TimeConfig | None = Field(
+        None, description="Temporal sampling: only edges before a seed's time; null = all edges."
+    )
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
-        description="replicated: each node holds the whole structure; partitioned: its own parts "
-        "only; auto: replicated where it fits.",
+        description="replicated = each node stores the whole graph structure; partitioned = "
+        "only its own partitions; auto = replicated if it fits.",
     )
     cache: AutoFraction = Field(
         "auto",
-        description="Share of the feature rows of other nodes that each node keeps, once for all "
-        "workers there, by how likely batches are to read them; auto = all that a sixteenth of its "
-        "free memory holds.",
+        description="Fraction of the other nodes' feature rows that each node caches, most "
+        "likely first, once for all its workers; auto = as many as fit in a sixteenth of its "
+        "free memory.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
     sample_on: Literal["auto", "cpu", "gpu"] = Field(
-        "auto", description="Who draws neighbours, the same ones; auto = a worker's GPU if it can."
+        "auto",
+        description="Device that samples neighbours, with identical results; auto = the "
+        "worker's GPU if it can.",
     )
     features_on: Literal["auto", "cpu", "pinned", "gpu"] = Field(
         "auto",
-        description="Where rows for a GPU are read, see performance.md; auto = as near as fits.",
+        description="Memory that holds feature rows for a GPU, see performance.md; auto = the "
+        "nearest in which they fit.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -189,7 +199,7 @@ class SamplingConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """How the learning rate changes, step by step.
+    """Learning-rate schedule.
 
     ``schedule: cosine`` is short for ``schedule: {kind: cosine}``.
     """
@@ -232,38 +242,44 @@ class ScheduleConfig(Section):
 
 
 class TrainConfig(Section):
-    """The optimisation."""
+    """Optimisation."""
 
     read_if: ClassVar[Conditions] = {"momentum": ("optimizer", "sgd")}
 
-    epochs: Count = Field(20, description="Passes over the training nodes.")
-    max_steps: Count | None = Field(None, description="Stop after this many steps; null = never.")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimiser.")
-    lr: float = Field(0.003, gt=0, description="Learning rate; with a schedule, its highest.")
+    epochs: Count = Field(20, description="Passes over the training seeds.")
+    max_steps: Count | None = Field(
+        None, description="Stop after this many steps; null = unlimited."
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimizer.")
+    lr: float = Field(0.003, gt=0, description="Learning rate; with a schedule, its highest value.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="How the learning rate grows with the number of workers that a batch is made "
-        "for: sampling.batch_size goes into it so often.",
+        description="Growth of the learning rate with the number of workers that the global "
+        "batch is made for.",
     )
     schedule: ScheduleConfig = Field(
         ScheduleConfig(),
-        description="How the learning rate changes, step by step.",
+        description="Learning-rate schedule.",
     )
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
-    accumulate: Count = Field(1, description="Batches whose gradients are summed into one step.")
+    accumulate: Count = Field(
+        1, description="Gradient accumulation: batches whose gradients are summed into one step."
+    )
     clip: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Largest norm of the gradient; null = no limit."
+        None, description="Gradient clipping: largest norm; null = unlimited."
     )
     ema: Share | None = Field(
         None,
-        description="Decay, in each step, of a moving average of the weights, which is evaluated, "
-        "selected and tested in place of them; null = none.",
+        description="Decay per step of an exponential moving average of the weights, which is "
+        "evaluated, selected and tested instead of them; null = none.",
     )
     log_every: Count = Field(10, description="Steps between lines of metrics.jsonl.")
     eval_every: Count = Field(1, description="Epochs between evaluations.")
     patience: Count | None = Field(
-        None, description="Stop after this many epochs without improvement; null = never."
+        None,
+        description="Early stopping: epochs without improvement before training stops; null = "
+        "never.",
     )
     min_delta: Annotated[float, Field(ge=0)] = Field(
         0.0,
@@ -271,13 +287,17 @@ class TrainConfig(Section):
         "patience and for the plateau schedule.",
     )
     select: Literal["best", "last"] = Field(
-        "best", description="Which weights are tested: the best on validation, or the last."
+        "best",
+        description="Weights that are tested: best = best on validation, last = those of the "
+        "last step.",
     )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
+    seed: int = Field(
+        0, ge=0, le=2**32 - 1, description="Random seed of weights, batches and sampling."
+    )
     callbacks: Classes = Field(
         {},
-        description="Lightning callbacks of your own, package.module:Class, that every worker runs "
-        "in this order: a list of them, or a mapping of each to its keyword arguments.",
+        description="Your own Lightning callbacks, package.module:Class, which every worker "
+        "runs in this order: a list, or a mapping of each to its keyword arguments.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -286,50 +306,57 @@ class TrainConfig(Section):
 
 
 class Config(Section):
-    """A job. Get one from :func:`raygnn.load_config`."""
+    """Complete configuration of a job. Get one from :func:`raygnn.load_config`."""
 
     name: RunName = Field(description="Name of the run and of its directory in storage.")
     storage: Storage = Field(
         Path("runs"),
-        description="Directory that every node sees, relative to where the command runs; or a URI "
-        "that pyarrow.fs opens, such as s3://BUCKET/DIRECTORY, which every node can reach.",
+        description="Directory that every node sees, relative to the working directory of the "
+        "command; or a URI that pyarrow.fs opens, such as s3://BUCKET/DIRECTORY, which every "
+        "node can reach.",
     )
     graph: GraphConfig | None = Field(
-        None, description="The input graph; may be left out when partition.path exists."
+        None, description="Input graph; may be omitted if partition.path exists."
     )
     partition: PartitionConfig = Field(
-        PartitionConfig(), description="How the graph is divided between the workers."
+        PartitionConfig(), description="Division of the graph between the workers."
     )
     task: TaskConfig = Field(
-        NodeClassification(), description="What is predicted and how it is measured."
+        NodeClassification(), description="What is predicted, its loss and its metric."
     )
     tasks: Tasks | None = Field(
         None,
-        description="Several tasks on one graph in place of `task`: name → what `task` has, and "
-        "`weight`, `batch_factor` and `decoder`. One network serves all; the first one's metric "
-        "selects the best weights.",
+        description="Multi-task learning: several tasks on one graph instead of `task`: name "
+        "→ the keys of `task`, and `weight`, `batch_factor` and `decoder`. All share one "
+        "network; the first task's metric selects the best weights.",
     )
-    model: ModelConfig = Field(description="The network.")
-    sampling: SamplingConfig = Field(SamplingConfig(), description="How minibatches are drawn.")
+    model: ModelConfig = Field(description="Graph neural network.")
+    sampling: SamplingConfig = Field(
+        SamplingConfig(), description="Neighbour sampling and minibatches."
+    )
     staging: StagingConfig = Field(
         StagingConfig(),
-        description="Each node's own copy of its parts, as arrays that all its workers share.",
+        description="Copy of a node's partitions on its local disk, which all its workers share.",
     )
-    train: TrainConfig = Field(TrainConfig(), description="The optimisation.")
+    train: TrainConfig = Field(TrainConfig(), description="Optimisation.")
     precision: Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"] = Field(
-        "fp32", description="Types of weights and arithmetic; mixed keeps weights in fp32."
+        "fp32",
+        description="Number types of weights and arithmetic; the mixed ones (mixed precision) "
+        "keep weights in fp32.",
     )
     guard: GuardConfig = Field(
         GuardConfig(),
-        description="That all ranks do the same: what they compare, and what happens to odd "
-        "batches. `guard: deep` is short for `guard: {mode: deep}`.",
+        description="Comparison of the ranks, and limits on bad batches. `guard: deep` is "
+        "short for `guard: {mode: deep}`.",
     )
     comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
-    cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
-    fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster that the job runs on.")
+    fault: FaultConfig = Field(
+        FaultConfig(), description="Fault tolerance: checkpoints, restarts and timeouts."
+    )
     logging: LoggingConfig = Field(
         LoggingConfig(),
-        description="Where the records of a training go besides the run directory.",
+        description="Loggers that receive the training records, besides the run directory.",
     )
 
     _file: Path | None = PrivateAttr(default=None)
@@ -343,12 +370,12 @@ class Config(Section):
 
     @property
     def file(self) -> Path | None:
-        """The YAML file that this was read from, if it was."""
+        """YAML file that this was read from, or None."""
         return self._file
 
     @property
     def trains(self) -> bool:
-        """Whether a model is trained: a job that asks one needs neither targets nor splits."""
+        """True if the job trains a model; a prediction job needs neither targets nor splits."""
         return self._trains
 
     def model_post_init(self, context: Any, /) -> None:
@@ -362,7 +389,7 @@ class Config(Section):
             object.__setattr__(self, "model", model.model_copy(update={"dropout": 0.1}))
 
     def problems(self, at: KeyPath = ()) -> Iterator[Problem]:
-        """What the number of layers, the precision and GPUs do not agree on."""
+        """Yield contradictions between the number of layers, the precision and GPUs."""
         yield from self._sampling()
         yield from self._precision()
 
@@ -420,7 +447,7 @@ class Config(Section):
             )
 
     def asking(self, *, at_once: bool = False) -> Config:
-        """The same, for a job that asks a trained model; ``at_once``: of all seeds at one time."""
+        """Return a copy for a prediction job; ``at_once``: all seeds are predicted at one time."""
         found = self.model_copy()
         found._trains, found._at_once = False, at_once
         return found
@@ -432,12 +459,11 @@ class Config(Section):
 
     @property
     def by_task(self) -> dict[str, Config]:
-        """Name of each task → the configuration as it is for that one alone; "" where there is
-        but one."""
+        """Task name → configuration of that task alone; "" if there is only one."""
         return {"": self} if self.tasks is None else {name: self.of(name) for name in self.tasks}
 
     def of(self, name: str) -> Config:
-        """The configuration as it is for one of `tasks` alone; "" = as it is."""
+        """Return the configuration of one of `tasks` alone; "" = this one."""
         if self.tasks is None:
             return self
         task = self.tasks[name]
@@ -451,7 +477,7 @@ class Config(Section):
 
     @property
     def own_steps(self) -> list[str]:
-        """Classes and functions of the user's that take part in training steps, or in metrics."""
+        """User classes and functions that take part in training steps or in metrics."""
         kinds = self.model.kind, self.task.kind
         classes = [*(kind for kind in kinds if ":" in kind), *self.train.callbacks]
         functions = [spec for one in self.by_task.values() for spec in one.task.own.values()]
@@ -459,26 +485,26 @@ class Config(Section):
 
     @property
     def needs_masks(self) -> bool:
-        """Whether the graph must say which of its nodes are for training."""
+        """True if the graph must have a training mask for its nodes."""
         tasks = [c.task for c in self.by_task.values()]
         nodes = [task for task in tasks if isinstance(task, NodeTaskConfig)]
         return self.trains and any(task.split is None for task in nodes)
 
     @property
     def seed_time(self) -> str | None:
-        """The array that says when seeds are; None = they have no times, or are seen at one."""
+        """Array with the seeds' times; None if they have none, or share one."""
         time = self.sampling.time
         return None if time is None or self._at_once else time.seeds or time.edges
 
     @property
     def ordered(self) -> bool:
-        """Whether seeds see what was before them, and edges as seeds not themselves."""
+        """True if edges as seeds see only what was before them, and not themselves."""
         time = self.sampling.time
         return time is not None and time.seeds in (None, time.edges)
 
     @property
     def split_time(self) -> str | None:
-        """The array that the seeds of the task are split by; None where they are not, by time."""
+        """Array that the task's seeds are split by; None without a temporal split."""
         task, time = self.task, self.sampling.time
         split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
         if split is None or split.by != "time":
@@ -487,22 +513,22 @@ class Config(Section):
 
     @property
     def metric(self) -> str:
-        """The metric that selects the best weights, as records call it."""
+        """Metric that selects the best weights, as it is named in the records."""
         name, config = next(iter(self.by_task.items()))
         return metric_name(name, config.task.chosen_metric)
 
     def where(self, key: str) -> str:
-        """A key as errors name it: with the file that it stands in, if there is one."""
+        """Return a key as errors name it, with its file if there is one."""
         return f"{self._file}: {key}" if self._file else key
 
     @property
     def store(self) -> Uri | None:
-        """``storage``, where that is no directory."""
+        """``storage`` if it is a URI, else None."""
         return self.storage if isinstance(self.storage, Uri) else None
 
     @property
     def local_storage(self) -> Path:
-        """``storage``, or else the directory on each node that stands for it while jobs run."""
+        """``storage``, or the local directory on each node that stands in for a URI."""
         if isinstance(self.storage, Path):
             return self.storage
         digest = hashlib.sha256(self.storage.shared.encode()).hexdigest()
@@ -510,11 +536,11 @@ class Config(Section):
 
     @property
     def run_dir(self) -> Path:
-        """``<storage>/<name>``, or what stands for it on each node."""
+        """``<storage>/<name>``, or its local stand-in."""
         return self.local_storage / self.name
 
     def sections(self) -> Iterator[tuple[KeyPath, Section]]:
-        """All sections, each with its place."""
+        """Yield every section with its key path."""
         pending: list[tuple[KeyPath, Any]] = [((), self)]
         while pending:
             at, value = pending.pop(0)
@@ -527,11 +553,11 @@ class Config(Section):
                 pending += [((*at, name), task) for name, task in (value or {}).items()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value as JSON types; ``load_config`` reads it back as an equal job."""
+        """Return every key with its value as JSON types, which ``load_config`` reads back."""
         return self.model_dump(mode="json")
 
     def recorded(self) -> dict[str, Any]:
-        """The same without the values of ``comm.env`` that look like secrets: for files."""
+        """Return `to_dict` with the secrets in ``comm.env`` hidden, for files."""
         config = self.to_dict()
         env = config["comm"]["env"]
         env |= {name: HIDDEN for name, value in env.items() if is_secret(name, value)}
@@ -539,7 +565,7 @@ class Config(Section):
 
 
 def metric_name(task: str, metric: str) -> str:
-    """What records call a metric of one of several tasks, or of the only one, ""."""
+    """Return the name that records use for a metric; ``task`` is "" if there is only one."""
     return f"{task}/{metric}" if task else metric
 
 

@@ -86,23 +86,26 @@ _SPLIT = (
 
 
 class SplitConfig(Section):
-    """Which seeds are for validation and for test, of a graph that does not say so."""
+    """Random or temporal split of a task's seeds into training, validation and test."""
 
     read_if: ClassVar[Conditions] = {"seed": ("by", "random"), "time": ("by", "time")}
 
     by: Literal["random", "time"] = Field(
         "random",
-        description="random = any (of edges alone); time = the earliest train, the latest test.",
+        description="random = uniformly at random (edges only); time = the earliest for "
+        "training, the latest for test.",
     )
     val: ShareOrMoment = Field(
-        0.1, description="Share to validate on; by time also from when on (2026-01-31)."
+        0.1,
+        description="Validation fraction; by time also the start of the validation period "
+        "(2026-01-31).",
     )
     test: ShareOrMoment = Field(
-        0.1, description="Share to test on; by time also from when on (2026-02-28)."
+        0.1, description="Test fraction; by time also the start of the test period (2026-02-28)."
     )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Random seed of the split.")
     time: Text | None = Field(
-        None, description="Array that says when seeds are; null = that of sampling.time."
+        None, description="Array with the seeds' times; null = that of sampling.time."
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -123,7 +126,7 @@ class SplitConfig(Section):
 
 
 class NegativesConfig(Section):
-    """The edges that are not there, which those that are must be told from."""
+    """Negative sampling: the negative edges that a model learns to tell from true ones."""
 
     read_if: ClassVar[Conditions] = {
         "number": ("kind", "uniform", "degree", "local"),
@@ -132,27 +135,28 @@ class NegativesConfig(Section):
 
     kind: Literal["uniform", "degree", "in_batch", "local", "none"] = Field(
         "uniform",
-        description="Which nodes take the place of an end: uniform = any; degree = in proportion "
-        "to their training edges to the power 0.75; in_batch = the ends of the step's other "
-        "edges; local = those that the worker owns; none = those of file alone.",
+        description="Distribution of the nodes that replace an end of an edge: uniform; "
+        "degree = in proportion to training degree to the power 0.75; in_batch = the ends of "
+        "the step's other edges; local = uniform over the nodes that the worker owns; none = "
+        "only those of file.",
     )
     file: InputPath | None = Field(
         None,
-        description="A file with nodes in place of the ends of each training edge (npz, parquet, "
-        "csv: see docs/models.md), from which it is told as well.",
+        description="File of hard negatives for each training edge (npz, parquet, csv: see "
+        "docs/models.md), used in addition.",
     )
     number: Count = Field(
         512,
-        description="How many nodes are drawn for a step and end; all edges of a step are told "
-        "from the same (uniform, degree, local).",
+        description="Negative nodes per step and end, shared by all edges of the step "
+        "(uniform, degree, local).",
     )
     each: Count = Field(
         1,
-        description="With sampling.time: how many nodes are drawn for each edge and end, at its "
-        "time, in place of number.",
+        description="With temporal sampling: negative nodes per edge and end, at the edge's "
+        "time, instead of number.",
     )
     ends: Literal["both", "source", "target"] = Field(
-        "both", description="Which ends of an edge are replaced by nodes that are drawn."
+        "both", description="Ends of an edge that are replaced."
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -162,20 +166,20 @@ class NegativesConfig(Section):
 
 
 class RankingConfig(Section):
-    """What an edge is ranked among when links are evaluated."""
+    """Candidates among which each true edge is ranked in an evaluation."""
 
     candidates: Annotated[
         Literal["ogb"] | Count | None, or_say("a whole number from 1, ogb or null")
     ] = Field(
         None,
-        description="How many nodes are drawn for each edge and end, uniformly, among which the "
-        "right one is ranked; ogb = those that come with the dataset (graph.format: ogb); null = "
-        "all nodes, exactly, and with sampling.time 1.",
+        description="Number of candidates sampled uniformly for each edge and end; ogb = "
+        "those of the dataset (graph.format: ogb); null = all nodes, exactly, and 1 with "
+        "temporal sampling.",
     )
     file: InputPath | None = Field(
         None,
-        description="A file with the nodes among which each edge is ranked, or with edges that are "
-        "not there, the same for all (npz, parquet, csv: see docs/models.md).",
+        description="File of candidates for each edge, or of negative edges that all edges "
+        "share (npz, parquet, csv: see docs/models.md).",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -190,7 +194,7 @@ LOWER_IS_BETTER = ("mae", "rmse", "loss")
 class _Task(Section):
     kind: str = Field(description=_KIND)
     like: str = Field(description=_LIKE)
-    args: JsonValues = Field({}, description="Keyword arguments for a class of your own.")
+    args: JsonValues = Field({}, description="Keyword arguments of your own class.")
     metric: str | None = None
 
     unit: ClassVar[str]
@@ -198,48 +202,47 @@ class _Task(Section):
 
     @property
     def own_class(self) -> str | None:
-        """The class of the user's that says what a step does; None for the built-in kinds."""
+        """User class that implements the step; None for the built-in kinds."""
         return self.kind if ":" in self.kind else None
 
     @property
     def of_graphs(self) -> bool:
-        """Whether whole graphs are the seeds."""
+        """True for graph-level tasks."""
         return self.unit == "graph"
 
     @property
     def of_edges(self) -> bool:
-        """Whether edges are the seeds."""
+        """True for tasks on edges."""
         return self.unit == "edge"
 
     @property
     def of_links(self) -> bool:
-        """Whether it is predicted which edges there are."""
+        """True for link prediction."""
         return self.like == "link_prediction"
 
     @property
     def seeds(self) -> str:
-        """What is predicted for, in the plural."""
+        """Plural noun of the seeds: nodes, edges or graphs."""
         return f"{self.unit}s"
 
     @property
     def classifies(self) -> bool:
-        """Whether one class of each seed is predicted, rather than labels, numbers or links."""
+        """True for single-label classification."""
         return self.like.endswith("_classification") and not self.several_labels
 
     @property
     def several_labels(self) -> bool:
-        """Whether labels are predicted, of which each holds or not."""
+        """True for multi-label classification."""
         return False
 
     @property
     def chosen_metric(self) -> str:
-        """The metric that selects the best weights, as records call it: of the user's own the
-        name of its function."""
+        """Name in the records of the metric that selects the best weights."""
         return (self.metric or self.metrics[0]).rpartition(":")[2]
 
     @property
     def own(self) -> dict[str, str]:
-        """``loss`` and ``metric`` → the function, where it is one of the user's own."""
+        """``loss`` and ``metric`` → user function, for those that are one."""
         named = {key: getattr(self, key, None) for key in ("loss", "metric")}
         return {key: name for key, name in named.items() if name and ":" in name}
 
@@ -252,57 +255,58 @@ class _Task(Section):
 
 
 class ClassTask(_Task):
-    """Classes, or several labels."""
+    """Classification: one class for each seed, or multi-label."""
 
-    target: Text = Field("label", description="Name of the array that holds the labels.")
-    labels: Literal["one", "several"] = Field(
+    target: Text = Field("label", description="Name of the label array.")
+    labels: Literal["one", "multi"] = Field(
         "one",
-        description="one = a class number for each; several = a row of labels for each, of which "
-        "each is 0, 1, or -1 or NaN where it is not known.",
+        description="one = single-label: one class number per seed; multi = multi-label: a "
+        "row of 0, 1, and -1 or NaN for unknown, per seed.",
     )
     metric: _ClassMetric | None = Field(
         None,
-        description="Metric that selects the best weights; null = accuracy, of several labels "
-        "roc_auc. accuracy and f1 are of one label alone; recall@K: of the seeds of a class the "
-        "share among the K of the highest score; package.module:function is your own.",
+        description="Metric that selects the best weights; null = accuracy, or roc_auc for "
+        "multi-label. accuracy and f1 are single-label only; recall@K = fraction of the "
+        "positive seeds among the K with the highest score; package.module:function = your "
+        "own.",
     )
     positive: int | Text | None = Field(
         None,
-        description="The class, by its word or number, that average_precision, roc_auc and "
-        "recall@K are of, such as fraud; null = class 1 of two, else the mean over all classes.",
+        description="Positive class, by category or number, of average_precision, roc_auc and "
+        "recall@K, such as fraud; null = class 1 of two, else the mean over all classes.",
     )
     loss: _ClassLoss | None = Field(
         None,
-        description="cross_entropy, of several labels binary; focal (Lin et al. 2017); or your own "
-        "package.module:function; null = cross_entropy.",
+        description="cross_entropy (binary for multi-label), focal (Lin et al. 2017), or your "
+        "own package.module:function; null = cross_entropy.",
     )
     gamma: Annotated[float, Field(ge=0, le=100)] | None = Field(
         None,
-        description="How much less a seed counts the better it is predicted (focal); null = 2.",
+        description="Focusing parameter of the focal loss; null = 2.",
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Share of a target that is spread evenly over all classes."
+        0.0, ge=0, lt=1, description="Fraction of a target that is spread evenly over all classes."
     )
     class_weights: _ClassWeights | None = Field(
         None,
-        description="What a class counts for in the loss, by its number, or balanced = in inverse "
-        "proportion to its training seeds; of several labels what a label that holds counts for, "
-        "against one that does not.",
+        description="Weight of each class in the loss, by class number; balanced = inversely "
+        "proportional to its number of training seeds; for multi-label the weight of a "
+        "positive label relative to a negative one.",
     )
 
     metrics = get_args(ClassMetric)
 
     @property
     def several_labels(self) -> bool:
-        return self.labels == "several"
+        return self.labels == "multi"
 
     @property
     def chosen_metric(self) -> str:
         return super().chosen_metric if self.metric or not self.several_labels else "roc_auc"
 
     def check_weights(self, num: int | None, where: str = "task.class_weights") -> None:
-        """Raises ConfigError: `class_weights` are not one for each of ``num`` classes or labels;
-        None = it is not known."""
+        """Raise ConfigError unless `class_weights` has one weight for each of ``num`` classes; None
+        = unknown."""
         given = self.class_weights
         if isinstance(given, tuple) and num not in (None, len(given)):
             raise ConfigError(
@@ -329,11 +333,11 @@ class ClassTask(_Task):
 
 
 class _Numbers(_Task):
-    target: Text = Field("label", description="Name of the array that holds the labels.")
+    target: Text = Field("label", description="Name of the label array.")
     metric: _NumberMetric | None = Field(
         None,
-        description="Metric that selects the best weights, or your own package.module:function; "
-        "null = mae.",
+        description="Metric that selects the best weights, or your own "
+        "package.module:function; null = mae.",
     )
     loss: _NumberLoss | None = Field(
         None, description="mse, l1, or your own package.module:function; null = mse."
@@ -343,7 +347,7 @@ class _Numbers(_Task):
 
     @property
     def chosen_loss(self) -> str:
-        """The loss."""
+        """Loss in use."""
         return self.loss or "mse"
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -364,25 +368,25 @@ class _Edges(_Task):
     etype: Text | None = Field(
         None,
         description="Edge type to predict for, by its relation or as source:relation:target; "
-        "null = the only one, or the only one that has the target or, of links, masks.",
+        "null = the only one, or the only one that has the target (or masks, for links).",
     )
     split: SplitConfig | None = Field(None, description=_SPLIT)
     exclude: Literal["reverse", "self", "none"] = Field(
         "reverse",
-        description="Which edges messages do not pass along: reverse = those to be predicted (all "
-        "for validation and test, and a step's own), and the same the other way round; self = "
-        "without the latter; none = a step's own stay.",
+        description="Edges that messages do not use: reverse = all held-out edges and the "
+        "step's own ones, and their reverse edges; self = the same without the reverse edges; "
+        "none = only held-out edges.",
     )
     reverse: Text | None = Field(
         None,
-        description="Edge type that holds the edges of task.etype the other way round; null = the "
-        "one that was made so (graph.reverse, or a table's reverse), else task.etype itself, if it "
-        "joins nodes of one type.",
+        description="Edge type with the reverse edges of task.etype; null = the one that "
+        "graph.reverse or a table's reverse added, else task.etype itself if both its ends "
+        "have one node type.",
     )
 
 
 class NodeClassification(ClassTask, _Nodes):
-    """Classes of nodes."""
+    """Node classification."""
 
     kind: Literal["node_classification"] | UserClass = Field(
         "node_classification", description=_KIND
@@ -391,28 +395,28 @@ class NodeClassification(ClassTask, _Nodes):
 
 
 class NodeRegression(_Numbers, _Nodes):
-    """Numbers of nodes."""
+    """Node regression."""
 
     kind: Literal["node_regression"] | UserClass = Field(description=_KIND)
     like: Literal["node_regression"] = Field("node_regression", description=_LIKE)
 
 
 class EdgeClassification(ClassTask, _Edges):
-    """Classes of edges."""
+    """Edge classification."""
 
     kind: Literal["edge_classification"] | UserClass = Field(description=_KIND)
     like: Literal["edge_classification"] = Field("edge_classification", description=_LIKE)
 
 
 class EdgeRegression(_Numbers, _Edges):
-    """Numbers of edges."""
+    """Edge regression."""
 
     kind: Literal["edge_regression"] | UserClass = Field(description=_KIND)
     like: Literal["edge_regression"] = Field("edge_regression", description=_LIKE)
 
 
 class LinkPrediction(_Edges):
-    """Which edges there are."""
+    """Link prediction: which edges exist."""
 
     kind: Literal["link_prediction"] | UserClass = Field(description=_KIND)
     like: Literal["link_prediction"] = Field("link_prediction", description=_LIKE)
@@ -421,26 +425,26 @@ class LinkPrediction(_Edges):
     )
     loss: Literal["bce", "softmax", "margin", "self_adversarial"] | None = Field(
         None,
-        description="bce (binary cross entropy), softmax (cross entropy of the edge among those "
-        "that are not there), margin or self_adversarial (as of RotatE); null = softmax.",
+        description="bce = binary cross entropy; softmax = cross entropy of the true edge "
+        "among the negatives; margin = hinge loss; self_adversarial = as in RotatE (Sun et "
+        "al. 2019); null = softmax.",
     )
     negatives: NegativesConfig = Field(
         NegativesConfig(),
-        description="The edges that are not there, which those that are must be told from.",
+        description="Negative sampling in training.",
     )
     ranking: RankingConfig = Field(
-        RankingConfig(), description="What an edge is ranked among when links are evaluated."
+        RankingConfig(),
+        description="Candidates among which each true edge is ranked in an evaluation.",
     )
     margin: Annotated[float, Field(ge=0, le=10**6)] | None = Field(
         None,
-        description="How far an edge's score is to be above those of others (margin; "
-        "null = 1), or what is added to the scores of rotate and transe, which are distances below "
-        "0 (bce, self_adversarial; null = 9).",
+        description="Margin of the hinge loss (margin; null = 1), or offset of the scores of "
+        "rotate and transe, which are negative distances (bce, self_adversarial; null = 9).",
     )
     temperature: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
         None,
-        description="How much more the edges that are not there count the higher they score "
-        "(self_adversarial); null = 1.",
+        description="Weighting of negatives by their score (self_adversarial); null = 1.",
     )
 
     metrics = get_args(RankMetric)
@@ -449,7 +453,7 @@ class LinkPrediction(_Edges):
 
     @property
     def chosen_loss(self) -> str:
-        """The loss."""
+        """Loss in use."""
         return self.loss or "softmax"
 
 
@@ -458,14 +462,14 @@ class _Graphs(_Task):
 
 
 class GraphClassification(ClassTask, _Graphs):
-    """Classes of whole graphs."""
+    """Graph classification."""
 
     kind: Literal["graph_classification"] | UserClass = Field(description=_KIND)
     like: Literal["graph_classification"] = Field("graph_classification", description=_LIKE)
 
 
 class GraphRegression(_Numbers, _Graphs):
-    """Numbers of whole graphs."""
+    """Graph regression."""
 
     kind: Literal["graph_regression"] | UserClass = Field(description=_KIND)
     like: Literal["graph_regression"] = Field("graph_regression", description=_LIKE)
@@ -488,14 +492,14 @@ TASKS = classes_of(TaskConfig)
 
 
 def _tag(value: Any) -> str | None:
-    """The built-in kind that a task is, or is like."""
+    """Return the built-in kind that a task is, or is like."""
     get = value.get if isinstance(value, dict) else partial(getattr, value)
     kind = get("kind", None)
     return get("like", "node_classification") if ":" in str(kind) else kind
 
 
 def read_task(**keys: Any) -> TaskConfig:
-    """The section with these keys.
+    """Return the section with these keys.
 
     Raises:
         pydantic.ValidationError: a key or a value is wrong.
@@ -505,45 +509,43 @@ def read_task(**keys: Any) -> TaskConfig:
 
 
 class OneOfTasks(Section):
-    """What a task is beside the others."""
+    """Keys of a task in multi-task learning."""
 
-    weight: float = Field(
-        1.0, gt=0, le=10**6, description="What its loss counts for in the sum of all."
-    )
+    weight: float = Field(1.0, gt=0, le=10**6, description="Weight of the task's loss in the sum.")
     batch_factor: float = Field(
         1.0,
         gt=0,
         le=10**6,
-        description="Its seeds of a step, as a multiple of `sampling.batch_size`.",
+        description="Seeds of the task per step, as a multiple of `sampling.batch_size`.",
     )
 
 
 class EdgesOfTasks(OneOfTasks):
-    """The same, of edges."""
+    """Keys of an edge task in multi-task learning."""
 
     decoder: DecoderKind | None = Field(
-        None, description="Of edges: how their ends are compared; null = `model.decoder`."
+        None, description="Decoder of an edge task; null = `model.decoder`."
     )
 
 
 class NodeClassificationOfTasks(NodeClassification, OneOfTasks):
-    """Classes of nodes, beside other tasks."""
+    """Node classification in multi-task learning."""
 
 
 class NodeRegressionOfTasks(NodeRegression, OneOfTasks):
-    """Numbers of nodes, beside other tasks."""
+    """Node regression in multi-task learning."""
 
 
 class EdgeClassificationOfTasks(EdgeClassification, EdgesOfTasks):
-    """Classes of edges, beside other tasks."""
+    """Edge classification in multi-task learning."""
 
 
 class EdgeRegressionOfTasks(EdgeRegression, EdgesOfTasks):
-    """Numbers of edges, beside other tasks."""
+    """Edge regression in multi-task learning."""
 
 
 class LinkPredictionOfTasks(LinkPrediction, EdgesOfTasks):
-    """Which edges there are, beside other tasks."""
+    """Link prediction in multi-task learning."""
 
 
 AnyOfTasks: TypeAlias = Annotated[

@@ -148,7 +148,7 @@ def _target(job: JobFacts, column: ArrayType) -> Iterator[Finding]:
     task = job.config.task
     if task.classifies:
         fits, expected = _is_number(column, whole=True), "one whole number"
-        remedy = "set task.target to an array of class numbers, or task.labels to several"
+        remedy = "set task.target to an array of class numbers, or task.labels to multi"
     else:
         fits, expected = _are_numbers(column), "numbers"
         remedy = "set task.target to an array of numbers"

@@ -132,7 +132,7 @@ def test_too_few_class_weights(tmp_path: Path) -> None:
     nodes = {"kind": "node_classification", "target": "group"}
     tasks = {
         "classes": nodes,
-        "labels": {**nodes, "target": "holds", "labels": "several"},
+        "labels": {**nodes, "target": "holds", "labels": "multi"},
         "edges": KIND,
     }
     for name, task in tasks.items():
@@ -147,7 +147,7 @@ def test_too_few_class_weights_of_graphs(tmp_path: Path) -> None:
     labels = {"label": torch.arange(8) % 2, "holds": torch.zeros(8, 2).long()}
     dgl().save_graphs(str(tmp_path / "graphs.bin"), graphs, labels)
     graph = {"format": "graphs", "path": str(tmp_path / "graphs.bin")}
-    for task in ({"target": "label"}, {"target": "holds", "labels": "several"}):
+    for task in ({"target": "label"}, {"target": "holds", "labels": "multi"}):
         check_weights(graphs_of(tmp_path, graph=graph, task={**task, **THREE}))
 
 
@@ -173,7 +173,7 @@ def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
     data = shop()
     things = data.nodes["thing"].data
     things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
-    task = {"kind": "node_classification", "target": "holds", "labels": "several"}
+    task = {"kind": "node_classification", "target": "holds", "labels": "multi"}
     own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:of_every_class"}
     config = config_of(tmp_path, "labels", data=data, task={**task, **own})
     assert outcome(config, tmp_path) is None

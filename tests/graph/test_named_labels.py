@@ -21,7 +21,7 @@ from tests.small_jobs import job, train_on_ranks
 LABELS: dict[str, Any] = {
     "churned": "churned",
     "spent": {"column": "spent", "kind": "number"},
-    "likes": {"column": ["tea", "coffee"], "kind": "several"},
+    "likes": {"column": ["tea", "coffee"], "kind": "multi"},
 }
 PEOPLE = 300
 
@@ -120,7 +120,7 @@ def test_three_tasks_of_one_table(tmp_path: Path) -> None:
     values["tasks"] = {
         "churn": {"kind": "node_classification", "target": "churned"},
         "value": {"kind": "node_regression", "target": "spent"},
-        "taste": {"kind": "node_classification", "target": "likes", "labels": "several"},
+        "taste": {"kind": "node_classification", "target": "likes", "labels": "multi"},
     }
     run = train_on_ranks(load_config(values))
     metrics = run.summary["metrics"]

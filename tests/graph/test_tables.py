@@ -356,7 +356,7 @@ SEVERAL = {"class": [1, None, None], "other": [-1, np.nan, 0], "fold": [None, No
         ("parquet", "class", LISTED),
     ],
 )
-@pytest.mark.parametrize("of", ["several", "number"])
+@pytest.mark.parametrize("of", ["multi", "number"])
 def test_several_labels(
     of: str, kind: str, label: Any, columns: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -365,17 +365,17 @@ def test_several_labels(
     user = spec["nodes"]["user"]
     user |= {"label": label, "splits": {"train": 1.0}, "split": None}
     data = load_graph(write_shop(tmp_path, kind, spec, users=columns)).nodes["user"].data
-    if of == "several":
+    if of == "multi":
         assert data["label"].dtype == np.int8
         assert data["label"].tolist() == [[1, -1], [-1, -1], [-1, 0]]
     else:
         expected = np.float32([[1, -1], [np.nan, np.nan], [np.nan, 0]])
         np.testing.assert_array_equal(data["label"], expected)
     # one label that is known is enough, of numbers all must be
-    assert data["train_mask"].tolist() == [True, False, of == "several"]
+    assert data["train_mask"].tolist() == [True, False, of == "multi"]
 
 
-@pytest.mark.parametrize("of", ["several", "number"])
+@pytest.mark.parametrize("of", ["multi", "number"])
 def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long they are is not known of the first chunks."""
     monkeypatch.setattr(reader, "ROWS", 1)
@@ -389,7 +389,7 @@ def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.Monke
         pq.read_table(tmp_path / "users.parquet"), tmp_path / "users.parquet", row_group_size=1
     )
     label = load_graph(file).nodes["user"].data["label"]
-    unknown = -1 if of == "several" else np.nan
+    unknown = -1 if of == "multi" else np.nan
     expected = [[unknown] * 3, [unknown] * 3, [1, 0, unknown]]
     np.testing.assert_array_equal(label, expected)
 
@@ -412,7 +412,7 @@ def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_no_label(
     kind: str, label: Any, columns: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    spec = changed("nodes user label_kind", "several")
+    spec = changed("nodes user label_kind", "multi")
     spec["nodes"]["user"] |= {"label": label, "split": None}
     with pytest.raises(DataError) as caught:
         load_graph(write_shop(tmp_path, kind, spec, users=columns))

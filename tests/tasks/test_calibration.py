@@ -17,7 +17,7 @@ from raygnn.tasks.calibration import Evaluated, calibrate, class_log_odds, fit, 
 from tests.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")
-LABELS = read_task(kind="node_classification", labels="several")
+LABELS = read_task(kind="node_classification", labels="multi")
 
 
 def drawn(classes: int, num: int, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:

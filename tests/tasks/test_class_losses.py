@@ -117,7 +117,7 @@ def test_the_mean_over_all_is_torchs_weighted_mean(given: Any, cuts: list[int]) 
 
 def test_labels_that_hold_count_what_those_that_do_not_are_more() -> None:
     labels = torch.tensor([[1, 0, -1, 1], [0, 0, 0, 1], [0, 0, -1, 1], [0, -1, 1, 1]])
-    task = config(labels="several", class_weights="balanced")
+    task = config(labels="multi", class_weights="balanced")
     weights = balance(task, labels, 4, Exchange(World(0, 1)))
     assert weights == [3, 1, 1, 1]  # where one of both is missing there is nothing to balance
     outputs = torch.randn(4, 4)
@@ -127,11 +127,11 @@ def test_labels_that_hold_count_what_those_that_do_not_are_more() -> None:
     )
     found = make_loss(task, weights)(outputs, labels).sum()
     assert float(found) == pytest.approx(float(losses[known].sum()) / 4, rel=1e-5)
-    as_given = config(labels="several", class_weights=[2, 3, 4, 5])
+    as_given = config(labels="multi", class_weights=[2, 3, 4, 5])
     assert balance(as_given, labels, 4, Exchange(World(0, 1))) == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("keys", [{}, {"labels": "several"}])
+@pytest.mark.parametrize("keys", [{}, {"labels": "multi"}])
 def test_one_weight_for_each(keys: dict[str, Any]) -> None:
     task = config(class_weights=[1.0, 2.0], **keys)
     with pytest.raises(ConfigError, match="there are 2 weights, and 3"):

@@ -76,7 +76,7 @@ def precision(scores: np.ndarray, holds: np.ndarray) -> float:
     return float(np.mean((np.cumsum(sorted_holds) / np.arange(1, len(holds) + 1))[sorted_holds]))
 
 
-@pytest.mark.parametrize("labels", ["one", "several"])
+@pytest.mark.parametrize("labels", ["one", "multi"])
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("scale", [1.0, 40.0, 120.0])
 def test_probabilities_that_round_to_one_do_not_tie(
@@ -93,7 +93,7 @@ def test_probabilities_that_round_to_one_do_not_tie(
     others = [np.delete(outputs, c, 1) for c in range(classes)]
     columns = [outputs[:, c] - np.logaddexp.reduce(rest, 1) for c, rest in enumerate(others)]
     targets = torch.from_numpy(truth)
-    if labels == "several":
+    if labels == "multi":
         columns, targets = list(outputs.T), torch.from_numpy(holds.astype(int))
     ones = [1] if classes == 2 and labels == "one" else range(classes)
     task = read_task(kind="node_classification", labels=labels, metric="recall@50")

@@ -89,7 +89,7 @@ def spread(
     exchange: Exchange, outputs: Tensor, labels: Tensor, cuts: list[int]
 ) -> dict[str, float]:
     mine = slice(cuts[exchange.world.rank], cuts[exchange.world.rank + 1])
-    task = read_task(kind="node_classification", labels="several", metric="recall@4")
+    task = read_task(kind="node_classification", labels="multi", metric="recall@4")
     return measure(outputs[mine], labels[mine], task, make_loss(task), exchange)
 
 

@@ -192,7 +192,7 @@ def test_labels_that_are_not_known_reach_an_own_loss_as_minus_one(tmp_path: Path
             tmp_path,
             name=f"run-{len(keys)}",
             graph=dataset("TwoLabels", num=30),
-            task={"kind": "graph_classification", "labels": "several", **keys},
+            task={"kind": "graph_classification", "labels": "multi", **keys},
         )
         curves.append(losses(train_on_ranks(config)))
     assert np.allclose(*curves, atol=1e-5)

@@ -305,7 +305,7 @@ def test_seeds_of_several_labels_are_split_by_those_with_any(tmp_path: Path) -> 
     labels = graph.ndata["label"] % 2
     graph.ndata["labels"] = torch.stack([torch.full_like(labels, -1), labels], 1)
     dgl().save_graphs(str(file), [graph])
-    task = {"target": "labels", "labels": "several", "split": {"by": "time"}}
+    task = {"target": "labels", "labels": "multi", "split": {"by": "time"}}
     metrics = run(tmp_path, file, "node_classification", task=task).summary["metrics"]
     assert {"val/roc_auc", "test/roc_auc"} <= metrics.keys()
 

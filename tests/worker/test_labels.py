@@ -25,7 +25,7 @@ def test_of_graphs(tmp_path: Path) -> None:
             tmp_path,
             name=f"on-{workers}",
             graph=dataset("TwoLabels", num=47),
-            task={"kind": "graph_classification", "labels": "several"},
+            task={"kind": "graph_classification", "labels": "multi"},
             cluster={"workers": workers},
             sampling={"batch_size": 6 // workers},
         )
@@ -52,7 +52,7 @@ def test_of_graphs(tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_are_none(args: dict[str, Any], cause: str, tmp_path: Path) -> None:
-    task = {"kind": "graph_classification", "labels": "several"}
+    task = {"kind": "graph_classification", "labels": "multi"}
     with pytest.raises(RuntimeError, match=cause):
         train_on_ranks(make(tmp_path, graph=dataset("TwoLabels", num=20, **args), task=task))
 
@@ -75,7 +75,7 @@ def test_of_nodes_and_edges(kind: str, tmp_path: Path) -> None:
             f"{kind}-{workers}",
             data=data,
             parts=parts,
-            task={"kind": kind, "target": "holds", "labels": "several", **of},
+            task={"kind": kind, "target": "holds", "labels": "multi", **of},
             model={"hidden": 8},
             sampling={"fanout": [-1, -1], "batch_size": 40 // workers},
             cluster={"workers": workers},

@@ -168,7 +168,7 @@ class CollectionMeta(Section):
                 raise ConfigError(
                     f"{kind}, not one class number for each graph",
                     where=f"task.target ({where})",
-                    remedy="save them as integers from 0, or set task.labels to several or "
+                    remedy="save them as integers from 0, or set task.labels to multi or "
                     "task.kind to graph_regression",
                 )
             if known and column.low is not None and column.low < 0:

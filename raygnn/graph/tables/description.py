@@ -55,7 +55,7 @@ def _delimiter(value: str) -> str:
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 Split: TypeAlias = Literal["train", "val", "test"]
-LabelKind: TypeAlias = Literal["class", "number", "several"]
+LabelKind: TypeAlias = Literal["class", "number", "multi"]
 Scale: TypeAlias = Literal["log", "standard", "minmax", "rank_gauss"]
 Part: TypeAlias = Literal[
     "year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour", "minute", "second"
@@ -196,13 +196,13 @@ class Table(Section):
     fill: float | None = Field(None, description="Number in place of missing features.")
     label: Names | None = Field(
         None,
-        description="Column of what is to be predicted: classes or numbers; empty = unknown. Of "
-        "numbers and several labels it may be columns, or one of lists.",
+        description="Column to predict; empty = unknown. Numbers and multi-label targets may be "
+        "several columns, or one column of lists.",
     )
     label_kind: LabelKind = Field(
         "class",
-        description="What a label is: a class, a word or whole number; a number; or several "
-        "labels, of which each is 0 or 1, or unknown: -1, NaN or empty.",
+        description="Kind of the label: class = a category or integer; number = for regression; "
+        "multi = multi-label: 0, 1 or unknown (-1, NaN or empty) for each.",
     )
     labels: dict[Name, Annotated[Label, BeforeValidator(_column)]] = Field(
         {},

@@ -68,7 +68,7 @@ class _Target:
             found, self.names = self._classes.take(reader, num)
             return found, found < 0
         numbers = self._rows(num, len(self.label.columns)).take()
-        if self.label.kind == "several":
+        if self.label.kind == "multi":
             return numbers, (numbers < 0).all(1)
         unknown = np.isnan(numbers).any(1)
         return numbers[:, 0] if numbers.shape[1] == 1 else numbers, unknown
@@ -76,7 +76,7 @@ class _Target:
     def _rows(self, num: int, width: int) -> Growing:
         """The labels of at least ``num`` rows, so wide if there are none yet: those before the
         first list are not known."""
-        several = self.label.kind == "several"
+        several = self.label.kind == "multi"
         if self._numbers is None:
             self._numbers = Growing(np.int8 if several else np.float32, width)
         self._numbers.pad(num, -1 if several else np.nan)
@@ -87,7 +87,7 @@ class _Target:
         rows = label_rows(self.label, chunk, width)
         if not rows.shape[1]:
             return
-        if self.label.kind == "several":
+        if self.label.kind == "multi":
             bad = ~np.isin(rows, (-1, 0, 1)) & ~np.isnan(rows)
             if bad.any():
                 row, place = np.argwhere(bad)[0]
@@ -223,7 +223,7 @@ def _known(label: Label, chunk: Chunk) -> Array:
     if label.kind == "class":
         return to_numpy(pc.is_valid(nan_to_null(chunk.columns[label.columns[0]])))
     rows = label_rows(label, chunk)
-    if label.kind == "several":
+    if label.kind == "multi":
         return np.asarray((rows >= 0).any(1))
     return np.asarray(~np.isnan(rows).any(1) & (rows.shape[1] > 0))
 
