@@ -22,12 +22,12 @@ from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
-from raygnn.sampling.cache import choose, degrees, inclusion
+from raygnn.sampling.cache import choose, inclusion
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FEATURES, FeatureStore
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import partitioned, random_graph, shard_of, with_room
+from tests.graphs import out_degrees, partitioned, random_graph, shard_of, with_room
 from tests.ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -94,7 +94,7 @@ def test_frontiers_and_hits_are_as_counted(parts: PartitionMeta, fanouts: tuple[
         mine = {N: train[(train >= first) & (train < last)]}
         scores = {
             "vip": inclusion(shard, mine, BATCH, per_hop, replace=False),
-            "degree": degrees(shard),
+            "degree": out_degrees(shard),
         }
         kept = {p: choose(score, bounds, [rank], 0.1)[N] for p, score in scores.items()}
         sampler = NeighborSampler(shard, Exchange(World(0, 1)))

@@ -21,7 +21,7 @@ from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
 from raygnn.preflight.facts import DryRun
 from raygnn.runs.display import NullDisplay
-from raygnn.worker.dry_run_process import Trial, describe, small_graph
+from raygnn.worker.dry_run_process import DryRunRank, describe, small_graph
 from raygnn.worker.job import DryRunRequest
 from tests.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
@@ -45,7 +45,7 @@ def request_of(config: Config) -> DryRunRequest:
 
 def outcome(config: Config, directory: Path) -> dict[str, Any] | None:
     """What is said of a model, tried in this process; None if it works."""
-    trial = Trial(request_of(config), directory / "trial")
+    trial = DryRunRank(request_of(config), directory / "trial")
     (directory / "trial").mkdir()
     try:
         trial.run()
