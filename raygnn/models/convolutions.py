@@ -1,8 +1,8 @@
-"""The convolutions: one edge type of one layer each. Shapes as in `models.kernels.message_passing`.
+"""Convolutions of one edge type in one layer. Shapes as in `models.kernels.message_passing`.
 
-GCN, GraphSAGE and GIN are *linear*: first the sources are combined per destination, then `finish`
-makes of that the rows which the layer's weight matrix is applied to. The first step does without
-parameters, so it can be done elsewhere, while a batch is made.
+GCN, GraphSAGE and GIN are *linear*: the sources are aggregated per destination, then `finish`
+computes the rows that the layer's weight matrix is applied to. The first step has no parameters, so
+it can be done while a batch is built.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from raygnn.models.linear import Dropout, join, linear
 from raygnn.models.norm import activation, norm, normalise
 from raygnn.sampling.batch import Adjacency
 
-# how a linear convolution combines raw features: "gcn" see `GCNConv`
+# how a linear convolution aggregates features; "gcn": see `GCNConv`
 CombineKind = Literal["sum", "mean", "max", "gcn"]
 
-# adding up one number of a source row costs as much as so many multiplications of a product
-# (one thread, fp32: 0.3 ns and 0.02 ns)
+# cost of adding one number of a source row, in multiplications of a matrix product (one thread,
+# fp32: 0.3 ns and 0.02 ns)
 _GATHER_COST = 16
 
 
 def with_self_loops(adj: Adjacency, ops: Kernels = NATIVE) -> Adjacency:
-    """``adj`` with one more edge per destination, from itself, at the end of its list.
+    """Append a self loop to the list of each destination.
 
-    A block's destinations are the first of its sources, so node d's own number is d. A loop's
-    features are the mean of those of the destination's edges, as PyG's ``fill_value="mean"``.
+    A block's destinations are the first of its sources, so destination d is source d. A loop's
+    features are the mean over the destination's edges, as PyG's ``fill_value="mean"``.
     """
     device = adj.src.device
     num_dst = adj.num_dst
@@ -55,7 +55,7 @@ class LinearConv(nn.Module, ABC):
     """A convolution ``finish(combine(h_src)) @ weight.T``.
 
     Args:
-        reduce: how sources are combined.
+        reduce: aggregation of sources.
         kernels: the config's ``model.kernels``.
     """
 
@@ -67,24 +67,24 @@ class LinearConv(nn.Module, ABC):
 
     @abstractmethod
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        """``h_src [S, F]``, ``degree [≥ S]`` → ``[D, F]``; zero without edges."""
+        """Aggregate ``h_src [S, F]``, with ``degree [≥ S]``, to ``[D, F]``; zero without edges."""
 
     @abstractmethod
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
-        """What ``weight`` is applied to, ``[D, F]``.
+        """Return the input of ``weight``, ``[D, F]``.
 
         Args:
             combined: ``[D, F]``, from `combine`.
-            adj: its ``src`` is not looked at.
+            adj: its ``src`` is not read.
             degree: ``[≥ D]``.
         """
 
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
-        """Whether it is cheaper to apply ``weight`` to all sources, before they are combined."""
+        """Return True if applying ``weight`` to all sources before aggregation is cheaper."""
         out, width = len(self.weight), h_src.shape[1]
-        if self.kernels == "scatter":  # sizes are not known yet
+        if self.kernels == "scatter":  # sizes are unknown during an export
             return False
         more = (len(h_src) - adj.num_dst) * out * width
         return self.reduce != "max" and more < _GATHER_COST * len(adj.src) * (width - out)
@@ -92,7 +92,7 @@ class LinearConv(nn.Module, ABC):
     def transform(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None = None
     ) -> Tensor:
-        """The layer's output ``[D, F_out]`` from combined rows."""
+        """Return the output ``[D, F_out]`` from aggregated rows."""
         return linear(self.finish(combined, adj, h_dst, degree), self.weight)
 
     def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Tensor | None) -> Tensor:
@@ -106,39 +106,37 @@ class LinearConv(nn.Module, ABC):
     def forward(
         self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
     ) -> Tensor:
-        """``h_src [S, F]``, ``h_dst [D, F_dst]``, ``degree [≥ S]`` → ``[D, F_out]``.
-
-        ``degree`` is that of the destination type's nodes in the whole graph.
-        """
+        """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``; ``degree [≥ S]``: of
+        the destination type's nodes in the complete graph."""
         if not self.weight_first(adj, h_src):
             return self.transform(self.combine(adj, h_src, degree), adj, h_dst, degree)
         return self.of_projected(adj, self.project(h_src), degree)
 
     def projects(self) -> bool:
-        """Whether `project` and `of_projected` make what `forward` does."""
+        """Return True if `project` followed by `of_projected` equals `forward`."""
         return self.reduce != "max"
 
     def project(self, h_src: Tensor) -> Tensor:
-        """Rows of sources with ``weight`` applied, ``[S, F_out]``."""
+        """Apply ``weight`` to rows of sources: ``[S, F_out]``."""
         return linear(h_src, self.weight)
 
     def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
-        """`forward` from the projected rows of the sources."""
+        """Return the result of `forward` from projected rows of the sources."""
         return self.finish(self.combine(adj, z, degree), adj, z[: adj.num_dst], degree)
 
 
 class GCNConv(LinearConv):
-    """Graph convolution (Kipf & Welling, ICLR 2017) on a block; the bias sits in the layer.
+    """Graph convolution (Kipf & Welling, ICLR 2017) on a block; the layer has the bias.
 
-    Edges are weighted by the degrees of the *whole* graph, ``1 / sqrt((d_u + 1)(d_v + 1))`` with
+    Edges are weighted by the degrees of the *complete* graph, ``1 / sqrt((d_u + 1)(d_v + 1))`` with
     self loops counted, and a sampled neighbourhood is scaled up to its full size, so that the
     expectation over samples is the full-graph layer. Between different node types the weight is
-    ``1 / d_v``. The part that depends on the source is all of `combine`::
+    ``1 / d_v``. `combine` computes the part that depends on the source::
 
         combined(v) = sum over sampled edges u → v of  weight(u) · h(u)
         weight(u)   = 1 / sqrt(d_u + 1) with one node type at both ends, else 1
 
-    where ``d_u`` is the number of in-edges of u of this edge type in the whole graph.
+    where ``d_u`` is the number of in-edges of u of this edge type in the complete graph.
     """
 
     def __init__(self, in_features: int, out_features: int, *, same_type: bool, kernels: Choice):
@@ -168,14 +166,14 @@ class GCNConv(LinearConv):
 
 
 class SAGEConv(LinearConv):
-    """The neighbour half of GraphSAGE (Hamilton, Ying & Leskovec, NeurIPS 2017).
+    """Neighbour part of GraphSAGE (Hamilton, Ying & Leskovec, NeurIPS 2017).
 
-    The transform of the node itself is shared between edge types and sits in the layer. Where
-    edges have features a message is the neighbour's row and the edge's, side by side. What is
-    combined of them is that of the two halves, so `combine` does without the edges' half.
+    The layer has the transform of the node itself, which edge types share. With edge features a
+    message is the neighbour's row and the edge's, side by side. Both parts are aggregated
+    separately, so `combine` omits that of edges.
 
     Args:
-        edges: width of the edges' features.
+        edges: width of edge features.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class SAGEConv(LinearConv):
         return self._scaled_up(rows, adj, degree)
 
     def _edges(self, adj: Adjacency, like: Tensor) -> Tensor:
-        """The edges' features, combined: ``[D, edges]`` in the dtype of ``like``."""
+        """Aggregate edge features: ``[D, edges]`` in the dtype of ``like``."""
         assert adj.rows is not None
         rows = select(self.kernels, adj.rows).combine_edges(adj, adj.rows, self.reduce)
         return rows.to(like.dtype)
@@ -221,12 +219,12 @@ class GATConv(nn.Module):
 
     Args:
         out_features: per head.
-        heads: their outputs are concatenated, or averaged when ``mean_heads``.
+        heads: their outputs are concatenated, or averaged with ``mean_heads``.
         dynamic: GATv2's order of operations.
-        same_type: source and destination type are one; then a node attends to itself as well.
+        same_type: source and destination type are equal; then a node attends to itself as well.
         kernels: the config's ``model.kernels``.
-        edges: width of the edges' features. GAT reads them in the attention and in the messages,
-            as DGL's EdgeGATConv, GATv2 in the attention alone, as PyG's GATv2Conv(edge_dim=…).
+        edges: width of edge features. GAT reads them in attention and messages, as DGL's
+            EdgeGATConv; GATv2 in attention only, as PyG's GATv2Conv(edge_dim=…).
     """
 
     def __init__(
@@ -250,7 +248,7 @@ class GATConv(nn.Module):
         gain = nn.init.calculate_gain("relu")
         self.src = nn.Linear(in_src, heads * out_features, bias=dynamic)
         nn.init.xavier_normal_(self.src.weight, gain=gain)
-        # GAT shares one transform between both ends where they are of one type
+        # GAT shares one transform between both ends if they have one type
         self.dst = None
         if dynamic or not same_type:
             self.dst = nn.Linear(in_dst, heads * out_features, bias=dynamic)
@@ -286,7 +284,7 @@ class GATConv(nn.Module):
         if self.attn_dst is None:
             joint = ops.from_sources(adj, left) + ops.from_destinations(adj, right)
             if self.edge is not None:
-                joint = joint.add_(self._transformed(adj))  # in place: memory is what costs
+                joint = joint.add_(self._transformed(adj))  # in place, since memory dominates
             score = (F.leaky_relu(joint, 0.2) * self.attn_src).sum(-1)
         else:
             own, other = (right * self.attn_dst).sum(-1), (left * self.attn_src).sum(-1)
@@ -304,19 +302,19 @@ class GATConv(nn.Module):
 
     @property
     def _by_head(self) -> Tensor:
-        """What edges' features are transformed by, ``[H, F, F_edge]``."""
+        """Weights of edge features by head, ``[H, F, F_edge]``."""
         assert self.edge is not None
         return self.edge.weight.view(self.heads, self.width, -1)
 
     def _transformed(self, adj: Adjacency) -> Tensor:
-        """The edges' features, transformed: ``[E, H, F]``."""
+        """Transform edge features: ``[E, H, F]``."""
         assert self.edge is not None
         assert adj.rows is not None
         return linear(adj.rows, self.edge.weight).view(-1, self.heads, self.width)
 
     def _messages(self, adj: Adjacency, share: Tensor, ops: Kernels) -> Tensor:
-        """The sum of the edges' transformed features by their shares, ``[D, H, F]``: transformed
-        after the sum where that is narrower, since what is laid out for each edge costs most."""
+        """Sum transformed edge features weighted by ``share``, ``[D, H, F]``. Narrow features are
+        transformed after the sum, since tensors with a row per edge cost most."""
         assert adj.rows is not None
         after = adj.rows.shape[1] < self.width
         rows = adj.rows.unsqueeze(1) if after else self._transformed(adj)
@@ -326,26 +324,25 @@ class GATConv(nn.Module):
 
 
 def _wide(degree: Tensor, like: Tensor) -> Tensor:
-    """Degrees as numbers to compute with: ``like``'s dtype, but fp32 at least."""
+    """Convert degrees to the dtype of ``like``, but fp32 at least."""
     return degree.to(torch.promote_types(like.dtype, torch.float32))
 
 
 class GINConv(LinearConv):
-    """The sum over one edge type, and the part of the MLP's first linear layer that reads it.
+    """Sum over one edge type, and the part of the MLP's first linear layer that reads it.
 
     A layer of GIN (Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?", ICLR
-    2019) is ``MLP((1 + eps) · h(v) + sum of h(u) over the edges u → v)``, its MLP of two linear
-    layers. On a typed graph the MLP reads such a sum per edge type, side by side: its first linear
-    layer is then one weight matrix per edge type, as the convolutions of the other families, and
-    what follows is one per node type. ``(1 + eps) · h(v)`` is part of the sums over edge types
-    that join a node type to itself; a node type without any has it as a sum of its own, by a
-    weight matrix alone. ``eps`` is learnt, from 0.
+    2019) is ``MLP((1 + eps) · h(v) + sum of h(u) over the edges u → v)`` with two linear layers. On
+    a typed graph the MLP reads one such sum per edge type, side by side: its first linear layer has
+    one weight matrix per edge type, and the rest exists once per node type. ``(1 + eps) · h(v)`` is
+    part of the sums over edge types from a node type to itself; other node types have a weight
+    matrix for ``h(v)`` instead. ``eps`` is learned, from 0.
 
-    Where edges have features this is GINE (Hu et al., "Strategies for pre-training graph neural
-    networks", ICLR 2020), as PyG's GINEConv: the sum is of ``ReLU(h(u) + W e(u, v) + b)``.
+    With edge features this is GINE (Hu et al., "Strategies for pre-training graph neural networks",
+    ICLR 2020), as PyG's GINEConv: the sum is of ``ReLU(h(u) + W e(u, v) + b)``.
 
     Args:
-        edges: width of the edges' features.
+        edges: width of edge features.
     """
 
     def __init__(
@@ -387,7 +384,7 @@ class GINConv(LinearConv):
 
 
 class Rest(nn.Module):
-    """What follows the MLP's first linear layer: ``[N, F_in]`` → ``[N, F_out]``.
+    """GIN's MLP after its first linear layer: ``[N, F_in]`` → ``[N, F_out]``.
 
     Args:
         kind: the config's ``model.norm``, between the first linear layer and the ReLU.

@@ -1,4 +1,4 @@
-"""Networks of typed layers: what the built-in families share, and the model without layers."""
+"""Networks of typed layers, common to the built-in families, and the model without layers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ Categories = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Typed:
-    """What a network needs to know about the data, whatever its outputs are.
+    """Schema of a network's data.
 
     Attributes:
-        in_features: node type → width of its input features; 0 where it has none.
+        in_features: node type → width of its input features; 0 if it has none.
         etypes: all edge types.
         out_features: width of an output (number of classes, or of targets).
         categories: node type → name → number of categories and width of their embedding.
-        relations: edge type → how many relations its edges have, of the types whose blocks say
-            which (`Adjacency.relation`); of a whole graph an edge's relation is its type.
-        buckets: node type and name of the categories whose number 0 is for unknown words.
-        edge_features: edge type → width of its edges' features (`Adjacency.rows`); types without
-            any are left out.
+        relations: edge type → number of relations of its edges, for types with
+            `Adjacency.relation`; in graph-level tasks the relation is the edge type.
+        buckets: node type and name of the categories in which 0 stands for unknown categories.
+        edge_features: edge type → width of edge features (`Adjacency.rows`), if it has any.
         edge_categories: edge type → name → number of categories and width of their embedding.
-        edge_times: edge type → width of the encoding of how long ago its edges were, of the types
-            whose blocks say so (`Adjacency.elapsed`).
+        edge_times: edge type → width of the time encoding, for types with `Adjacency.elapsed`.
     """
 
     in_features: dict[str, int]
@@ -53,12 +51,12 @@ class Typed:
 
     @property
     def widths(self) -> dict[str, int]:
-        """Node type → width of what goes into the first layer."""
+        """Node type → width of the first layer's input."""
         return _with_embeddings(self.in_features, self.categories)
 
     @property
     def edge_widths(self) -> dict[EdgeType, int]:
-        """Edge type → width of what each layer reads of its edges; types without are left out."""
+        """Edge type → width of the edge inputs of each layer, if it has any."""
         widths = _with_embeddings(self.edge_features, self.edge_categories)
         return {
             e: widths.get(e, 0) + self.edge_times.get(e, 0) for e in {**widths, **self.edge_times}
@@ -79,13 +77,13 @@ def _with_embeddings(
 
 @dataclass(frozen=True)
 class Schema(Typed):
-    """The data of a task whose seeds are nodes.
+    """Schema of a task whose seeds are nodes.
 
     Attributes:
-        target: the node type whose outputs are wanted.
-        others: more node types whose outputs are wanted, as wide.
-        edge_shapes: edge type → name → shape of a row, of the arrays that `Adjacency.rows` has side
-            by side; for a user's own module.
+        target: node type of the outputs.
+        others: further node types with outputs, of the same width.
+        edge_shapes: edge type → name → row shape of each array in `Adjacency.rows`; for a user's
+            module.
     """
 
     target: str = field(kw_only=True)
@@ -97,13 +95,13 @@ class Stack(nn.Module):
     """Dropout → typed layer → (residual, normalisation, activation) for each layer.
 
     Categories are embedded and joined to the other features before the first layer, those of edges
-    for every layer. Dropout is ``model.input_dropout`` before the first layer and
-    ``model.dropout`` before the others, of nodes alone.
+    for every layer. Dropout of nodes is ``model.input_dropout`` before the first layer and
+    ``model.dropout`` before the others.
 
     Args:
         layers: see `stack`.
-        hidden: how many of them, from the first, are hidden layers: what comes after the typed
-            layer is theirs alone.
+        hidden: number of hidden layers, from the first; only these are followed by residual,
+            normalisation and activation.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class Stack(nn.Module):
                     for t, bias, share in biases
                 ],
             )
-        # a table that the first layer does not read would get no gradient
+        # an embedding table that the first layer does not read would get no gradient
         read = layers[0].inputs()
         self._categories = {t: named for t, named in schema.categories.items() if t in read}
         self.embeddings = nn.ModuleDict(
@@ -145,7 +143,7 @@ class Stack(nn.Module):
             }
         )
         for ntype, name in schema.buckets:
-            if ntype in self._categories:  # it says nothing until it is trained
+            if ntype in self._categories:  # without influence until it is trained
                 nn.init.zeros_(cast("nn.Embedding", self.embeddings[key(ntype, name)]).weight[0])
         into = {etype for layer in layers for etype in layer.etypes}
         self._edge_categories = {e: n for e, n in schema.edge_categories.items() if e in into}
@@ -164,7 +162,7 @@ class Stack(nn.Module):
         kind = config.activation or family.activation
         self.activation = activation(kind)
         self.residual = config.residual
-        # layers that do so themselves, where nothing comes between
+        # layers that apply ReLU themselves, if nothing comes between
         direct = kind == "relu" and config.norm == "none" and not config.residual
         self._activated = [direct and layer.takes_relu() for layer in layers[:hidden]]
         self.recompute = config.recompute
@@ -175,19 +173,19 @@ class Stack(nn.Module):
 
     @property
     def first_width(self) -> int:
-        """Of a row that the first layer computes."""
+        """Width of the first layer's output."""
         return cast("Layer", self.layers[0]).width
 
     def computes(self, number: int) -> list[str]:
-        """The node types that a layer computes, in a fixed order."""
+        """Return the node types that a layer computes, in a fixed order."""
         outputs: list[str] = cast("Layer", self.layers[number]).outputs()
         return outputs
 
     def inputs(self, x: Hidden, categories: Categories | None = None) -> Hidden:
-        """The first layer's input: features and embedded categories side by side.
+        """Return the first layer's input: features and embedded categories side by side.
 
         Args:
-            x: node type → ``[S, F]``; no entry for a type that has categories alone.
+            x: node type → ``[S, F]``; no entry for a type with categories alone.
             categories: node type → name → int64 ``[S]``, from 0.
 
         Returns:
@@ -211,16 +209,16 @@ class Stack(nn.Module):
         combined: Combined | None = None,
         projected: Combined | None = None,
     ) -> Hidden:
-        """One layer, whole: for training and for layer-wise inference alike.
+        """Apply one layer, in training and in layer-wise inference.
 
-        With ``model.recompute`` only its input is kept for the backward pass (Chen et al.,
+        With ``model.recompute`` only its input is stored for the backward pass (Chen et al.,
         "Training deep nets with sublinear memory cost", 2016).
 
         Args:
             h: node type → ``[S, F]``; for the first layer from `inputs`.
             degree: edge type → ``[≥ S]``.
-            combined: see `Network.forward`; only for the first layer.
-            projected: see `TypedLayer.forward`; only where the layer `narrows`, without gradients.
+            combined: see `Encoder.represent`; only for the first layer.
+            projected: see `TypedLayer.forward`; only if the layer `narrows`, without gradients.
 
         Returns:
             node type → ``[D, F_out]``.
@@ -250,7 +248,7 @@ class Stack(nn.Module):
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
         layer = cast("Layer", self.layers[number])
-        named = {"projected": projected} if projected else {}  # others than `TypedLayer` have none
+        named = {"projected": projected} if projected else {}  # only `TypedLayer` accepts it
         out: Hidden = layer(self._embedded(layer, block), h, degree, combined, **named)
         if number == len(self.norms) or self._activated[number]:
             return out
@@ -262,7 +260,7 @@ class Stack(nn.Module):
         return out
 
     def _embedded(self, layer: Layer, block: Block) -> Block:
-        """The block with what is embedded of its edges behind their other features."""
+        """Return the block with embedded categories and times appended to its edge features."""
         if not (self._edge_categories or self.clock):
             return block
         adj = dict(block.adj)
@@ -283,14 +281,14 @@ class Stack(nn.Module):
 
 
 class TimeEncoding(nn.Module):
-    """``cos(w · log(1 + t) + b)`` of lengths of time t, with learned w and b.
+    """Time encoding ``cos(w · log(1 + t) + b)`` of durations t, with learned w and b.
 
-    That of Xu et al., "Inductive representation learning on temporal graphs" (ICLR 2020), of the
-    logarithm: in other units it is shifted in phase alone, and w that are learned stay of their
-    magnitude, where steps of 0.001 would put a period of a month among those of minutes.
+    As in Xu et al., "Inductive representation learning on temporal graphs" (ICLR 2020), but of the
+    logarithm: other units only shift the phase, and a learned w keeps its magnitude, where a step
+    of 0.001 would turn a period of a month into one of minutes.
 
     Args:
-        width: of the encoding. The periods begin at factors of e^(π / 2) to e^(32 π) of t.
+        width: of the encoding. Initial periods are factors of e^(π / 2) to e^(32 π) of t.
     """
 
     def __init__(self, width: int):
@@ -299,15 +297,15 @@ class TimeEncoding(nn.Module):
         self.phase = nn.Parameter(torch.zeros(width))
 
     def forward(self, elapsed: Tensor) -> Tensor:
-        """int64 ``[E]``, at least 0 → ``[E, width]`` in the parameters' dtype."""
+        """Encode int64 ``[E]``, at least 0, as ``[E, width]`` in the parameters' dtype."""
         length = elapsed.float().log1p().unsqueeze(1)
         angle = length * self.rate.float() + self.phase.float()
         return angle.cos().to(self.rate.dtype)
 
 
 class Encoder(nn.Module, ABC):
-    """A model that gives each node a row: the outputs of its target type for a task on nodes, and
-    those of several types for a decoder or heads."""
+    """A model that computes a row for each node: outputs of its target type, or rows of several
+    types for a decoder or heads."""
 
     target: str
 
@@ -320,16 +318,16 @@ class Encoder(nn.Module, ABC):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> Hidden:
-        """node type → outputs of the last block's destinations, ``[D, …]``.
+        """Return node type → outputs of the last block's destinations, ``[D, …]``.
 
         Args:
             blocks: from the input nodes to the seeds.
             x: node type → features of the input nodes ``[S, F]``.
-            degree: edge type → in-degrees in the whole graph of the input nodes of its
-                destination type ``[S]``, if the network needs them.
-            combined: edge type → the first block's sources combined as `Network.first_combine`
-                says, ``[D, F]``. Then ``x`` and ``degree`` need only have the first block's
-                destinations, and its ``src`` is not looked at. None or empty: from ``x``.
+            degree: edge type → in-degrees in the complete graph of the input nodes of its
+                destination type ``[S]``, if the network reads them.
+            combined: edge type → the first block's sources, aggregated by `Network.first_combine`,
+                ``[D, F]``. Then ``x`` and ``degree`` need only have the first block's
+                destinations, and its ``src`` is not read. None or empty: aggregate ``x``.
             categories: node type → name → int64 ``[S]``.
         """
 
@@ -341,12 +339,12 @@ class Encoder(nn.Module, ABC):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> Tensor:
-        """Outputs of the seeds, ``[B, out_features]``, from the arguments of `represent`."""
+        """Return outputs of the seeds, ``[B, out_features]``; arguments as in `represent`."""
         return self.represent(blocks, x, degree, combined, categories)[self.target]
 
 
 class Network(Stack, Encoder):
-    """For tasks whose seeds are nodes, on blocks around them."""
+    """Network on blocks around nodes."""
 
     def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
@@ -360,10 +358,10 @@ class Network(Stack, Encoder):
 
     @property
     def first_combine(self) -> CombineKind | None:
-        """How the first layer's sources may be combined before `forward`; None: not at all.
+        """Aggregation of the first layer's sources that may precede `forward`; None if it may not.
 
         "mean", "sum" or "max" of the features of each destination's sampled sources, or "gcn",
-        their sum weighted as `raygnn.models.convolutions.GCNConv` says, for every edge type alike.
+        their weighted sum as in `raygnn.models.convolutions.GCNConv`, for every edge type.
         """
         if self._categories or (self.training and self.input_dropout.p):
             return None
@@ -384,10 +382,9 @@ class Network(Stack, Encoder):
 
 
 def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
-    """The node types that each layer has to compute: what the target depends on, no more.
+    """Return the node types that each layer must compute: only those that the target depends on.
 
-    A parameter that no output uses would get no gradient, which data-parallel training takes for
-    a fault.
+    A parameter that no output uses would get no gradient, which data-parallel training rejects.
     """
     wanted = [{schema.target, *schema.others}]
     for _ in range(num_layers - 1):
@@ -396,11 +393,11 @@ def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
 
 
 class Direct(Encoder):
-    """No message passing, ``model.kind: none``: what the nodes' features and learned rows say of
-    them, and a linear layer on it.
+    """Model without message passing (``model.kind: none``): features and node embeddings, and a
+    linear layer.
 
     Args:
-        head: whether there is the linear layer, which `forward` needs.
+        head: add the linear layer, which `forward` needs.
     """
 
     def __init__(self, schema: Schema, *, head: bool = True):
@@ -415,6 +412,6 @@ class Direct(Encoder):
         return out
 
     def represent(self, blocks: Sequence[Block], x: Hidden, *_: object) -> Hidden:
-        """``x`` as it is."""
+        """Return ``x``."""
         assert not blocks
         return x

@@ -1,6 +1,6 @@
-"""Layers on a typed graph, among them the usual one: a convolution per edge type, added up.
+"""Layers on a typed graph, such as a sum of one convolution per edge type.
 
-A homogeneous graph has one edge type and goes the same way.
+A homogeneous graph is a typed graph with one edge type.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ Hidden = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: its widths and place in the stack.
+    """Widths of a layer and its position in the stack.
 
     Attributes:
-        in_features: node type → width of what goes in.
-        out_features: width of what comes out.
+        in_features: node type → width of the input.
+        out_features: width of the output.
         last: its outputs are the network's own.
-        relations: edge type → how many relations its edges have; types left out have one.
-        edges: edge type → width of its edges' features (`Adjacency.rows`); types left out have
-            none.
+        relations: edge type → number of relations of its edges; missing types have one.
+        edges: edge type → width of edge features (`Adjacency.rows`); missing types have none.
     """
 
     in_features: dict[str, int]
@@ -51,11 +50,11 @@ class Layer(nn.Module, ABC):
 
     Args:
         etypes: the edge types into the node types that it computes.
-        self_types: node types that get a transform of the node itself: all for families whose
-            convolution leaves it out, else those without an edge type onto themselves.
+        self_types: node types with a transform of the node itself: all for families whose
+            convolution omits it, else those without an edge type onto themselves.
 
     Attributes:
-        relu: whether it applies ReLU to what it computes, by `takes_relu`.
+        relu: apply ReLU to the output; set by `takes_relu`.
     """
 
     def __init__(self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str]):
@@ -73,7 +72,7 @@ class Layer(nn.Module, ABC):
         degree: Degrees,
         combined: Combined | None = None,
     ) -> Hidden:
-        """Node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
+        """Map node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 
     @abstractmethod
     def biases(self) -> list[tuple[str, str, str]]:
@@ -81,27 +80,27 @@ class Layer(nn.Module, ABC):
         the parameter's name, and that of one by whose sigmoid it is multiplied, or ""."""
 
     def narrows(self, width: int) -> bool:
-        """Whether `TypedLayer.project` makes rows narrower than ``width``."""
+        """Return True if the rows of `TypedLayer.project` are narrower than ``width``."""
         return False
 
     def takes_relu(self) -> bool:
-        """Ask it to apply ReLU from now on, as part of a product; False: it does not."""
+        """Let the layer apply ReLU as part of a product; return False if it cannot."""
         return False
 
     def outputs(self) -> list[str]:
-        """The node types that come out of this layer."""
+        """Return the node types of the layer's output."""
         return sorted({e[2] for e in self.etypes} | set(self.self_types))
 
     def inputs(self) -> list[str]:
-        """The node types that go into it."""
+        """Return the node types of the layer's input."""
         return sorted({e[0] for e in self.etypes} | set(self.outputs()))
 
     def into(self, ntype: str) -> list[EdgeType]:
-        """The edge types that end at ``ntype``."""
+        """Return the edge types that end at ``ntype``."""
         return [e for e in self.etypes if e[2] == ntype]
 
     def heads(self, block: Block, h: Hidden) -> tuple[Hidden, Hidden]:
-        """``h`` and, of the node types that come out, its rows for the destinations."""
+        """Return ``h`` and, for the output node types, its rows of the destinations."""
         h, h_dst = dict(h), {}
         for ntype in self.outputs():
             if ntype in h:
@@ -118,13 +117,13 @@ ConvFactory = Callable[[EdgeType, LayerSpec], nn.Module]
 
 @dataclass(frozen=True)
 class Family:
-    """What tells one built-in family from the others.
+    """Properties of a built-in model family.
 
     Attributes:
-        layer: makes the layers.
-        own: their convolutions leave the node itself out.
-        activation: of hidden layers, where the config names none.
-        combine: how all convolutions of the first layer combine sources; None for those that
+        layer: builds the layers.
+        own: their convolutions omit the node itself.
+        activation: default activation of hidden layers.
+        combine: how all convolutions of the first layer aggregate sources; None for those that
             need the sources themselves.
     """
 
@@ -139,10 +138,9 @@ class TypedLayer(Layer):
 
     Args:
         etypes, spec, self_types: see `Layer`.
-        conv: makes the convolutions.
+        conv: builds the convolutions.
         inner: width of the convolutions' sum; None: the layer's own.
-        rest: the layer's ``out_features`` → what the sum then goes through, which is given the
-            sum and what `Block.counted` has of it.
+        rest: maps ``out_features`` to a module applied to the sum and its `Block.counted`.
     """
 
     def __init__(
@@ -198,8 +196,8 @@ class TypedLayer(Layer):
         return max(widths.values(), default=width) < width
 
     def project(self, ntype: str, rows: Tensor) -> dict[EdgeType, Tensor]:
-        """What the edge types from ``ntype`` read of its nodes' rows ``[N, F]``: ``[N, F_out]``
-        each, from which `forward` computes the same."""
+        """Project rows ``[N, F]`` of ``ntype`` for each edge type from it, ``[N, F_out]`` each,
+        from which `forward` computes the same output."""
         convs = {e: cast("LinearConv", self.convs[key(*e)]) for e in self.etypes if e[0] == ntype}
         return {etype: conv.project(rows) for etype, conv in convs.items()}
 
@@ -217,8 +215,7 @@ class TypedLayer(Layer):
             projected: from `project`, of the block's sources; then ``h`` need only have the
                 destinations.
         """
-        # What weights are applied to is joined, so that one matrix product and no sum of its
-        # results makes a node type's output.
+        # inputs of the weights are joined, so that one matrix product gives a node type's output
         rows: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
         weights: dict[str, list[Tensor]] = {t: [] for t in rows}
         messages: dict[str, list[Tensor]] = {t: [] for t in rows}
@@ -275,13 +272,13 @@ def stack(
     relations: Mapping[EdgeType, int] | None = None,
     edges: Mapping[EdgeType, int] | None = None,
 ) -> list[Layer]:
-    """Layers, each on top of the one before.
+    """Build a stack of layers.
 
     Args:
         widths: node type → width of the first layer's input; all node types of the graph.
-        wanted: the node types that each layer computes.
+        wanted: node types that each layer computes.
         hidden: width of a layer's output.
-        out_features: of the last layer, whose outputs are then the network's own; None: hidden.
+        out_features: of the last layer, if its outputs are the network's own; None: hidden.
         relations, edges: see `LayerSpec`.
     """
     with_loop = {e[2] for e in etypes if e[0] == e[2]}
@@ -299,18 +296,17 @@ def stack(
 
 
 def key(*names: str) -> str:
-    """Of a module: without dots, and never a name that ModuleDict has itself ("items", …)."""
+    """Return a module's key, without dots and unlike attributes of ModuleDict ("items", …)."""
     return ":".join(("", *names)).replace(".", "·")
 
 
 def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """``x [S, F]`` and ``x[:rows]``.
+    """Return ``x [S, F]`` and ``x[:rows]``.
 
-    For what only the convolutions read, whose gradients are tensors of their own: backward, the
-    one of ``x`` is written to. It must not be passed on as it is (by ``x + y``, say).
-
-    As slicing does it, but backward the head's gradient is added to the rest's: a slice's own
-    gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than the sum.
+    Like slicing, but the backward pass adds the head's gradient to that of ``x`` in place: a
+    slice's own gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than
+    the sum. So the gradient of ``x`` must be a tensor of its own, as that of the convolutions: ``x``
+    must not go into, say, ``x + y``, which passes a gradient on.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x, x[:rows]
@@ -334,6 +330,6 @@ class _WithHead(torch.autograd.Function):
             whole = head.new_zeros(ctx.shape)
         elif compat.is_view(whole) or not whole.is_contiguous():
             whole = whole.clone()
-        # made by the convolutions' backward for this one use, so it may be written to
+        # allocated by the convolutions' backward pass, so it may be written to
         whole[: len(head)] += head
         return whole, None

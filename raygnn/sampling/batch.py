@@ -1,4 +1,4 @@
-"""What a model sees of a graph: blocks, features and seeds of one minibatch, or whole graphs.
+"""Minibatches: blocks, features and seeds of one graph, or batches of graphs.
 
 Shape suffixes: S source nodes, D destination nodes, E edges of a block, B seeds, F features.
 A block's destination nodes are the first of its source nodes, per node type, so ``h[:D]`` of a
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from raygnn.sampling.exchange import RowRoutes
 
-# models know the graph, and DGL, through this module alone
+# models access the graph, and DGL, through this module alone
 __all__ = [
     "DEFAULT_NTYPE",
     "Adjacency",
@@ -43,16 +43,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Adjacency:
-    """The in-edges of one edge type in a block, grouped by destination.
+    """In-edges of one edge type in a block, grouped by destination.
 
     Attributes:
         indptr: int64 ``[D+1]``.
         src: int64 ``[E]``, numbers of the source nodes within the block.
-        relation: int64 ``[E]``, the relation of each edge, for models that ask for it; else None.
-        rows: ``[E, F]`` in the compute dtype, the edges' features; None where there are none.
-        categories: name → the edges' category numbers, int64 ``[E]``.
-        elapsed: int64 ``[E]``, how long before the destination's time each edge was; None where
-            models do not ask for it.
+        relation: int64 ``[E]``, the relation of each edge; None if models do not read it.
+        rows: ``[E, F]``, edge features in the compute dtype; None if there are none.
+        categories: name → category numbers of the edges, int64 ``[E]``.
+        elapsed: int64 ``[E]``, time from each edge to the destination's time; None if models do not
+            read it.
     """
 
     indptr: Tensor
@@ -72,8 +72,7 @@ class Adjacency:
         categories: Mapping[str, Tensor] | None = None,
         elapsed: Tensor | None = None,
     ) -> Adjacency:
-        """Edges in any order, ``src`` and ``dst`` int64 ``[E]``, grouped; those of a destination
-        stay in their order."""
+        """Group edges ``src`` and ``dst``, int64 ``[E]``, by destination, in a stable order."""
         order = torch.argsort(dst, stable=True)
         starts = dst.new_zeros(num_dst + 1).index_add_(0, dst + 1, torch.ones_like(dst))
         grouped = Adjacency(
@@ -87,34 +86,34 @@ class Adjacency:
         return grouped.knowing(dst.index_select(0, order))
 
     def with_rows(self, rows: Tensor) -> Adjacency:
-        """The same edges with ``rows`` ``[E, F]``, and what is computed of them already."""
+        """Return the same edges with ``rows`` ``[E, F]``, keeping cached properties."""
         other = copy(self)
         other.__dict__["rows"] = rows
         return other
 
     def knowing(self, dst: Tensor) -> Adjacency:
-        """The same, where what `dst` would compute is known already."""
+        """Set the cached value of `dst` and return itself."""
         self.__dict__["dst"] = dst
         return self
 
     @property
     def num_dst(self) -> int:
-        """D; a symbol where a program is exported, which ``len`` would make a number of."""
+        """D; a symbol during an export, where ``len`` would fix a number."""
         return self.indptr.shape[0] - 1
 
     @cached_property
     def degree(self) -> Tensor:
-        """Edges of each destination in this block, int64 ``[D]``."""
+        """Number of edges of each destination in this block, int64 ``[D]``."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @cached_property
     def dst(self) -> Tensor:
-        """The destination of each edge, int64 ``[E]``."""
-        # of a known size, where sources are numbered: a GPU would have to be waited for
+        """Destination of each edge, int64 ``[E]``."""
+        # the known output size saves waiting for a GPU; open blocks have no numbered sources
         return torch.repeat_interleave(self.degree, output_size=self.src.shape[0] or None)
 
     def to_dgl(self, num_src: int) -> Any:
-        """The same as a DGL block of one type with ``num_src`` sources; built once."""
+        """Return a DGL block of one type with ``num_src`` sources; built once."""
         graph = self.__dict__.get("_dgl")
         if graph is None:
             graph = dgl().create_block(self.csc(), num_src, len(self.indptr) - 1)
@@ -122,7 +121,7 @@ class Adjacency:
         return graph
 
     def csc(self) -> tuple[str, tuple[Tensor, Tensor, Tensor]]:
-        """As DGL takes it, with edge ids: some of its kernels refuse a CSC without them."""
+        """Return DGL's CSC arguments with edge ids, which some of its kernels require."""
         return "csc", (self.indptr, self.src, torch.arange(len(self.src), device=self.src.device))
 
     def to(self, device: torch.device) -> Adjacency:
@@ -131,11 +130,11 @@ class Adjacency:
 
 @dataclass(frozen=True)
 class Block:
-    """One message-passing layer's part of the graph.
+    """Edges of one message-passing layer.
 
     Attributes:
-        counted: node type → bool ``[D]``, the destinations that this rank counts where statistics
-            are made of the rows of all ranks; types left out: all of them.
+        counted: node type → bool ``[D]``, the destinations that this rank counts in statistics over
+            the rows of all ranks; all of them for missing types.
     """
 
     adj: dict[EdgeType, Adjacency]
@@ -147,11 +146,11 @@ class Block:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def to_dgl(self, shapes: Mapping[EdgeType, Mapping[str, tuple[int, ...]]] | None = None) -> Any:
-        """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``.
+        """Return a DGL block (MFG), for modules built from ``dgl.nn``.
 
         Args:
-            shapes: edge type → name → shape of a row, of the arrays that ``rows`` has side by side,
-                which are laid into the block with the categories.
+            shapes: edge type → name → row shape of the arrays in ``rows``, which become edge data
+                beside the categories.
         """
         data: Any = {etype: adj.csc() for etype, adj in self.adj.items()}
         plain = list(self.num_src) == [DEFAULT_NTYPE] and len(data) == 1
@@ -174,7 +173,7 @@ class Block:
 
 @dataclass(kw_only=True)
 class Share:
-    """One rank's share of one step, whatever it consists of.
+    """One rank's share of a step.
 
     Attributes:
         seeds: int64 ``[B]``: reshuffled global ids of nodes, positions of edges, or numbers of
@@ -182,10 +181,10 @@ class Share:
         y: targets of the seeds, ``[B, …]``.
         weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
         total: number of real seeds of this batch over all ranks.
-        window: the same over all batches that make one optimizer step together, those included
-            that turned out not to be had.
-        epoch, step: which batch this is; ``step`` counts within the epoch.
-        seconds: what it cost to make: ``sample``, ``features``, ``exchange``.
+        window: the same over all batches of one optimizer step, including graphs that could not be
+            loaded.
+        epoch, step: number of the batch; ``step`` counts within the epoch.
+        seconds: build times ``sample``, ``features`` and ``exchange``.
     """
 
     seeds: Tensor
@@ -198,20 +197,20 @@ class Share:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
-        """The same share on ``device``; ``seeds`` stay. Called by Lightning's transfer hook."""
+        """Move all but ``seeds`` to ``device``. Called by Lightning's transfer hook."""
         if device.type == "cpu":
             return self
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self, device: torch.device) -> Self:
-        """The same share in memory that ``device``, a GPU, copies from while it computes; ``seeds``
-        stay. Its allocator does not use that memory again before a copy is done."""
-        with torch.cuda.device(device):  # a thread that names none would begin to use the first
+        """Copy all but ``seeds`` to page-locked memory, from which ``device``, a GPU, copies while
+        it computes. The allocator reuses that memory only after a copy is complete."""
+        with torch.cuda.device(device):  # else a thread would initialise the first GPU
             return _mapped(self, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
 
     def used_on(self, stream: torch.cuda.Stream) -> None:
-        """What of it lies on a GPU is not used again by the stream that made it before ``stream``
-        has done what it is given until the tensors are dropped."""
+        """Record the use of GPU tensors on ``stream``, so that their memory is not reused before
+        the work submitted to it until they are freed."""
 
         def use(tensor: Tensor) -> Tensor:
             if tensor.is_cuda:
@@ -223,11 +222,11 @@ class Share:
 
 @dataclass(kw_only=True)
 class Part:
-    """One of several tasks' share of a step: as the same names of `Share` and `Batch` say.
+    """One task's part of a multi-task batch; fields as in `Share` and `Batch`.
 
     Attributes:
-        nodes: for nodes as seeds, int64 ``[B]``: numbers of the last block's destinations of their
-            type; else None.
+        nodes: for nodes as seeds, int64 ``[B]``: indices among the last block's destinations of
+            their type; else None.
     """
 
     seeds: Tensor
@@ -247,17 +246,17 @@ class Part:
 
 @dataclass(frozen=True)
 class AwaitedRows:
-    """Rows for a GPU, of which other hosts send some when the batch is handed over to training.
+    """Rows for a GPU, some of which other hosts send when the batch is handed over to training.
 
-    Settled where the batch is made, so that one all-to-all is left. W ranks, T node types.
+    Prepared when the batch is built, so that one all-to-all is left. W ranks, T node types.
 
     Attributes:
-        rows: node type → column → ``[n, …]``, without those that come.
-        places: node type → int64 ``[m]``, where in ``rows`` they go; order: likewise, which of the
-            distinct rows that come each is.
-        given: node type → int64, the slots of the rows that others wait for, by rank.
+        rows: node type → column → ``[n, …]``, with gaps for the received rows.
+        places: node type → int64 ``[m]``, the gaps; order: likewise, the index of each among the
+            distinct received rows.
+        given: node type → int64, slots of the rows to send, by rank.
         receive, send: rows from and to each rank, int64 ``[W, T]``.
-        finish: this → fields of the batch. Collective, for the thread that trains.
+        finish: returns the fields of the batch. Collective, called by the thread that trains.
     """
 
     rows: dict[str, dict[str, Tensor]]
@@ -276,27 +275,26 @@ class Batch(Share):
     Attributes:
         blocks: from the input nodes to the seeds, one per layer.
         x: node type → features of the input nodes ``[S_0, F]``, in the compute dtype.
-        combined: edge type → features of the first block's sources, added up per destination
-            ``[D_0, F]``, for a model that only needs these; then its sources are not numbered,
-            and ``x``, ``degree`` and ``categories`` are those of its destinations alone. Else
-            empty.
-        degree: edge type → number of in-edges, in the whole graph, of the input nodes of its
-            destination type, int32 ``[S_0]``; empty unless the model asks for it.
+        combined: edge type → features of the first block's sources, aggregated per destination
+            ``[D_0, F]``, for models that read nothing else of them; then sources are not numbered,
+            and ``x``, ``degree`` and ``categories`` are those of destinations only. Else empty.
+        degree: edge type → number of in-edges, in the complete graph, of the input nodes of its
+            destination type, int32 ``[S_0]``; empty unless the model reads it.
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
-        pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
-            numbers of the last block's destinations of their types; else None.
-        relation: of each of these edges, int64 ``[B]``; None where they have none.
-        pair_features: of each of these edges, ``[B, F]`` in the compute dtype, what their decoder
-            reads; None where it reads none.
-        instead: ``"source"`` and ``"target"``, as far as such ends are to be replaced → int64
-            ``[K]``, the nodes that take their place, as ``pairs`` numbers them; ``[B, K]`` where
-            each edge has its own. Those of lists are ``"source_neg"`` and ``"target_neg"``.
-        routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
-            None where no node type has some.
-        awaited: rows that other hosts have yet to send, without which there is neither ``x`` nor
-            ``degree`` nor ``categories``; None where nothing is awaited.
-        parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and
-            ``weight`` are empty then, and ``total`` and ``window`` their sums.
+        pairs: for edges as seeds, int64 ``[2, B]``: source and destination of each, as indices
+            among the last block's destinations of their types; else None.
+        relation: of these edges, int64 ``[B]``; None if they have none.
+        pair_features: of these edges, ``[B, F]`` in the compute dtype; None if no decoder reads
+            any.
+        instead: replaced end, ``"source"`` or ``"target"`` → negatives, int64 ``[K]``, numbered as
+            in ``pairs``, or ``[B, K]`` if each edge has its own; listed negatives are
+            ``"source_neg"`` and ``"target_neg"``.
+        routes: routes of the input nodes' embeddings, which ``x`` does not have yet; None if no
+            node type has embeddings.
+        awaited: rows that other hosts have yet to send; until then ``x``, ``degree`` and
+            ``categories`` are empty. None if nothing is awaited.
+        parts: task name → its part of a multi-task batch. Then ``seeds``, ``y`` and ``weight`` are
+            empty, and ``total`` and ``window`` sums over the parts.
     """
 
     blocks: list[Block]
@@ -313,9 +311,9 @@ class Batch(Share):
     parts: dict[str, Part] = field(default_factory=dict)
 
     def received(self) -> Batch:
-        """The batch with the rows that it awaits. Collective where batches of this job await some,
-        on the group that gradients use: called by the thread that trains, before each forward
-        pass, and so in one order with the gradients' reductions on all ranks."""
+        """Return the batch with its awaited rows. Collective if batches of this job await any, on
+        the group of the gradients: the thread that trains calls it before each forward pass, and
+        so in the same order relative to gradient reductions on all ranks."""
         awaited = self.awaited
         if awaited is None or awaited.finish is None:
             return self
@@ -324,20 +322,20 @@ class Batch(Share):
 
 @dataclass(kw_only=True)
 class GraphBatch(Share):
-    """Whole graphs, joined into one: the seeds are graphs. N nodes, E edges of all of them.
+    """Batch of graphs joined into one, with graphs as seeds. N nodes and E edges in total.
 
-    The nodes and edges of graph ``i`` come after those of graph ``i - 1``, in its own order.
+    The nodes and edges of graph ``i`` follow those of graph ``i - 1``, in its own order.
 
     Attributes:
         sizes: node type → nodes of each graph, int64 ``[B]``.
         edge_sizes: edge type → edges of each graph, int64 ``[B]``.
-        edges: edge type → sources and destinations, int64 ``[E]`` each, numbered through.
+        edges: edge type → sources and destinations, int64 ``[E]`` each, numbered consecutively.
         x: node type → features ``[N, F]``, in the compute dtype.
         categories: node type → name → category numbers, int64 ``[N]``.
-        node_data: node type → name → ``[N, …]``: the graphs' other arrays, numbers with a
-            fraction in the compute dtype, all others as they are; for a user's own module.
+        node_data: node type → name → ``[N, …]``: the graphs' other arrays for a user's module,
+            floating-point ones in the compute dtype.
         edge_data: edge type → name → ``[E, …]``, likewise.
-        edge_x: edge type → features ``[E, F]``, in the compute dtype, of the types that have any.
+        edge_x: edge type → features ``[E, F]``, in the compute dtype; only types with features.
         edge_categories: edge type → name → category numbers, int64 ``[E]``.
     """
 
@@ -353,7 +351,7 @@ class GraphBatch(Share):
 
     def to(self, device: torch.device) -> Self:
         moved = super().to(device)
-        if moved is not self:  # what a GPU would have to be asked for
+        if moved is not self:  # reading these later would wait for the GPU
             moved.__dict__.update(num_nodes=self.num_nodes, padded=self.padded)
         return moved
 
@@ -364,19 +362,19 @@ class GraphBatch(Share):
 
     @cached_property
     def padded(self) -> bool:
-        """Whether graphs only fill the batch up."""
+        """True if the batch has padding graphs."""
         return not bool((self.weight > 0).all())
 
     @cached_property
     def block(self) -> Block:
-        """All graphs as one block whose destinations are all of its nodes, for every layer."""
+        """Block of all graphs, for every layer; its destinations are all nodes."""
         nums = self.num_nodes
         adj = {}
         for etype, (src, dst) in self.edges.items():
             data = self.edge_x.get(etype), self.edge_categories.get(etype)
             adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], None, *data)
         counted = {}
-        if self.padded:  # a graph of padding is no data
+        if self.padded:  # padding is excluded from statistics
             real = self.weight > 0
             counted = {
                 t: torch.repeat_interleave(real, n, output_size=nums[t])
@@ -385,7 +383,7 @@ class GraphBatch(Share):
         return Block(adj, nums, nums, counted)
 
     def to_dgl(self) -> Any:
-        """The same as ``dgl.batch`` of the graphs, with ``node_data`` and ``edge_data`` in it."""
+        """Return ``dgl.batch`` of the graphs with ``node_data`` and ``edge_data``."""
         graph = dgl().heterograph(dict(self.edges), self.num_nodes)
         graph.set_batch_num_nodes(dict(self.sizes))
         graph.set_batch_num_edges(dict(self.edge_sizes))
@@ -400,7 +398,7 @@ _Value = TypeVar("_Value")
 
 
 def _mapped(value: _Value, function: Callable[[Tensor], Tensor]) -> _Value:
-    """A nesting with each tensor replaced but ``seeds`` and ``routes``, which stay."""
+    """Apply ``function`` to each nested tensor except ``seeds`` and ``routes``."""
     mapped: Any = value
     if isinstance(value, Tensor):
         mapped = function(value)

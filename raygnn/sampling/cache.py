@@ -1,7 +1,7 @@
-"""Which remote rows a host keeps: those that its ranks' batches will ask for most often.
+"""Selection of remote rows for a host's cache: those that its ranks' batches read most often.
 
-The choice is made once, from the structure and the way batches are drawn, so that nothing has to
-be tracked or moved while training.
+The rows are chosen once, from the graph and the sampling settings, so that nothing is tracked or
+moved during training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raygnn.sampling.plan import Fanout
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
 
 _TINY = float(np.finfo(np.float32).tiny)
-_BLOCK = 1 << 26  # nodes that a hop is worked out for in one go over the edges
+_BLOCK = 1 << 26  # nodes of a hop that are computed in one pass over the edges
 
 
 def inclusion(
@@ -30,16 +30,16 @@ def inclusion(
     *,
     replace: bool,
 ) -> Scores:
-    """The chance of each node to be in one of this rank's batches.
+    """Estimate each node's probability to be in a batch of this rank.
 
     Vertex-inclusion probabilities as in SALIENT++ (Kaler et al., MLSys 2023): a seed is in a
     batch with ``batch_size / seeds``; a node is in the next frontier if it was in this one, or
-    if one of its out-neighbours there draws it. Draws are taken as independent, and weighted
-    ones as even. Hops are followed through the rows that the rank holds: all of them with a
-    topology, else its own, which leaves out what remote nodes would draw.
+    if it is sampled by one of its out-neighbours there. Samples are assumed independent, and
+    weights equal. Hops follow the rows that the rank holds: all with a replicated topology, else
+    its own rows, which misses the samples of remote nodes.
 
-    Memory: 4 bytes for each node of the graph, as many for each row that the rank holds, and for
-    each node of a block.
+    Memory: 4 bytes for each node of the graph, each row that the rank holds and each node of a
+    block of 2²⁶.
 
     Args:
         seeds: node type → ids of the seeds that this rank mostly computes, on any device.
@@ -68,9 +68,8 @@ def inclusion(
 def choose_for_host(
     scores: Scores, bounds: Mapping[str, np.ndarray], host: Host, share: float
 ) -> Scores:
-    """What `choose` chooses by the sum of what the host's ranks gave as ``scores``: by how often
-    rows will be asked for there. Collective; the same on all ranks of a host, where it is in
-    memory once."""
+    """Call `choose` with the sum of the scores of a host's ranks. Collective; the result is the
+    same on all ranks of the host, in shared memory."""
     chosen = {}
     for ntype, score in scores.items():
         together = {ntype: host.add_up(score)}
@@ -83,12 +82,12 @@ def choose_for_host(
 def choose(
     scores: Scores, bounds: Mapping[str, np.ndarray], ranks: Sequence[int], share: float
 ) -> Scores:
-    """The remote nodes with the highest scores, in id order.
+    """Return the remote nodes with the highest scores, in id order.
 
     Args:
-        ranks: those whose nodes are not remote.
+        ranks: ranks whose nodes are not remote.
         share: of the remote nodes of each type, 0 to 1; nodes with score 0 are never chosen, and
-            of those with equal scores the first.
+            of equal scores the first ids.
 
     Returns:
         node type → int64 ids.
@@ -100,7 +99,7 @@ def choose(
         away = sum(int(stop - start) for start, stop in spans)
         reached = sum(int(np.count_nonzero(score[start:stop])) for start, stop in spans)
         count = min(int(share * away), reached)
-        bits = score.view(np.uint32)  # of numbers that are not negative: in the same order
+        bits = score.view(np.uint32)  # of nonnegative floats: in the same order
         chosen[ntype] = _highest(bits, spans, count) if count else np.empty(0, np.int64)
     return chosen
 
@@ -112,10 +111,10 @@ def choose_near(
     cached: Mapping[str, np.ndarray],
     share: float,
 ) -> Scores:
-    """The nodes with the highest scores among those whose rows are on a host, in id order.
+    """Return the nodes with the highest scores among those with rows on a host, in id order.
 
     Args:
-        ranks: of the host; cached: node type → int64 ids of others' nodes that it keeps.
+        ranks: of the host; cached: node type → int64 ids of remote nodes that it caches.
         share: of the host's rows of each type, 0 to 1.
     """
     chosen = {}
@@ -132,12 +131,12 @@ def choose_near(
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
-    """Where the ``count`` highest are, ascending; of equal ones the first. By counting, so that
-    no array but the answer grows with what is chosen from.
+    """Return the ascending indices of the ``count`` highest, the first of equal ones. By counting,
+    so that only the result takes memory.
 
     Args:
         bits: uint32 ``[N]``; spans: int64 ``[K, 2]``, from which to choose.
-        count: from 1 to as many as there are.
+        count: from 1 to the number of candidates.
     """
     upper, lower = np.zeros(1 << 16, np.int64), np.zeros(1 << 16, np.int64)
     for k in range(spans.shape[0]):
@@ -169,7 +168,7 @@ def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _include(chance, log_missed):  # type: ignore[no-untyped-def]
-    """Add to the chances of nodes those of being drawn: see `_spread`."""
+    """Add the probabilities of being sampled to those of nodes: see `_spread`."""
     for i in range(chance.shape[0]):
         # 1 - x loses an x near 1
         chance[i] -= (np.float32(1) - chance[i]) * np.float32(np.expm1(log_missed[i]))
@@ -179,14 +178,14 @@ def _include(chance, log_missed):  # type: ignore[no-untyped-def]
 def _spread(  # type: ignore[no-untyped-def]
     indptr, src, chance, fanout, replace, log_missed, first
 ):
-    """One hop of vertex-inclusion probabilities (SALIENT++, sec. 3).
+    """Compute one hop of vertex-inclusion probabilities (SALIENT++, sec. 3).
 
     Args:
         indptr: ``[R+1]``; src: ids of the sources.
         chance: float32 ``[R]``, that each row's node is in the frontier.
-        fanout: neighbours drawn per row, -1 = all.
-        log_missed: float32, by source id from ``first`` on: added to is the log of the chance
-            that no row draws it.
+        fanout: neighbours sampled per row, -1 = all.
+        log_missed: float32, by source id from ``first`` on; the log of the probability that no row
+            samples it is added.
     """
     for row in range(chance.shape[0]):
         degree = indptr[row + 1] - indptr[row]
@@ -197,7 +196,7 @@ def _spread(  # type: ignore[no-untyped-def]
             drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
         elif 0 <= fanout < degree:
             drawn = fanout / degree
-        # a chance below what float32 has is one, too
+        # probabilities below float32's range count as its smallest
         missed = np.float32(min(np.log1p(-min(chance[row] * drawn, 0.999999)), -_TINY))
         for j in range(indptr[row], indptr[row + 1]):
             place = src[j] - first

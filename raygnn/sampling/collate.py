@@ -1,4 +1,4 @@
-"""Batches of whole graphs: which graphs when, how they become one, and which are left out."""
+"""Batches of graphs: order, collation, and skipping of bad graphs."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ log = logging.getLogger("raygnn")
 
 K = TypeVar("K", bound=Hashable)
 
-_COMPARED = 8  # graphs that the one is chosen from that others must be like
-_TRIES = 100  # graphs looked at for one that can be had
+_COMPARED = 8  # graphs from which the pattern is chosen
+_TRIES = 100  # graphs tried to find ones that can be loaded
 
 
 @dataclass(frozen=True)
 class Collate:
-    """Joins graphs into a `GraphBatch`; the one place where their numbers are converted.
+    """Joins graphs into a `GraphBatch` and converts their arrays.
 
     Attributes:
-        pattern: a graph that all others must be like: types, arrays, shapes of rows.
-        inputs: node type → which arrays are the model's input.
-        edge_inputs: edge type → the same of edges, of the types that have any.
-        dtype: to compute in.
-        whole: whether all arrays go along, for a user's own module.
-        classes: how many there are; None where targets are numbers or labels.
-        categories: node type or edge type → name → how many there are.
-        asked: whether the graphs are others than those of the training, which the pattern was
-            like: their targets may be unknown, -1 or NaN.
-        labels: whether targets are several labels; see `as_labels`.
+        pattern: graph whose schema (types, arrays, row shapes) all others must have.
+        inputs: node type → arrays of the model's input.
+        edge_inputs: edge type → likewise, for types with any.
+        dtype: compute dtype.
+        whole: include all arrays, for a user's module.
+        classes: number of classes; None for regression and labels.
+        categories: node type or edge type → name → number of categories.
+        asked: the graphs are not those of the training; their targets may be unknown, -1 or NaN.
+        labels: multi-label targets; see `as_labels`.
     """
 
     pattern: Sample
@@ -62,11 +61,7 @@ class Collate:
     labels: bool = False
 
     def check(self, number: int, sample: Sample) -> None:
-        """Refuse a graph that can not be joined to the others.
-
-        Raises:
-            DataError: naming the graph and the array.
-        """
+        """Raise DataError, naming the graph and the array, if its schema or values are invalid."""
         for kind, types, expected in (
             ("node types", set(sample.num_nodes), set(self.pattern.num_nodes)),
             ("edge types", set(sample.edges), set(self.pattern.edges)),
@@ -100,8 +95,8 @@ class Collate:
             _check_range(number, "the target", y.clamp(min=0) if self.asked else y, self.classes)
 
     def padding(self) -> Sample:
-        """A graph to fill a batch with: one node of each type, no edges, zeros; its target is a
-        real one, for losses that zeros are no targets for."""
+        """Return a graph to pad a batch with: one node of each type, no edges, zeros; the target
+        is the pattern's, since zero may be invalid for a loss."""
 
         def zeros(arrays: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
             return {n: array.new_zeros((rows, *array.shape[1:])) for n, array in arrays.items()}
@@ -116,7 +111,7 @@ class Collate:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """What a `GraphBatch` has of the graphs themselves, ``y`` included."""
+        """Collate graphs into the fields of a `GraphBatch`, including ``y``."""
         sizes = {t: torch.tensor([s.num_nodes[t] for s in samples]) for t in self.pattern.num_nodes}
         edges, edge_sizes = {}, {}
         for etype in self.pattern.edges:
@@ -142,7 +137,7 @@ class Collate:
     def _chosen(
         self, inputs: Mapping[K, Inputs], samples: Sequence[Sample]
     ) -> tuple[dict[K, Tensor], dict[K, dict[str, Tensor]]]:
-        """What a model reads of each type: rows, and categories by name."""
+        """Collate a model's inputs of each type: rows, and categories by name."""
         x, categories = {}, {}
         for kind, chosen in inputs.items():
             parts = [self._column(kind, name, samples).flatten(1) for name in chosen.plain]
@@ -158,11 +153,11 @@ class Collate:
 
     @property
     def _others(self) -> str:
-        """What graphs must be like, as errors call it."""
+        """Name, in errors, of the graphs that all must be like."""
         return "those of the training" if self.asked else "others"
 
     def _target(self, sample: Sample) -> Tensor:
-        """Of graphs that are only asked about -1 or NaN where it is unknown."""
+        """Return the target; with ``asked`` -1 or NaN where it is unknown."""
         if not self.asked:
             return _target(sample)
         y, like = sample.y, _target(self.pattern)
@@ -191,22 +186,23 @@ class Collate:
                 shape, expected = list(array.shape), [rows, *like.shape[1:]]
                 raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
             if array.is_complex():
-                text = f"has {kind}/{name} of {array.dtype}, which nothing here reads"
-                raise _unlike(number, text)
+                raise _unlike(number, f"has {kind}/{name} of {array.dtype}, which is not supported")
             differs = array.is_floating_point() != like.is_floating_point()
             if self.whole and not like.is_floating_point() and array.dtype != like.dtype:
-                differs = True  # whole numbers are never converted, and ranks must have the same
+                differs = (
+                    True  # integers are never converted, and dtypes must be equal on all ranks
+                )
             if differs:
                 dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
                 raise _unlike(number, f"has {kind}/{name} {dtypes}")
 
     def _array(self, sample: Sample, kind: Hashable, name: str) -> Tensor:
-        """An array of a type of nodes or edges; one that a graph without any lacks has no rows."""
+        """Return an array of a node or edge type; without rows if a graph has none of the type."""
         rows = arrays_of(sample, kind).get(name)
         return arrays_of(self.pattern, kind)[name][:0] if rows is None else rows
 
     def _read(self, kind: str | EdgeType) -> Mapping[str, Tensor]:
-        """The pattern's arrays of a type of nodes or edges that a graph must have."""
+        """Return the pattern's arrays of a node or edge type that every graph must have."""
         named = arrays_of(self.pattern, kind)
         if self.whole:
             return named
@@ -232,7 +228,7 @@ class Collate:
         return ends[0], ends[1]
 
     def _column(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
-        """``[N, …]`` in the compute dtype; at least two-dimensional."""
+        """Join an array of all graphs: ``[N, …]`` in the compute dtype, two-dimensional or more."""
         joined = _join([self._array(s, kind, name).to(self.dtype) for s in samples])
         return joined.unsqueeze(1) if joined.dim() == 1 else joined
 
@@ -243,8 +239,7 @@ class Collate:
     def _all(
         self, pattern: Mapping[K, Mapping[str, Tensor]], samples: Sequence[Sample]
     ) -> dict[K, dict[str, Tensor]]:
-        """All arrays, where a user's own module wants them; whole numbers, masks and ids as they
-        are."""
+        """Collate all arrays, with ``whole``; integers and masks keep their dtype."""
 
         def converted(array: Tensor) -> Tensor:
             return array.to(self.dtype) if array.is_floating_point() else array
@@ -256,11 +251,11 @@ class Collate:
 
 
 def get(samples: Samples, number: int) -> Sample:
-    """Graph ``number`` of a dataset.
+    """Return graph ``number`` of a dataset.
 
     Raises:
-        TrainingError: the dataset raised; with its error as the cause.
-        RaygnnError: its own, as it is.
+        TrainingError: the dataset raised another error, which is the cause.
+        RaygnnError: raised by the dataset.
     """
     try:
         return samples[number]
@@ -268,18 +263,18 @@ def get(samples: Samples, number: int) -> Sample:
         raise
     except (Exception, SystemExit) as error:
         raise TrainingError(
-            f"graph {number} could not be had: {error_text(error)}",
+            f"graph {number} could not be loaded: {error_text(error)}",
             where="the dataset",
-            remedy="mend the dataset, or skip bad graphs with guard.bad_samples: 100",
+            remedy="fix the dataset, or skip bad graphs with guard.bad_samples: 100",
         ) from error
 
 
 def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
-    """What all others are compared with: the first graph that is like most of the first few.
+    """Return the first graph with the most common schema of the first few.
 
     Raises:
-        DataError: none of the first hundred can be had.
-        RaygnnError: one can not, where nothing is to be left out.
+        DataError: none of the first hundred can be loaded.
+        RaygnnError: one cannot be loaded, and ``skip`` is False.
     """
     last: RaygnnError | None = None
     first: list[Sample] = []
@@ -294,8 +289,8 @@ def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
             break
     if not first:
         raise DataError(
-            f"none of the first {min(_TRIES, len(numbers))} graphs to train on can be had",
-            remedy="mend the dataset",
+            f"none of the first {min(_TRIES, len(numbers))} training graphs can be loaded",
+            remedy="fix the dataset",
         ) from last
     shapes = [_shape(sample) for sample in first]
     usual, _ = Counter(shapes).most_common(1)[0]
@@ -303,7 +298,7 @@ def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
 
 
 def _shape(sample: Sample) -> str:
-    """What graphs must have in common, as text."""
+    """Return the schema of a graph as text."""
     arrays = {
         f"{kind}/{name}": (tuple(rows.shape[1:]), rows.is_floating_point())
         for kind, named in (*sample.node_data.items(), *sample.edge_data.items())
@@ -315,12 +310,12 @@ def _shape(sample: Sample) -> str:
 
 
 def _join(rows: Sequence[Tensor]) -> Tensor:
-    """One after the other; never the dataset's own memory, which a model might write to."""
+    """Concatenate rows; always a copy, since a model might write to the dataset's memory."""
     return rows[0].clone() if len(rows) == 1 else torch.cat(list(rows))
 
 
 def arrays_of(sample: Sample, kind: Any) -> Mapping[str, Tensor]:
-    """Those of a node type, or of an edge type."""
+    """Return the arrays of a node type or an edge type."""
     data: Mapping[Any, Mapping[str, Tensor]]
     data = sample.node_data if isinstance(kind, str) else sample.edge_data
     return data.get(kind, {})
@@ -343,21 +338,21 @@ def _unlike(number: int, text: str) -> DataError:
     return DataError(
         f"graph {number} {text}",
         where=f"graph {number} of the dataset",
-        remedy="make all graphs alike, or skip bad ones with guard.bad_samples: 100",
+        remedy="give all graphs one schema, or skip bad ones with guard.bad_samples: 100",
     )
 
 
 @dataclass
 class GraphBatchMaker:
-    """Makes batch ``(epoch, step)`` of one rank: plan, get, join.
+    """Builds batch ``(epoch, step)`` of one rank: plan, load, collate.
 
     Attributes:
-        numbers: of the graphs to train on, int64 ``[plan.num_seeds]``.
-        data: stands for the contents of the graphs, if that is known.
-        skip: leave out a graph that can not be had, on all ranks; else its error is raised.
-        most_skipped: how many different ones may be left out before that is an error.
-        note: told ``"dataset"`` and ``"features"``.
-        skipped: the numbers of those that were, over all ranks.
+        numbers: of the training graphs, int64 ``[plan.num_seeds]``.
+        data: fingerprint of the graphs' contents, if known.
+        skip: skip a graph that cannot be loaded, on all ranks, instead of raising its error.
+        most_skipped: number of distinct graphs that may be skipped.
+        note: called with ``"dataset"`` and ``"features"``.
+        skipped: numbers of the skipped graphs of all ranks.
     """
 
     plan: SeedPlan
@@ -373,17 +368,17 @@ class GraphBatchMaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __call__(self, epoch: int, step: int) -> GraphBatch:
-        """Collective where samples may be left out.
+        """Build a batch. Collective with ``skip``.
 
         Raises:
-            DataError: a graph that is unlike the others.
-            TrainingError: the dataset raised, or too many were left out.
+            DataError: a graph has another schema.
+            TrainingError: the dataset raised, or too many graphs were skipped.
         """
         begin, waited = time.perf_counter(), self.exchange.seconds
         self.note("dataset", epoch=epoch, step=step)
         world = self.exchange.world
         chosen = self.numbers[self.plan.batch(epoch, step)]
-        # as they were permuted, not by number: a rank shall not have neighbours of one class
+        # in permuted order, not by number: neighbours in a dataset often have the same class
         mine = chosen[rank_share(np.arange(len(chosen)), world.rank, world.size)]
         numbers, samples, bad = self._get(mine)
         left_out = self._agree(bad) if self.skip else 0
@@ -414,23 +409,23 @@ class GraphBatchMaker:
         return digest.hexdigest()
 
     def join(self, numbers: np.ndarray) -> GraphBatch:
-        """A batch of the graphs of these numbers, for evaluation. Not collective."""
+        """Build a batch of these graphs for evaluation. Not collective."""
         kept, samples, _ = self._get(numbers)
         total = len(kept)
         return self._joined(kept, samples, total=total, window=max(1, total), epoch=0, step=0)
 
     def _get(self, numbers: np.ndarray) -> tuple[list[int], list[Sample], list[int]]:
-        """The graphs that could be had, and the numbers of those that could not."""
+        """Load graphs; return numbers and graphs, and the numbers of skipped graphs."""
         kept, samples, bad = [], [], []
         for number in numbers.tolist():
             try:
-                with self._lock:  # evaluation and preparation are two threads
+                with self._lock:  # evaluation and prefetching run in two threads
                     sample = get(self.samples, number)
                 self.collate.check(number, sample)
             except RaygnnError as error:
                 if not self.skip:
                     raise
-                log.warning("graph %d is left out: %s", number, error.what)
+                log.warning("graph %d is skipped: %s", number, error.what)
                 bad.append(number)
                 continue
             kept.append(number)
@@ -439,7 +434,7 @@ class GraphBatchMaker:
 
     def _joined(self, numbers: list[int], samples: list[Sample], **facts: Any) -> GraphBatch:
         weight = torch.ones(max(1, len(samples)))
-        if not samples:  # keep the step, without influence
+        if not samples:  # this rank takes part in the step without influence
             numbers, samples, weight = [0], [self.collate.padding()], torch.zeros(1)
         parts = self.collate(samples)
         if facts.get("seconds"):
@@ -447,15 +442,19 @@ class GraphBatchMaker:
         return GraphBatch(seeds=torch.tensor(numbers), weight=weight, **parts, **facts)
 
     def _agree(self, bad: list[int]) -> int:
-        """How many graphs of this batch all ranks together leave out. Collective."""
+        """Return the number of graphs of this batch that all ranks skip. Collective.
+
+        Raises:
+            TrainingError: more than ``most_skipped`` graphs were skipped.
+        """
         total = int(self.exchange.sum(torch.tensor(len(bad))))
         if total:
             self.skipped.update(self.exchange.gather_rows(torch.tensor(bad).long()).tolist())
         if len(self.skipped) > self.most_skipped:
             raise TrainingError(
-                f"{len(self.skipped)} graphs were left out, more than guard.bad_samples "
+                f"{len(self.skipped)} graphs were skipped, more than guard.bad_samples "
                 f"({self.most_skipped})",
-                remedy="see the ranks' logs for what was wrong with them; mend the dataset, or "
-                "raise guard.bad_samples",
+                remedy="the ranks' logs say why each was skipped; fix the dataset, or raise "
+                "guard.bad_samples",
             )
         return total

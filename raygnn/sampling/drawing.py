@@ -1,11 +1,13 @@
-"""The compiled inner loops that draw neighbours (numba, without the GIL, compiled once and cached).
+"""Compiled inner loops that sample neighbours (numba, without the GIL, compiled once and cached).
 
-A row's list of entries is given by where it starts and how long it is, so that a part of a list is
-drawn from as a whole one is. What a row draws depends only on the key of the draw, the row's own
-key and its list: never on who else is asked for.
+A list of entries is given by its start and length, so that part of a list is sampled like a
+complete one. The sample of a row depends only on the key of the draw, the row's own key and its
+list, never on the other rows.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, uint64
@@ -14,17 +16,17 @@ from raygnn.sampling.kernels import COMPILE, below, hash_slots, mix, prefetch
 
 ALL = -1  # a fanout that takes every neighbour
 
-_AHEAD = 16  # rows between asking for entries and reading them
+_AHEAD = 16  # rows between prefetching entries and reading them
 _LINE = 8  # entries of 8 bytes in a cache line
-_TRIES = 4  # draws for each entry that is wanted, before all that are left are looked at
-_HALF = 0xFFFFFFFF  # of the bits of a random number
-_MOST = 64  # times as many where a list is drawn from of which only a part may be
+_TRIES = 4  # draws per wanted entry before the complete list is read
+_HALF = 0xFFFFFFFF  # mask of half of the bits of a random number
+_MOST = 64  # the same limit for lists of which only a part may be drawn
 
 
 @njit(**COMPILE)
 def spans(indptr, rows):  # type: ignore[no-untyped-def]
-    """Where the lists of ``rows`` (numbers of rows in the CSC, negative = without edges) start, and
-    how long they are, int64 ``[B]`` each."""
+    """Return the starts and lengths of the lists of ``rows`` (rows of the CSC, negative = without
+    edges), int64 ``[B]`` each."""
     start, degree = np.zeros(rows.shape[0], np.int64), np.zeros(rows.shape[0], np.int64)
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
@@ -35,12 +37,12 @@ def spans(indptr, rows):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def spans_before(indptr, times, rows, bounds, window):  # type: ignore[no-untyped-def]
-    """As `spans`, of the entries with ``bound - window <= time < bound``.
+    """Return `spans` of the entries with ``bound - window <= time < bound``.
 
     Args:
         times: whole numbers ``[E]``, ascending within each list.
         bounds: int64 ``[B]``, of the rows.
-        window: in the units of the times; negative = back to the beginning.
+        window: in the units of the times; negative = unlimited.
     """
     start, degree = spans(indptr, rows)
     for i in range(-_AHEAD, rows.shape[0]):
@@ -59,9 +61,9 @@ def spans_before(indptr, times, rows, bounds, window):  # type: ignore[no-untype
 
 @njit(inline="always")
 def _first_from(times, low, high, time):  # type: ignore[no-untyped-def]
-    """The first place in ``[low, high)`` with this time or a later one; ``high`` = none.
+    """Return the first place in ``[low, high)`` with this time or a later one; ``high`` = none.
 
-    Without branches, which nobody could foretell.
+    Without branches: the processor could not predict them.
     """
     count = high - low
     while count > 0:
@@ -86,7 +88,7 @@ def floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _draw_alike(out, at, take, start, degree, replace, state):  # type: ignore[no-untyped-def]
-    """Write ``take`` places of a list whose entries are all alike to ``out[at:]``."""
+    """Write ``take`` places of a list with equally likely entries to ``out[at:]``."""
     if replace:
         for j in range(take):
             out[at + j] = below(mix(state + uint64(j)), degree)
@@ -98,30 +100,62 @@ def _draw_alike(out, at, take, start, degree, replace, state):  # type: ignore[n
 
 @njit(inline="always")
 def _uniform(random):  # type: ignore[no-untyped-def]
-    """A number within (0, 1) from 64 random bits."""
+    """Return a number within (0, 1) from 64 random bits."""
     return (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
 
 
+class RowLists(NamedTuple):
+    """Lists of entries to draw from, one for each of B rows.
+
+    Attributes:
+        start, degree: int64 ``[B]``, see `spans`.
+        src: ``[E]``, global ids of sources.
+        keys: ``[B]``, identity of each row (original id of its node).
+    """
+
+    start: np.ndarray
+    degree: np.ndarray
+    src: np.ndarray
+    keys: np.ndarray
+
+
+class DrawBias(NamedTuple):
+    """Weights of entries and entries that may not be drawn.
+
+    Attributes:
+        start, degree: int64 ``[B]``, the complete lists of which those of `RowLists` are parts.
+        weight: ``[E]``, at least 0; entries with 0 are never drawn. Empty = all alike.
+        alias: uint64 ``[E]``, see `raygnn.graph.staging.list_kernels.alias_tables`; empty with
+            ``weight``.
+        banned_indptr, banned: ``[B+1]`` and source ids, ascending for each row: not to be drawn.
+    """
+
+    start: np.ndarray
+    degree: np.ndarray
+    weight: np.ndarray
+    alias: np.ndarray
+    banned_indptr: np.ndarray
+    banned: np.ndarray
+
+
 @njit(**COMPILE)
-def sample_rows(start, degree, src, row_keys, fanout, replace, key, keep):  # type: ignore[no-untyped-def]
-    """Draw from lists whose entries are all alike.
+def sample_rows(lists, fanout, replace, key, keep):  # type: ignore[no-untyped-def]
+    """Sample `RowLists` whose entries are equally likely.
 
     Without replacement by Floyd's method (Bentley & Floyd, "A sample of brilliance", 1987), so
     the cost is that of the sample, not of the list.
 
     Args:
-        start, degree: int64 ``[B]``, see `spans`.
-        src: ``[E]`` global ids of sources.
-        row_keys: ``[B]`` what identifies each row (its node's original id).
         fanout: entries per row, or -1 for all.
-        replace: draw with replacement (a row without entries still gives none).
+        replace: sample with replacement (a row without entries still gives none).
         key: uint64, of (seed, epoch, step, hop, edge type).
-        keep: whether the places of the entries are wanted.
+        keep: return the places of the entries, too.
 
     Returns:
-        ``(out_indptr [B+1], neighbours, places)``: source ids, row after row, and where each
-        stands in ``src``; no places unless ``keep``.
+        ``(out_indptr [B+1], neighbours, places)``: source ids, row after row, and the position of
+        each in ``src``; no places unless ``keep``.
     """
+    start, degree, src, row_keys = lists
     n = start.shape[0]
     out_indptr = np.empty(n + 1, np.int64)
     out_indptr[0] = 0
@@ -130,8 +164,7 @@ def sample_rows(start, degree, src, row_keys, fanout, replace, key, keep):  # ty
         if fanout >= 0 and (take > fanout or (replace and take > 0)):
             take = np.int64(fanout)
         out_indptr[i + 1] = out_indptr[i] + take
-    # The places to read are drawn, and asked for, some rows before they are read: nearly every one
-    # is a cache miss.
+    # places are drawn and prefetched some rows before they are read: nearly each is a cache miss
     out = np.empty(out_indptr[n], np.int64)
     places = np.empty(out_indptr[n] if keep else 0, np.int64)
     for i in range(n + _AHEAD):
@@ -154,7 +187,7 @@ def sample_rows(start, degree, src, row_keys, fanout, replace, key, keep):  # ty
 
 @njit(inline="always")
 def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
-    """Turn places into what stands there."""
+    """Replace places by the entries at them."""
     for j in range(low, high):
         if keep:
             places[j] = out[j]
@@ -163,11 +196,11 @@ def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
-    """The values of each node: ``(indptr [B+1], values)``.
+    """Return the values of each node as ``(indptr [B+1], values)``.
 
     Args:
         keys: int64 ``[n]``, ascending; values: ``[n]``.
-        nodes: int64 ``[B]``, any number of times each.
+        nodes: int64 ``[B]``, with repetitions.
     """
     distinct = np.unique(keys)
     table, first = hash_slots(distinct, 0)
@@ -194,7 +227,7 @@ def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _has(banned, node):  # type: ignore[no-untyped-def]
-    """Whether ``banned``, ascending, has ``node``."""
+    """Return True if ``banned``, ascending, contains ``node``."""
     low, high = 0, banned.shape[0]
     while low < high:
         middle = (low + high) // 2
@@ -209,20 +242,20 @@ def _has(banned, node):  # type: ignore[no-untyped-def]
 def _fill(  # type: ignore[no-untyped-def]
     out, start, degree, src, weight, replace, state, banned, taken
 ):
-    """Draw by a look at every entry of a list, where little is left to draw from.
+    """Sample by reading every entry of a list, where few are left to draw.
 
     Without replacement by exponential clocks: those with the smallest ``-log(u) / weight``
-    (Efraimidis & Spirakis, "Weighted random sampling with a reservoir", 2006), which is drawing
-    one after the other in proportion to what is left.
+    (Efraimidis & Spirakis, "Weighted random sampling with a reservoir", 2006), which equals drawing
+    one after the other in proportion to the remaining weights.
 
     Args:
-        out: for the places that are drawn.
-        state: of the row, past the random numbers that have been used.
+        out: receives the drawn places.
+        state: of the row, past the random numbers already used.
         banned: source ids, ascending.
-        taken: places that have been drawn, none if ``replace``.
+        taken: places already drawn, none if ``replace``.
 
     Returns:
-        How many were drawn: as many as ``out`` takes, or all that are left.
+        Number of places drawn: the length of ``out``, or fewer if the list has no more.
     """
     allowed, clock = np.empty(degree, np.int64), np.empty(degree, np.float64)
     count, total, taken = 0, 0.0, np.sort(taken)
@@ -231,7 +264,7 @@ def _fill(  # type: ignore[no-untyped-def]
         if not share > 0 or _has(banned, src[j]) or _has(taken, j):
             continue
         total += share
-        # by place in the list, so that a ban does not change the others' clocks
+        # by place in the list, so that a ban does not change the other entries' clocks
         ticks = -np.log(_uniform(mix(state + uint64(j - start)))) / share
         allowed[count], clock[count] = j, total if replace else ticks
         count += 1
@@ -255,9 +288,9 @@ def _fill(  # type: ignore[no-untyped-def]
 
 @njit
 def _smallest(values, kept):  # type: ignore[no-untyped-def]
-    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
+    """Return the n-th smallest of at least n values, n being the length of the scratch ``kept``.
 
-    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
+    Keeps the n smallest so far; numpy's partition takes numba too long to compile.
     """
     kept[:] = values[: kept.shape[0]]
     worst = np.argmax(kept)
@@ -269,41 +302,16 @@ def _smallest(values, kept):  # type: ignore[no-untyped-def]
 
 
 @njit(**COMPILE)
-def draw_rows(  # type: ignore[no-untyped-def]
-    start,
-    degree,
-    whole_start,
-    whole_degree,
-    src,
-    weight,
-    alias,
-    row_keys,
-    fanout,
-    replace,
-    key,
-    keep,
-    banned_indptr,
-    banned,
-):
-    """`sample_rows` for lists whose entries are not alike, or not all allowed.
+def draw_rows(lists, bias, fanout, replace, key, keep):  # type: ignore[no-untyped-def]
+    """Sample `RowLists` with a `DrawBias`; arguments and results as in `sample_rows`.
 
-    Entries are drawn one after the other, and again where one may not be drawn (again): without
-    replacement weighted entries come in proportion to what is left. So a row costs what its
-    sample costs; only where little is left that may be drawn, all of its list is looked at.
-
-    Args:
-        start, degree, src, row_keys, fanout, replace, key, keep: as `sample_rows`; a row without
-            weights and without bans draws the same there as here.
-        whole_start, whole_degree: int64 ``[B]``, the lists of which those are parts.
-        weight: ``[E]`` of the entries, at least 0, entries with 0 are never drawn; empty = alike.
-        alias: uint64 ``[E]``, see `raygnn.graph.staging.list_kernels.alias_tables`; empty with
-            ``weight``.
-        banned_indptr, banned: ``[B+1]`` and source ids: for each row those that it may not draw,
-            ascending.
-
-    Returns:
-        ``(out_indptr [B+1], neighbours, places)``.
+    Entries are drawn one after the other, and drawn again if not allowed: without replacement
+    weighted entries come in proportion to the remaining weights. So a row costs as much as its
+    sample; a complete list is read only if few of its entries are left. A row without weights and
+    bans has the same sample as in `sample_rows`.
     """
+    start, degree, src, row_keys = lists
+    whole_start, whole_degree, weight, alias, banned_indptr, banned = bias
     n = start.shape[0]
     weighted = weight.shape[0] > 0
     room = np.int64(0)

@@ -1,11 +1,11 @@
-"""Collectives of the data plane: tensors, lists of ids and rows from rank to rank, by all-to-all.
+"""Collectives of the data plane: all-to-all of tensors, lists of ids and rows.
 
-They run on a group of their own, gloo's as a rule, so that they never meet the gradient reductions
-(but for rows that GPUs await: see `raygnn.sampling.batch.Batch.received`); every rank issues the
-same ones in the same order. With one rank nothing is sent. Tensors may lie on any device: each goes
-to the one that the group's backend needs by one explicit transfer.
+They run on a separate process group, usually gloo, so that they never interleave with gradient
+reductions (except for rows that GPUs await: `raygnn.sampling.batch.Batch.received`). Every rank
+issues the same ones in the same order; with one rank nothing is sent. Tensors may be on any device:
+one explicit transfer moves each to the device of the group's backend.
 
-Rows that go to several ranks lie by rank: first those for rank 0, then those for rank 1, and so on.
+Rows for several ranks are ordered by rank: first those for rank 0, then those for rank 1, ….
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ids: TypeAlias = np.ndarray | Tensor
 
 @dataclass(frozen=True)
 class World:
-    """Where this rank stands; pure arithmetic."""
+    """Rank and world size."""
 
     rank: int
     size: int
@@ -43,10 +43,10 @@ class Exchange:
         group: a process group, or None when there is one rank.
 
     Attributes:
-        device: where the backend needs tensors, and where what arrives lies: the memory of the CPU
-            for gloo, this rank's GPU for NCCL.
-        sent_bytes, messages: what this rank sent to others so far, and in how many collectives.
-        seconds: that these took.
+        device: device of the backend's tensors and of results: CPU for gloo, this rank's GPU for
+            NCCL.
+        sent_bytes, messages: bytes that this rank sent to other ranks, and number of collectives.
+        seconds: duration of these.
     """
 
     def __init__(self, world: World, group: dist.ProcessGroup | None = None):
@@ -61,18 +61,11 @@ class Exchange:
         self.seconds = 0.0
 
     def __deepcopy__(self, memo: object) -> Exchange:
-        """The same: a copy of a module that has one exchanges over the same group."""
+        """Return itself, so that a copied module communicates over the same group."""
         return self
 
     def counts(self, send: np.ndarray) -> np.ndarray:
-        """Tell every rank how much it will get.
-
-        Args:
-            send: int64 ``[W, K]``: K numbers for each rank.
-
-        Returns:
-            int64 ``[W, K]``: those that each rank sent here.
-        """
+        """Exchange K numbers with each rank: int64 ``[W, K]`` to ranks → ``[W, K]`` from ranks."""
         if self.world.size == 1:
             return send
         values = torch.from_numpy(np.ascontiguousarray(send)).to(self.device)
@@ -87,16 +80,16 @@ class Exchange:
         receive: np.ndarray,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """One all-to-all of K tensors, whatever their dtypes: as bytes, so exact.
+        """Exchange K tensors of any dtypes in one all-to-all, as bytes and so exactly.
 
         Args:
-            columns: K tensors, rows by the rank that they go to; the k-th has the same dtype and
-                row shape on every rank.
-            send, receive: int64 ``[W, K]`` rows to and from each rank.
-            out: where to put what comes, contiguous; None = memory of its own.
+            columns: K tensors, rows by destination rank; the k-th has the same dtype and row shape
+                on every rank.
+            send, receive: int64 ``[W, K]``, rows to and from each rank.
+            out: contiguous tensors to receive into; None = new ones.
 
         Returns:
-            K tensors, rows by the rank that they come from.
+            K tensors, rows by source rank.
         """
         if self.world.size == 1:
             if out is not None:
@@ -132,7 +125,7 @@ class Exchange:
     def rows(
         self, values: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor
     ) -> Tensor:
-        """`columns` of one tensor, received right in ``out``.
+        """Exchange one tensor as `columns` does, received directly in ``out``.
 
         Args:
             values: ``[sum(send), …]``, any dtype.
@@ -153,7 +146,7 @@ class Exchange:
         return out if direct else out.copy_(came)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum ``values`` over all ranks, in place."""
         if self.world.size > 1:
             begin = time.perf_counter()
             moved = values.to(self.device)
@@ -164,15 +157,15 @@ class Exchange:
         return values
 
     def begin_sum(self, values: Tensor) -> tuple[Tensor, dist.Work | None]:
-        """As `sum`, without waiting: the result is there when the work is done (None = it is).
-        Other collectives may be made in between."""
+        """Start a `sum` without waiting: the result is valid once the work is done (None = now).
+        Other collectives may be issued in between."""
         if self.world.size == 1:
             return values, None
         moved = values.to(self.device)
         return moved, dist.all_reduce(moved, group=self.group, async_op=True)
 
     def max(self, value: int) -> int:
-        """The largest ``value`` of any rank."""
+        """Return the largest ``value`` of any rank."""
         if self.world.size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.int64, device=self.device)
@@ -180,11 +173,11 @@ class Exchange:
         return int(tensor)
 
     def gather_rows(self, values: Tensor) -> Tensor:
-        """All ranks' rows, rank after rank, on every rank. ``values``: ``[n_r, …]``."""
+        """Gather the rows ``[n_r, …]`` of all ranks, rank after rank, on every rank."""
         return torch.cat(self._gather_pieces(values))
 
     def gather_json(self, value: Any) -> list[Any]:
-        """What each rank gave, as JSON carries it, on every rank."""
+        """Gather each rank's ``value``, serialised as JSON, on every rank."""
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(piece.cpu().numpy().tobytes()) for piece in self._gather_pieces(text)]
 
@@ -207,14 +200,14 @@ class Exchange:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The elements' bytes, uint8 ``[n]``; a view where the tensor is contiguous."""
-    if not tensor.numel():  # whose strides a view may refuse
+    """Return the elements' bytes, uint8 ``[n]``; a view of a contiguous tensor."""
+    if not tensor.numel():  # its strides may not permit a view
         return tensor.new_empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def row_bytes(tensor: Tensor) -> int:
-    """Bytes of one row of an array ``[N, …]``."""
+    """Return the bytes of one row of an array ``[N, …]``."""
     return tensor.element_size() * int(np.prod(tensor.shape[1:], dtype=np.int64))
 
 
@@ -228,23 +221,19 @@ def _from_bytes(data: Tensor, like: Tensor) -> Tensor:
 
 
 def as_ids(ids: Ids) -> np.ndarray:
-    """Ids as look-ups take them, int64 ``[n]`` in the memory of the CPU.
-
-    A tensor may lie on any device: it comes by one explicit transfer. Without it a look-up by ids
-    on a GPU would fail, or be a copy that nobody sees.
-    """
+    """Return ids as int64 ``[n]`` in CPU memory, by one explicit transfer from any device."""
     if isinstance(ids, Tensor):
         ids = ids.detach().to("cpu").numpy()
     return np.ascontiguousarray(ids, np.int64)
 
 
 def owners(ids: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """The ranks that own ``ids``: rank r owns ``bounds[r] … bounds[r+1]-1``."""
+    """Return the ranks that own ``ids``: rank r owns ``bounds[r] … bounds[r+1]-1``."""
     return np.searchsorted(bounds, ids, side="right") - 1
 
 
 def group_by_owner(ids: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A stable order of ``ids`` by their owners, and how many each rank owns, int64 ``[W]``."""
+    """Return a stable order of ``ids`` by owner, and each rank's count, int64 ``[W]``."""
     owner = owners(ids, bounds)
     return np.argsort(owner, kind="stable"), np.bincount(owner, minlength=len(bounds) - 1)
 
@@ -258,9 +247,9 @@ def name_to_owners(
         ids: node type → int64 ``[n]``, any global ids; the same types in one order on all ranks.
 
     Returns:
-        node type → int64 ``[m]``, those of this rank's nodes that any rank named, by rank.
+        node type → int64 ``[m]``, the nodes of this rank that each rank named, by rank.
     """
-    named = {t: np.unique(nodes) for t, nodes in ids.items()}  # which also puts them by owner
+    named = {t: np.unique(nodes) for t, nodes in ids.items()}  # sorted, and so grouped by owner
     cuts = [np.diff(np.searchsorted(nodes, bounds[t])) for t, nodes in named.items()]
     send = np.stack(cuts, axis=1)
     columns = [torch.from_numpy(nodes) for nodes in named.values()]
@@ -273,13 +262,13 @@ def ask_owners(
     exchange: Exchange,
     answer: Callable[[np.ndarray], Sequence[Tensor]],
 ) -> list[Tensor]:
-    """Rows of nodes or edges from the ranks that own them. Collective.
+    """Fetch rows of nodes or edges from the ranks that own them. Collective.
 
     Args:
         ids: int64 ``[n]``, global, on any device.
         bounds: int64 ``[W+1]``, see `owners`.
-        answer: ids of this rank's → their rows, K tensors ``[m, …]`` on the CPU; those of a list
-            with a repetition may be written to.
+        answer: ids that this rank owns → their rows, K tensors ``[m, …]`` on the CPU; for ids with
+            repetitions these must be writable.
 
     Returns:
         K tensors ``[n, …]``, in the order of ``ids``.
@@ -299,7 +288,7 @@ def ask_owners(
         own = [column.new_empty((len(named), *column.shape[1:])) for column in others]
     elif not len(far):
         return list(answer(named))
-    else:  # any row first where others' go, so that own ones are moved once
+    else:  # a placeholder row for each remote one, so that local rows are moved only once
         filled = named.copy()
         filled[far] = named[near[0]]
         own = list(answer(filled))
@@ -309,23 +298,22 @@ def ask_owners(
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
-    """The permutation that undoes ``order``."""
+    """Return the inverse permutation."""
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return back
 
 
 def offsets(counts: np.ndarray) -> np.ndarray:
-    """Where each of some runs starts, and where the last one ends: int64 ``[n+1]``."""
+    """Return the start of each run of rows and the end of the last one, int64 ``[n+1]``."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
 class FailureBroadcast:
-    """How a rank that fails while it prepares batches tells the others, which wait for it.
+    """Reports a failure in batch preparation to the other ranks.
 
-    The others wait in a collective that will never end. So a failure is written to the process
-    group's key-value store, which every rank can read at any time, and ranks that wait for a batch
-    look there.
+    These wait in a collective that will never complete. So a failure is written to the process
+    group's key-value store, which ranks waiting for a batch poll.
 
     Args:
         store: a key-value store that all ranks share; None with one rank.
@@ -336,7 +324,7 @@ class FailureBroadcast:
         self._store = store
 
     def announce(self, error: BaseException) -> None:
-        """Say that this rank's batches have come to an end, and why. The first rank is kept."""
+        """Report why this rank's batches have ended. The first report is kept."""
         if self._store is None:
             return
         self._store.compare_set("cause", "", f"{self._world.rank}\n{error_text(error)}")
@@ -361,7 +349,7 @@ class FailureBroadcast:
 
 @dataclass(frozen=True)
 class Ragged:
-    """A list of ids for each of B nodes.
+    """Lists of ids, one for each of B nodes.
 
     Attributes:
         indptr: int64 ``[B+1]``.
@@ -373,22 +361,22 @@ class Ragged:
 
     @staticmethod
     def empty(num: int) -> Ragged:
-        """``num`` lists with nothing in them."""
+        """Return ``num`` empty lists."""
         return Ragged(np.zeros(num + 1, np.int64), np.empty(0, np.int64))
 
     @staticmethod
     def of_one(ids: np.ndarray) -> Ragged:
-        """A list of one id for each."""
+        """Return a list of one id each."""
         return Ragged(np.arange(len(ids) + 1), ids)
 
     def take(self, order: np.ndarray) -> Ragged:
-        """The lists numbered ``order``, one after the other."""
+        """Return the lists numbered ``order``."""
         return Ragged(*kernels.take_lists(self.indptr, self.ids, order))
 
 
 @dataclass(frozen=True)
 class RaggedByRank:
-    """Lists grouped by the rank that they go to, or come from.
+    """Lists grouped by destination or source rank.
 
     Attributes:
         cuts: int64 ``[W+1]``; rank r's are the lists ``cuts[r] … cuts[r+1]-1``.
@@ -401,11 +389,11 @@ class RaggedByRank:
 def exchange_ragged(
     exchange: Exchange, batches: Sequence[RaggedByRank], wire: np.dtype
 ) -> list[RaggedByRank]:
-    """Send every rank its lists and return those that came. Two all-to-alls.
+    """Send every rank its lists and return those received. Two all-to-alls.
 
     Args:
-        batches: the same number of them on every rank.
-        wire: dtype of the ids on their way.
+        batches: the same number on every rank.
+        wire: dtype of the transmitted ids.
     """
     columns, counts = [], []
     for batch in batches:
@@ -427,19 +415,18 @@ def exchange_ragged(
 
 @dataclass(frozen=True)
 class RowRoutes:
-    """Which rank owns the rows of a batch's nodes, and which rows this rank is asked for.
+    """Routes of a batch's rows: which rank owns each, and which rows other ranks request here.
 
-    Worked out once for a batch, where it is made: what then moves rows to and fro needs one
-    all-to-all each way. R rows come here, G rows of this rank go out. On the wire rows lie by rank,
-    then by node type, then in the order in which they were named.
+    Computed once, when the batch is built, so that moving rows takes one all-to-all each way. R
+    rows are received, G rows are sent; transmitted rows are ordered by rank, then by node type,
+    then as they were named.
 
     Attributes:
-        num: node type → how many of its rows come.
-        order: int64 ``[R]``: which of the named nodes, all types one after the other, comes at
-            each place of the wire.
-        receive, send: rows from each rank and to each, ``[W]``.
-        given: node type → int64 ``[G_t]``, the rows that are asked for, counted from this rank's
-            first; places: where each goes on the wire.
+        num: node type → number of rows received.
+        order: int64 ``[R]``: index, among the named nodes of all types, of each received row.
+        receive, send: rows from and to each rank, ``[W]``.
+        given: node type → int64 ``[G_t]``, requested rows, relative to this rank's first; places:
+            the position of each among the rows sent.
     """
 
     num: dict[str, int]
@@ -453,7 +440,7 @@ class RowRoutes:
 def route_rows(
     ids: Mapping[str, Ids], bounds: Mapping[str, np.ndarray], exchange: Exchange
 ) -> RowRoutes:
-    """Tell the owners which rows are needed. Collective.
+    """Request rows from their owners. Collective.
 
     Args:
         ids: node type → int64 ``[n]``, global ids, on any device.
@@ -486,15 +473,15 @@ def count_nodes_once(
     bounds: Mapping[str, np.ndarray],
     exchange: Exchange,
 ) -> dict[str, Tensor]:
-    """Which of a batch's nodes this rank counts, so that each node of all ranks' batches is counted
-    by one of them: the lowest of the ranks that reach it in the fewest hops. Collective.
+    """Mark the nodes of a batch that this rank counts, so that exactly one rank counts each node:
+    the lowest of those that reach it in the fewest hops. Collective.
 
     The choice holds for every hop: a rank that reaches a node in the fewest hops has it in all
     further ones.
 
     Args:
         ids: node type → int64 ``[n]``, distinct global ids in the order in which hops reached them.
-        hops: node type → how many of them are reached by each hop or before, the last being n.
+        hops: node type → number of nodes reached up to each hop, the last being n.
         bounds: see `route_rows`.
 
     Returns:

@@ -1,21 +1,19 @@
-"""Node rows, wherever they are: on this host, cached there, or on the rank that owns them; and how
-they become the model's input.
+"""Node rows, on this host, cached there or on the rank that owns them, as input of the model.
 
-A table has room for every node of its type, of which only what is used takes memory: first the
-rows of the host's ranks, which are read where they lie, then cached rows, both in memory once for
-all ranks of the host; then a room for rows that a batch fetches. So one look-up gives one slot per
-node, a gather or an aggregation is one operation on one table, and what arrives from other hosts
-is received where it is read. All node types and columns share one exchange of counts, one of ids
-and one of rows.
+A table has a slot for every node of its type; unused slots take no memory. First come the rows of
+the host's ranks, read in place, then cached rows, both in memory once for all ranks of the host,
+then space for rows that a batch fetches. So one look-up gives one slot per node, a gather or an
+aggregation is one operation on one table, and rows from other hosts are received where they are
+read. All node types and columns share one exchange of counts, one of ids and one of rows.
 
-Only rows that stay as they are can be read so. Those that are learned, or computed, lie with the
-rank that owns them, and a neighbour on the same host is sent them as any other rank is: it would
-read rows of another step, or half of one.
+Only constant rows are shared this way. Embedding tables and computed rows stay with the rank that
+owns them, which sends them to other ranks even on the same host: these could otherwise read a row
+of another step, or one that is half written.
 
 Floating-point and plain integer arrays are joined into one table in the compute dtype when they
-are staged. int8 arrays with a scale beside them (``NAME`` and ``NAME_scale``, one number per
-node) stay int8 in memory and on the wire, and become numbers when a batch is made. Categories
-stay whole numbers; the model embeds them.
+are staged. int8 arrays with a scale (``NAME`` and ``NAME_scale``, one number per node) stay int8 in
+memory and in transmission, and are scaled when a batch is built. Categories stay integers; the
+model embeds them.
 """
 
 from __future__ import annotations
@@ -40,29 +38,29 @@ from raygnn.sampling.sampler import Draws, Frontier
 
 FEATURES = "features"
 
-FeatureTable = dict[str, Tensor]  # column → [nodes of the type, …], this rank's own rows first
+FeatureTable = dict[str, Tensor]  # column → [nodes of the type, …], this rank's rows first
 FeatureRows = dict[str, dict[str, Tensor]]  # node type → column → rows
 
-_FILL_AT_ONCE = 1 << 18  # rows of a cache that are fetched in one go
+_FILL_AT_ONCE = 1 << 18  # rows of a cache fetched at a time
 
 
 def degree_column(etype: EdgeType) -> str:
-    """Name of the column with the in-degrees of ``etype`` in its destination's table."""
+    """Return the column name of the in-degrees of ``etype`` in its destination's table."""
     return f"degree:{etype_str(etype)}"
 
 
 def weight_column(etype: EdgeType) -> str:
-    """Name of the column with the weight of each source row of ``etype`` in a combination."""
+    """Return the column name of the weight of each source row of ``etype`` in `combine`."""
     return f"weight:{etype_str(etype)}"
 
 
 class BufferRing:
-    """Output buffers that are used again after ``depth`` gathers.
+    """Output buffers that are reused after ``depth`` gathers.
 
-    A gather into fresh memory spends most of its time in page faults. A tensor handed out is
-    overwritten by the ``depth``-th gather after it, so ``depth`` must exceed the number of
-    batches alive at once. With depth 0 every gather gets memory of its own; ``pinned``, of torch's
-    page-locked memory, which is not used again before a GPU has copied from it.
+    A gather into fresh memory spends most of its time in page faults. A tensor is overwritten by
+    the ``depth``-th gather after it, so ``depth`` must exceed the number of live batches. With
+    depth 0 every gather allocates; ``pinned``: page-locked memory, which torch does not reuse
+    before a GPU has copied from it.
     """
 
     def __init__(self, depth: int, pinned: bool = False):
@@ -72,14 +70,14 @@ class BufferRing:
         self._turn: dict[str, int] = {}
 
     def gather(self, name: str, table: Tensor, index: Tensor) -> Tensor:
-        """``table[index]``. ``name`` tells buffers of different shapes apart."""
+        """Return ``table[index]``. ``name`` distinguishes buffers of different shapes."""
         if not self._depth and not self._pinned:
             return table.index_select(0, index)
         shape = (len(index), *table.shape[1:])
         return torch.index_select(table, 0, index, out=self.take(name, shape, table.dtype))
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory to write rows to, of the buffers called ``name``."""
+        """Return the next buffer called ``name`` to write rows to."""
         if not self._depth:
             return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
         turn, rows = self._turn.get(name, 0), shape[0]
@@ -92,23 +90,21 @@ class BufferRing:
 
 
 class FeatureStore:
-    """The tables of all node types, spread over the ranks by ownership.
+    """Tables of all node types, distributed over the ranks by ownership.
 
     Args:
         bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
-        exchange: the data plane's collectives.
+        exchange: the data plane's collectives, shared with the sampler.
         tables: node type → table; the same columns on every rank.
-        layouts: node type → where its tables have what; a type without has its own rows first.
-        ring: gathers after which an output buffer is used again; 0 = never.
-        beside: lay what `combine` gives of a node and of its neighbours side by side: see
-            `_beside`. Not for another device, where columns of a table come slowly.
+        layouts: node type → layout of its table; default: this rank's rows first.
+        ring: gathers after which an output buffer is reused; 0 = never.
+        beside: place the results of `combine` for a node and its neighbours side by side: see
+            `_beside`. Not for batches that move to a GPU, which copies columns slowly.
 
     Attributes:
-        bounds: see above.
-        ntypes: those of the tables, also such as have no column.
-        exchange: what it fetches over; a loader's sampler uses the same.
+        ntypes: those of the tables, including types without columns.
         remote, hits: distinct rows of other hosts that batches needed so far, and how many of
-            them the cache had.
+            them were cached.
     """
 
     def __init__(
@@ -130,11 +126,11 @@ class FeatureStore:
         self._lay_beside = beside
         rank = exchange.world.rank
         self._layouts = layouts or {t: TableLayout.local_only(b, rank) for t, b in bounds.items()}
-        # what to add to an id for the slot of an own row
+        # slot of a local row minus its id
         self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
-        # the same on all ranks: all rows of a type are here where all ranks are on one host
+        # the same on all ranks: no rank fetches if all are on one host
         self._fetches = any((self._layouts[t].starts < 0).any() for t in self._tables)
-        # where fetched rows go: after what is there to stay
+        # fetched rows are stored after the permanent ones
         self._base = {t: layout.room for t, layout in self._layouts.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
@@ -142,43 +138,42 @@ class FeatureStore:
         self.hits = 0
 
     def to_pinned(self) -> None:
-        """Gather into page-locked memory, from which a GPU copies without another pass."""
+        """Gather into page-locked memory, from which a GPU copies directly."""
         self._ring = BufferRing(0, pinned=True)
 
     def row_bytes(self, ntype: str) -> int:
-        """Bytes of one row, over all columns."""
+        """Return the bytes of one row, over all columns."""
         return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
 
     @property
     def whole(self) -> bool:
-        """Whether the rows of all ranks are here, and none has to be fetched."""
+        """True if all ranks' rows are on this host, so that none are fetched."""
         return not self._fetches
 
     def room(self, ntype: str) -> int:
-        """The slots of a node type that have rows of this host's ranks and cached rows."""
+        """Return the number of slots with rows of this host's ranks and cached rows."""
         return self._layouts[ntype].room
 
     def here(self, ntype: str) -> FeatureTable:
-        """The columns of a node type, ``[room, …]``, without the slots of rows that are fetched;
-        of one slot at least, which need not mean anything."""
+        """Return the columns of a node type, ``[room, …]``, without slots of fetched rows; at least
+        one slot, which may be unused."""
         room = max(1, self.room(ntype))
         return {name: column[:room] for name, column in self._tables.get(ntype, {}).items()}
 
     def shifts(self, ntype: str) -> np.ndarray:
-        """What to add to an id for its slot, by the rank that owns it, int64 ``[W]``; of ranks
-        whose rows are here."""
+        """Return slot minus id of the rows of each rank on this host, int64 ``[W]``."""
         return self._layouts[ntype].starts - self.bounds[ntype][:-1]
 
     def fill_cache(self, chosen: Mapping[str, Ids], host: Host) -> None:
-        """Fetch the rows for which the layouts have place, each rank of the host its share of
-        them; once in a store's life. Collective.
+        """Fetch the rows for which the layouts reserve cache slots, each rank of the host its
+        share; once per store. Collective.
 
         Args:
             chosen: node type → distinct int64 ids of other hosts, ascending, the same on all
                 ranks of the host; none for a type not named.
         """
         nobody = np.empty(0, np.int64)
-        mine = dict.fromkeys(self.ntypes, (0, nobody))  # place in the cache → ids
+        mine = dict.fromkeys(self.ntypes, (0, nobody))  # first cache slot, ids
         wanted = {t: as_ids(ids) for t, ids in chosen.items()}
         for ntype, ids in wanted.items():
             low, high = (len(ids) * (host.place + i) // len(host.ranks) for i in (0, 1))
@@ -189,7 +184,7 @@ class FeatureStore:
             self._base = {t: self._layouts[t].cached + low + at for t, (low, _) in mine.items()}
             self._slots({t: ids[at : at + _FILL_AT_ONCE] for t, (_, ids) in mine.items()})
         self._base = {t: layout.room for t, layout in self._layouts.items()}
-        self.remote = 0  # of batches
+        self.remote = 0  # counts rows of batches only
         for ntype, ids in wanted.items():
             keys, slots = nobody, nobody
             if host.leads:
@@ -198,24 +193,23 @@ class FeatureStore:
         host.wait()
 
     def gather(self, ids: Mapping[str, Ids]) -> FeatureRows:
-        """Rows of every column for ``ids`` (node type → int64 ``[n]``, on any device), in that
-        order.
+        """Return rows of every column for ``ids`` (node type → int64 ``[n]``, on any device).
 
-        Collective: every rank calls it, or `combine`, the same number of times.
+        Collective: every rank calls this or `combine` the same number of times.
         """
         return self._rows(self._slots({t: as_ids(nodes) for t, nodes in ids.items()}))
 
     def combine(
         self, nodes: Mapping[str, Ids], draws: Draws, how: str
     ) -> tuple[FeatureRows, dict[EdgeType, Tensor]]:
-        """Rows of ``nodes``, and their neighbours' features added up straight from the table.
+        """Return rows of ``nodes``, and their neighbours' features aggregated from the table.
 
-        Neither the neighbours' rows nor messages are laid out anywhere. Collective.
+        Neither the neighbours' rows nor messages are materialised. Collective.
 
         Args:
             nodes: node type → distinct ids ``[D]``, on any device.
             draws: edge type → the sampled neighbours of its destination type's ``nodes``.
-            how: "mean", "sum", "max", or "weighted": the sum, each row multiplied by its
+            how: "mean", "sum", "max", or "weighted": the sum of rows times their
                 ``weight_column``.
 
         Returns:
@@ -247,11 +241,11 @@ class FeatureStore:
         return self._rows(targets, {t: halves[0] for t, halves in beside.items()}), combined
 
     def _beside(self, nodes: Mapping[str, Ids], draws: Draws) -> dict[str, tuple[Tensor, Tensor]]:
-        """Room for the features of nodes and, beside them, for what their neighbours give: one
-        product takes both, and nothing has to be moved for that.
+        """Return buffers for nodes' features and, beside them, their neighbours' aggregate, so that
+        one matrix product reads both without a copy.
 
-        Of node types that one edge type ends at, in fp32: in bf16 rows of zeros come behind, so
-        that they are moved anyway.
+        Only for node types with one incoming edge type, in fp32: in bf16 zeros are appended, which
+        copies anyway.
         """
         halves = {}
         for ntype, ids in nodes.items() if self._lay_beside else ():
@@ -269,7 +263,7 @@ class FeatureStore:
     def _rows(
         self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None
     ) -> FeatureRows:
-        """``room``: node type → where its features go."""
+        """Gather all columns; ``room``: node type → buffer for its features."""
         rows: FeatureRows = {t: {} for t in self.ntypes}
         for ntype, table in self._tables.items():
             for name, column in table.items():
@@ -281,18 +275,18 @@ class FeatureStore:
         return rows
 
     def _slots(self, ids: Frontier) -> dict[str, Tensor]:
-        """The slot of each id, after what is missing has been fetched."""
+        """Fetch missing rows and return the slot of each id."""
         slots, missing, counts = self.locate(ids)
         self._fetch(missing, counts)
         return slots
 
     def locate(self, ids: Frontier) -> tuple[dict[str, Tensor], Frontier, np.ndarray]:
-        """Where rows are, or would be once they have been fetched.
+        """Return the slots of rows, and the rows to fetch first.
 
         Returns:
             ``(slots, missing, counts)``: node type → int64 ``[n]``; node type → the distinct ids
-            to fetch, by owner, of which the j-th has the slot ``room + j``; and how many each
-            rank owns of them, int64 ``[W, T]``.
+            to fetch, by owner, the j-th of which has the slot ``room + j``; and how many of them
+            each rank owns, int64 ``[W, T]``.
         """
         slots, missing = {}, {}
         counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
@@ -305,11 +299,13 @@ class FeatureStore:
             self.hits += int(located[4])
         return slots, missing, counts
 
-    def ask(self, missing: Frontier, counts: np.ndarray) -> tuple[np.ndarray, dict[str, Tensor]]:
-        """Tell the owners which rows are needed; see `locate`. Collective.
+    def request(
+        self, missing: Frontier, counts: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, Tensor]]:
+        """Request rows from their owners; see `locate`. Collective.
 
         Returns:
-            How many rows each rank asks this one for, int64 ``[W, T]``, and their slots by rank.
+            Number of rows that each rank requests here, int64 ``[W, T]``, and their slots by rank.
         """
         asked = self.exchange.counts(counts)
         ids = [torch.from_numpy(nodes) for nodes in missing.values()]
@@ -317,10 +313,10 @@ class FeatureStore:
         return asked, {t: nodes + self._shift[t] for t, nodes in zip(missing, came)}
 
     def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
-        """Receive the rows of ``missing`` (by owner) from their owners, at the tables' base."""
+        """Receive the rows of ``missing`` from their owners, at the tables' base."""
         if not self._fetches:
             return
-        asked, index = self.ask(missing, counts)
+        asked, index = self.request(missing, counts)
         numbers, answers, rooms = [], [], []
         for number, (ntype, table) in enumerate(self._tables.items()):
             base = self._base[ntype]
@@ -339,7 +335,7 @@ def _add_up(
     weight: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    """``out``: where it goes; None: to memory of its own."""
+    """Aggregate rows of each list, into ``out`` if given."""
     if not len(slots):
         shape = len(indptr) - 1, table.shape[1]
         return table.new_zeros(shape) if out is None else out.zero_()
@@ -369,11 +365,11 @@ LEARNED = "learned"
 
 @dataclass(frozen=True)
 class Learned:
-    """Rows that are learned for each node of a type.
+    """Embedding table of a node type.
 
     Attributes:
-        dim: width of a row, float32 where it is kept.
-        dtype: to compute in.
+        dim: width of a row, stored in float32.
+        dtype: compute dtype.
     """
 
     dim: int
@@ -382,14 +378,13 @@ class Learned:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arrays of one node type that a model reads, by how they are kept.
+    """Arrays of one node type that a model reads, by storage.
 
     Attributes:
         plain: joined into one table in the compute dtype.
-        scaled: int8 arrays that have a scale.
-        categories: whole numbers that stand for categories.
-        learned: what the type's learned rows are like, which come after the features; None = it
-            has none.
+        scaled: int8 arrays with a scale.
+        categories: integers that stand for categories.
+        learned: the type's node embeddings, placed after the features; None = none.
     """
 
     plain: tuple[str, ...]
@@ -399,16 +394,16 @@ class Inputs:
 
     @property
     def stored(self) -> bool:
-        """Whether the data have anything of it."""
+        """True if the dataset has any of the arrays."""
         return bool(self.plain or self.scaled or self.categories)
 
     @property
     def one_table(self) -> bool:
-        """Whether the plain table is the whole input, so that its rows can be added up."""
+        """True if the plain table is the complete input, so that its rows can be aggregated."""
         return bool(self.plain) and not (self.scaled or self.categories or self.learned)
 
     def width(self, arrays: Mapping[str, Tensor]) -> int:
-        """Numbers in a row of what the model reads, besides categories."""
+        """Return the width of a row of input features, without categories."""
         stored = sum(row_width(arrays[name]) for name in (*self.plain, *self.scaled))
         return stored + (self.learned.dim if self.learned else 0)
 
@@ -416,7 +411,7 @@ class Inputs:
 def choose_inputs(
     arrays: Mapping[str, Tensor], features: Sequence[str], categories: Iterable[str]
 ) -> Inputs:
-    """Which of the wanted arrays a node type has, and of what kind they are."""
+    """Select the wanted arrays that a node type has."""
     present = [name for name in features if name in arrays]
     scaled = [n for n in present if arrays[n].dtype == torch.int8 and n + SCALE in arrays]
     plain = [name for name in present if name not in scaled]
@@ -426,10 +421,10 @@ def choose_inputs(
 def choose_edge_inputs(
     arrays: Mapping[EdgeType, Container[str]], features: Sequence[str], categories: Iterable[str]
 ) -> dict[EdgeType, Inputs]:
-    """The same of edge types, of those that have any.
+    """Select the wanted arrays of edge types; types without any are omitted.
 
     Raises:
-        DataError: none has an array of such a name.
+        DataError: no edge type has an array of some name.
     """
     chosen = {
         etype: Inputs(
@@ -443,13 +438,13 @@ def choose_edge_inputs(
     if missing := [name for name in (*features, *categories) if name not in present]:
         raise DataError(
             f"no edge type has an array {missing[0]!r}",
-            remedy="set model.edge_features and model.edge_categories to arrays that are there",
+            remedy="set model.edge_features and model.edge_categories to existing arrays",
         )
     return {etype: inputs for etype, inputs in chosen.items() if inputs.stored}
 
 
 def row_width(rows: Tensor) -> int:
-    """Numbers in one row of an array ``[N, ...]``."""
+    """Return the number of elements in one row of an array ``[N, ...]``."""
     return math.prod(rows.shape[1:])
 
 
@@ -468,26 +463,25 @@ def build_store(
     host: Host | None = None,
     cached: Mapping[str, np.ndarray] | None = None,
 ) -> FeatureStore:
-    """The store of what the model reads. Collective.
+    """Build the store of the model's input. Collective.
 
     Args:
-        inputs: of each node type.
-        dtype: of the plain table, and of what int8 rows become.
-        degree_etypes: edge types whose in-degrees go into their destination type's table.
-        weighted: whether source rows need the weights of a graph convolution (Kipf & Welling,
-            2017): ``1 / sqrt(degree + 1)``, and 1 where an edge type joins different node types.
-        resident: keep the rows of the host in its memory, which is read faster than a mapped file;
-            the same on all its ranks.
-        ring: gathers after which an output buffer is used again.
-        beside: see `FeatureStore`.
-        learned: node type → float32 ``[nodes of the type, dim]``, this rank's own learned rows
-            first, used as it is; None = the store has none of them.
-        host: the ranks whose rows are read and not fetched; None = this one alone.
-        cached: node type → what to keep of other hosts: see `FeatureStore.fill_cache`.
+        inputs: node type → its arrays.
+        dtype: of the plain table, and of int8 rows after scaling.
+        degree_etypes: edge types whose in-degrees are added to their destination type's table.
+        weighted: add the weights of a graph convolution (Kipf & Welling, 2017) to source rows:
+            ``1 / sqrt(degree + 1)``, and 1 for an edge type between different node types.
+        resident: copy the host's rows into memory, which is read faster than a mapped file; the
+            same on all its ranks.
+        ring, beside: see `FeatureStore`.
+        learned: node type → embedding table, float32 ``[nodes of the type, dim]``, this rank's
+            rows first, used in place; None = none.
+        host: ranks whose rows are read in place; None = this one alone.
+        cached: node type → ids of other hosts to cache: see `FeatureStore.fill_cache`.
     """
     learned, host = learned or {}, host or Host.alone(exchange)
     cached = {t: as_ids(ids) for t, ids in (cached or {}).items() if t not in learned}
-    # learned rows change, so a type that has some is read from a table of this rank's rows alone
+    # embedding tables change, so other ranks' rows of a type with one are never read in place
     layouts = {
         t: TableLayout.local_only(shard.bounds[t], shard.rank)
         if t in learned
@@ -523,7 +517,7 @@ def build_store(
 
 @dataclass(frozen=True)
 class _TableBuilder:
-    """Makes tables column by column, the same ones on every rank. Collective."""
+    """Builds tables column by column, the same ones on every rank. Collective."""
 
     shard: Shard
     layouts: Mapping[str, TableLayout]
@@ -532,7 +526,7 @@ class _TableBuilder:
     tables: dict[str, FeatureTable] = field(default_factory=dict)
 
     def inputs(self, ntype: str, inputs: Inputs, dtype: torch.dtype) -> None:
-        """The columns of what a model reads of a node type."""
+        """Add the columns of a node type's inputs."""
         arrays = self.shard.node_data[ntype]
         self.tables[ntype] = {}
         if inputs.plain:
@@ -544,7 +538,7 @@ class _TableBuilder:
             self.copied(ntype, f"category:{name}", arrays[name].flatten().to(torch.int64))
 
     def copied(self, ntype: str, column: str, rows: Tensor, *, large: bool = False) -> None:
-        """A column of which each rank lays its own rows into the host's memory."""
+        """Add a column; each rank copies its rows into the host's shared memory."""
         layout = self.layouts[ntype]
         with self.hosts[ntype].memory(layout.room * row_bytes(rows)) as handle:
             shape = rows.dtype, rows.shape[1:], layout.total
@@ -556,8 +550,8 @@ class _TableBuilder:
         self.tables[ntype][column] = table
 
     def _stored(self, ntype: str, column: str, names: Sequence[str], dtype: torch.dtype) -> None:
-        """A column of what the node has in files."""
-        rows = self.shard.rows(ntype, names, dtype)  # made now, before neighbours look for them
+        """Add a column that is read from staged files."""
+        rows = self.shard.rows(ntype, names, dtype)  # staged now, before other ranks open them
         if self.resident:
             self.copied(ntype, column, _matrix(rows), large=True)
             return
@@ -570,7 +564,7 @@ class _TableBuilder:
 def assemble(
     rows: FeatureRows, inputs: Mapping[str, Inputs]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Gathered columns → ``(x, categories)`` as a batch has them.
+    """Return a batch's ``(x, categories)`` from gathered columns.
 
     Returns:
         node type → ``[n, F]`` in the compute dtype (no entry for a type with categories alone),
@@ -583,7 +577,7 @@ def assemble(
         for name in chosen.scaled:
             scale = columns[f"scale:{name}"]
             parts.append(columns[f"int8:{name}"].to(scale.dtype) * scale.unsqueeze(1))
-        if chosen.learned and LEARNED in columns:  # in training they come from elsewhere
+        if chosen.learned and LEARNED in columns:  # in training `Embeddings` adds them
             parts.append(columns[LEARNED].to(chosen.learned.dtype))
         if parts:
             x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

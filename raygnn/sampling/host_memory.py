@@ -1,8 +1,8 @@
-"""Memory that the ranks of one host have in common.
+"""Memory shared by the ranks of one host.
 
-It has no name anywhere: one rank asks the kernel for it and the others open it through that rank's
-entry in /proc, so it goes with the last process that maps it, however that ends. The size of
-/dev/shm, which is small in many containers, does not bound it.
+It has no name: one rank allocates it and the other ranks open it through that rank's entry in
+/proc, so the kernel frees it with the last process that maps it, however that process ends. It is
+not limited by the size of /dev/shm, which is small in many containers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 def host_identity() -> list[str] | None:
-    """What processes have alike that see the same files and one another, and last the number of
-    this one among them; None where the system does not say."""
+    """Return an identity shared by processes that see the same files and processes, followed by
+    this process's pid among them; None if the system does not provide it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "user")]
@@ -36,8 +36,8 @@ def host_identity() -> list[str] | None:
 
 @dataclass(frozen=True)
 class Host:
-    """The ranks that share memory with this one. All methods are collective over all ranks, of
-    all hosts; where no two ranks share any, none of them sends anything.
+    """Ranks that share memory with this one. All methods are collective over the ranks of all
+    hosts; nothing is sent if no two ranks share a host.
 
     Attributes:
         exchange: over all ranks.
@@ -51,16 +51,16 @@ class Host:
 
     @classmethod
     def alone(cls, exchange: Exchange) -> Host:
-        """A host of this rank, as if every other rank had one of its own."""
+        """Return a host of this rank alone, as if every rank had its own."""
         return cls(exchange, (exchange.world.rank,), 1)
 
     @classmethod
-    def of(cls, exchange: Exchange) -> Host:
-        """The host that this rank runs on. Collective."""
+    def discover(cls, exchange: Exchange) -> Host:
+        """Find the ranks on this rank's host. Collective."""
         rank, identities = exchange.world.rank, exchange.gather_json(host_identity())
         mine = identities[rank] or []
         alike = [r for r, other in enumerate(identities) if other and other[:-1] == mine[:-1]]
-        # the system asks for the same right here as to open another process's memory
+        # the kernel requires the same permission here as for opening the process's memory
         opens = bool(mine) and os.path.exists(f"/proc/{identities[alike[0]][-1]}/cwd")
         opening = exchange.gather_json(opens)
         ranks = tuple(r for r in alike if opening[r]) if opens else (rank,)
@@ -72,33 +72,33 @@ class Host:
 
     @property
     def holds_all(self) -> bool:
-        """Whether all ranks are on this host, and so on all of them."""
+        """True if all ranks are on this host; the same on every rank."""
         return len(self.ranks) == self.exchange.world.size
 
     @property
     def place(self) -> int:
-        """This rank's place among those of the host."""
+        """Index of this rank among the ranks of the host."""
         return self.ranks.index(self.exchange.world.rank)
 
-    def settle(self, value: T) -> T:
-        """What the leader gave, a JSON value."""
+    def from_leader(self, value: T) -> T:
+        """Return the leader's ``value``, which must be JSON."""
         if self.most == 1:
             return value
-        settled: T = self.exchange.gather_json(value)[self.ranks[0]]
-        return settled
+        agreed: T = self.exchange.gather_json(value)[self.ranks[0]]
+        return agreed
 
     def wait(self) -> None:
-        """Until all ranks are here, so that one reads what another has written."""
+        """Wait for all ranks, so that each sees what the others have written."""
         if self.most > 1:
             self.exchange.max(0)
 
     @contextmanager
     def memory(self, size: int) -> Iterator[int | None]:
-        """A handle on memory of so many bytes, zero at first, to be mapped in the block; None for
-        a rank that shares with nobody.
+        """Yield a file descriptor of ``size`` bytes of zeroed memory, to be mapped in the block;
+        None for a rank alone on its host.
 
         Raises:
-            TrainingError: the system refuses it.
+            TrainingError: the memory cannot be allocated or opened.
         """
         handle = self._open(size) if self.most > 1 else None
         try:
@@ -113,20 +113,20 @@ class Host:
             if several and self.leads:
                 handle = os.memfd_create("raygnn")
                 os.ftruncate(handle, size)
-            pid, number = self.settle([os.readlink("/proc/self"), handle])
+            pid, number = self.from_leader([os.readlink("/proc/self"), handle])
             if several and not self.leads:
                 handle = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise TrainingError(
-                f"{size:,} bytes of memory cannot be shared by the ranks {list(self.ranks)} of "
-                f"this host: {error.strerror or error}",
+                f"ranks {list(self.ranks)} of this host cannot share {size:,} bytes of memory: "
+                f"{error.strerror or error}",
                 remedy="free memory there, or raise the limit on open files (ulimit -n)",
             ) from error
-        self.wait()  # the leader's is open until all have theirs
+        self.wait()  # the leader closes its descriptor only after all ranks have opened theirs
         return handle
 
     def array(self, count: int, dtype: Any) -> np.ndarray:
-        """``[count]`` zeros that all ranks of the host have in common."""
+        """Return ``[count]`` zeros in memory shared by all ranks of the host."""
         size = count * np.dtype(dtype).itemsize
         with self.memory(size) as handle:
             if handle is None or not size:
@@ -134,8 +134,8 @@ class Host:
             return np.frombuffer(mmap.mmap(handle, size), dtype)
 
     def publish(self, values: np.ndarray) -> np.ndarray:
-        """The leader's ``[n]``, for all ranks of the host."""
-        shared = self.array(self.settle(len(values)), values.dtype)
+        """Return the leader's ``values [n]`` in shared memory."""
+        shared = self.array(self.from_leader(len(values)), values.dtype)
         if self.leads:
             shared[:] = values
         self.wait()

@@ -1,6 +1,6 @@
-"""The compiled inner loops of sampling (numba, without the GIL, compiled once and cached).
+"""Compiled inner loops of sampling (numba, without the GIL, compiled once and cached).
 
-``indptr``/``src`` are in-edge lists (CSC). Ids are int64, and where they lie int32 if they fit.
+``indptr``/``src`` are in-edge lists (CSC). Ids are int64; stored ids are int32 if they fit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ mix = njit(inline="always")(hashing.mix)  # of a uint64
 
 @njit(inline="always")
 def below(random, bound):  # type: ignore[no-untyped-def]
-    """A number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""
+    """Return a number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""
     return np.int64(((random >> uint64(32)) * uint64(bound)) >> uint64(32))
 
 
 @intrinsic
 def prefetch(context, array, index):  # type: ignore[no-untyped-def]
-    """Ask for the cache line that ``array[index]`` (contiguous) is in."""
+    """Prefetch the cache line of ``array[index]`` (contiguous)."""
 
     def build(context, builder, signature, values):  # type: ignore[no-untyped-def]
         whole = context.make_array(signature.args[0])(context, builder, values[0])
@@ -43,8 +43,8 @@ def prefetch(context, array, index):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
-    """See `raygnn.sampling.plan.permute`: a Feistel network of ``2 · half`` bits, round by round
-    with ``keys``, applied until the image is below ``size``."""
+    """Apply a Feistel network of ``2 · half`` bits, one round for each of ``keys``, until the image
+    is below ``size``: see `raygnn.sampling.plan.permute`."""
     mask, shift = (uint64(1) << uint64(half)) - uint64(1), uint64(half)
     out = np.empty(positions.shape[0], np.int64)
     for i in range(positions.shape[0]):
@@ -62,7 +62,7 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def shuffled(size, key):  # type: ignore[no-untyped-def]
-    """See `raygnn.sampling.plan.permute`: all of ``0 … size-1``, shuffled (Fisher & Yates)."""
+    """Return ``0 … size-1`` shuffled (Fisher & Yates)."""
     out = np.arange(size)
     for i in range(size - 1, 0, -1):
         j = below(mix(key + uint64(i)), i + 1)
@@ -113,7 +113,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _owner(bounds, node):  # type: ignore[no-untyped-def]
-    """The rank that owns a node: `np.searchsorted`, which takes numba 0.2 s to compile."""
+    """Return the rank that owns a node. `np.searchsorted` would take numba 0.2 s to compile."""
     low, high = 0, bounds.shape[0] - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -126,23 +126,23 @@ def _owner(bounds, node):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def locate(ids, bounds, starts, cache_ids, cache_slots, base):  # type: ignore[no-untyped-def]
-    """Where the rows of ``ids`` are, or will be once they have been fetched.
+    """Return the slots of the rows of ``ids``, and the rows to fetch first.
 
     Args:
-        ids: int64 ``[n]``, any number of times each.
+        ids: int64 ``[n]``, with repetitions.
         bounds: int64 ``[W+1]``, rank r owns ``bounds[r] … bounds[r+1]-1``.
-        starts: int64 ``[W]``, the slot of each rank's first row, -1 = its rows are not here; those
-            of one rank at least are.
+        starts: int64 ``[W]``, the slot of each rank's first row, -1 = remote; at least one rank's
+            rows are local.
         cache_ids, cache_slots: see `hash_slots`.
-        base: the slot of the first row that is fetched.
+        base: the slot of the first fetched row.
 
     Returns:
         ``(slots [n], wanted, counts [W], remote, hits)``: ``wanted`` are the distinct ids to
-        fetch, rank by rank; the j-th goes to slot ``base + j``. ``remote`` is the number of
-        distinct ids whose rows are not here, ``hits`` how many of them the cache has.
+        fetch, by rank; the j-th goes to slot ``base + j``. ``remote`` is the number of distinct
+        ids that are not local, ``hits`` how many of them are cached.
     """
     n, ranks = ids.shape[0], bounds.shape[0] - 1
-    low, high = np.int64(0), ranks  # the ranks whose rows are here are among these
+    low, high = np.int64(0), ranks  # the ranks whose rows are local are among these
     while starts[low] < 0:
         low += 1
     while starts[high - 1] < 0:
@@ -214,10 +214,8 @@ def locate(ids, bounds, starts, cache_ids, cache_slots, base):  # type: ignore[n
 
 @njit(**COMPILE)
 def hash_slots(ids, first):  # type: ignore[no-untyped-def]
-    """A hash table from distinct ``ids`` to ``first``, ``first + 1``, …: ids and slots, -1 = free.
-
-    At most half full, so that a search ends.
-    """
+    """Build a hash table from distinct ``ids`` to ``first``, ``first + 1``, …: ids and slots, -1 =
+    free. It is at most half full, so that a search ends."""
     size = np.int64(16)
     while size < 2 * ids.shape[0]:
         size *= 2
@@ -240,7 +238,7 @@ def mark_sources(indptr, src, rows, first, marks):  # type: ignore[no-untyped-de
         marks: bool, of the ids from ``first`` on; written to.
 
     Returns:
-        Those of them that other ranks own, int64, some perhaps more than once.
+        The sources that other ranks own, int64, with repetitions.
     """
     total = np.int64(0)
     for i in range(rows.shape[0]):
@@ -260,7 +258,7 @@ def mark_sources(indptr, src, rows, first, marks):  # type: ignore[no-untyped-de
 
 @njit(**COMPILE)
 def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
-    """The lists numbered ``order``, one after the other: ``(indptr, values)`` of them."""
+    """Return the lists numbered ``order`` as ``(indptr, values)``."""
     out_indptr = np.zeros(order.shape[0] + 1, np.int64)
     for i in range(order.shape[0]):
         out_indptr[i + 1] = out_indptr[i] + indptr[order[i] + 1] - indptr[order[i]]
@@ -276,8 +274,7 @@ def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
 def take_words(words, width, order, out):  # type: ignore[no-untyped-def]
     """Copy rows of ``width`` words each, numbered ``order``, to ``out``.
 
-    Rows far apart are asked for some time before they are read, which torch's index_select does
-    not do: a third of its time, with 16 bytes a row.
+    Rows are prefetched, unlike in torch's index_select: a third of its time with 16 bytes a row.
     """
     for i in range(order.shape[0] + _AHEAD):
         if i < order.shape[0]:
@@ -290,13 +287,13 @@ def take_words(words, width, order, out):  # type: ignore[no-untyped-def]
 
 @njit(**COMPILE)
 def scale_rows(bits, by):  # type: ignore[no-untyped-def]
-    """Multiply rows of bf16 numbers, in place, and round to the nearest (ties to even).
+    """Multiply rows of bf16 numbers in place, rounding to nearest even.
 
-    torch converts there and back in tensors of their own, at eight times the cost. Numbers that
-    are not finite stay so.
+    torch converts to other tensors and back, at eight times the cost. Numbers that are not finite
+    stay so.
 
     Args:
-        bits: uint16 ``[n, F]``, contiguous, the numbers as they lie.
+        bits: uint16 ``[n, F]``, contiguous, the numbers' bits.
         by: float32 ``[n]``, finite.
     """
     for i in range(bits.shape[0]):

@@ -1,9 +1,9 @@
-"""From a step number to a batch, and from batches to the iterable that Lightning trains on.
+"""Batches of a step, and the iterable of batches that Lightning trains on.
 
-Batches are made in one background thread while the model trains: exactly those that will be
-consumed, in order, so that the thread's collectives match those of the other ranks. Whatever goes
-wrong in it is raised where the batch is awaited, on the rank itself and, through the failure
-broadcast, on those that would wait for it for ever.
+Batches are built in one background thread while the model trains: exactly those that will be
+consumed, in order, so that the thread's collectives match those of the other ranks. Its errors are
+raised where the batch is awaited, on this rank and, through the failure broadcast, on the ranks
+that would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -51,51 +51,50 @@ log = logging.getLogger("raygnn")
 T = TypeVar("T")
 S = TypeVar("S", bound=Share, covariant=True)
 
-Note = Callable[..., None]  # told what a thread does: ``note(phase, epoch=…, step=…)``
+Note = Callable[..., None]  # reports a thread's phase: ``note(phase, epoch=…, step=…)``
 
 
 def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
-    """A `Note` that nobody reads."""
+    """Discard a `Note`."""
 
 
 class Maker(Protocol[S]):
-    """What makes the batches of one rank; collective. `BatchMaker`, or that of whole graphs."""
+    """Builds the batches of one rank: `BatchMaker` or `GraphBatchMaker`."""
 
     @property
     def plan(self) -> Steps: ...
 
     @property
     def identity(self) -> str:
-        """Stands for the data and their splits: the same on all ranks, and after a resume."""
+        """Fingerprint of the data and their splits, equal on all ranks and after a resume."""
         ...
 
     @property
     def exchange(self) -> Exchange:
-        """What batches need of other ranks comes over it."""
+        """Collectives that batches use."""
         ...
 
     def __call__(self, epoch: int, step: int) -> S: ...
 
     def accumulating(self, batches: int) -> Self:
-        """The same, of whose batches so many make an optimizer step together."""
+        """Return a copy that accumulates so many batches per optimizer step."""
         ...
 
 
 @dataclass(frozen=True)
 class BatchMaker:
-    """Makes batch ``(epoch, step)`` of one rank: plan, sample, exchange, gather. Collective.
+    """Builds batch ``(epoch, step)`` of one rank: plan, sample, exchange, gather. Collective.
 
     Attributes:
-        seeds: which there are, and where the blocks start.
+        seeds: of every step.
         fanouts: per hop, from the seeds outward.
-        inputs: node type → which columns are the model's input.
-        degree_etypes: edge types whose in-degrees the model wants.
-        combine: how the first layer adds up its sources' features, where that is all it does
-            with them (see `FeatureStore.combine`); None = it is given the sources themselves,
-            which is needed where nodes have learned rows.
-        counted: whether blocks say which rows count (`Block.counted`), since the model makes
-            statistics of the rows of all ranks.
-        note: told ``"sample"`` and ``"features"``.
+        inputs: node type → columns of the model's input.
+        degree_etypes: edge types whose in-degrees the model reads.
+        combine: how the first layer aggregates its sources' features, if it does nothing else with
+            them (see `FeatureStore.combine`); None = batches have the sources themselves, as node
+            embeddings require.
+        counted: add `Block.counted`, for models with statistics over the rows of all ranks.
+        note: called with ``"sample"`` and ``"features"``.
     """
 
     seeds: SeedAssigner
@@ -125,7 +124,7 @@ class BatchMaker:
 
     @property
     def learned(self) -> list[str]:
-        """The node types with learned rows, in a fixed order."""
+        """Node types with embeddings, in a fixed order."""
         return [t for t, inputs in self.inputs.items() if inputs.learned]
 
     def __call__(self, epoch: int, step: int) -> Batch:
@@ -180,7 +179,7 @@ class BatchMaker:
         )
 
     def _read(self, rows: FeatureRows) -> dict[str, Any]:
-        """What a batch has of the rows of its input nodes."""
+        """Return a batch's fields of its input nodes."""
         x, categories = assemble(rows, self.inputs)
         degree = {e: rows[e[2]][degree_column(e)] for e in self.degree_etypes}
         return {"x": x, "categories": categories, "degree": degree}
@@ -191,13 +190,13 @@ class BatchMaker:
         return self._read(self.store.finish(awaited))
 
     def _with_counted(self, blocks: list[Block], frontier: Mapping[str, Ids]) -> list[Block]:
-        """The blocks with `Block.counted`, where the model wants it. Collective.
+        """Add `Block.counted` if the model reads it. Collective.
 
-        A seed of padding is one of another rank's seeds, so that its neighbourhood adds no node to
-        those of all ranks.
+        A padding seed is a seed of another rank, so its neighbourhood adds no node to those of all
+        ranks.
 
         Args:
-            frontier: of which the first block's destinations are the first.
+            frontier: starts with the first block's destinations.
         """
         if not (self.counted and blocks):
             return blocks
@@ -211,24 +210,24 @@ class BatchMaker:
 
 
 class BatchLoader(Generic[S]):
-    """The training batches of one rank, resumable at any step.
+    """Training batches of one rank, resumable at any step.
 
-    The position is where the *next* batch to train on stands; batches that were prepared ahead
-    do not count. A position at the end of an epoch means the start of the next one, since a
-    checkpoint may be taken on an epoch's last batch.
+    The position is that of the *next* batch to train on, whatever was prefetched. A position at the
+    end of an epoch means the start of the next one, since a checkpoint may be written on an epoch's
+    last batch.
 
     Args:
-        make: makes one batch.
+        make: builds one batch.
         prefetch: batches prepared ahead of training.
-        limit: batches in all, over the whole run.
-        across: prepare across the ends of epochs, too, so that only the first batch of a run is
-            waited for. Not where training may stop at one: ranks would be left in the middle of
-            batches that the others never begin.
-        alarm: tells ranks of each other's failures.
+        limit: number of batches of the run.
+        across: prefetch across the ends of epochs, so that only the first batch of a run is waited
+            for. Not if training may stop after an epoch: ranks would be left in the middle of
+            batches that other ranks never begin.
+        alarm: reports failures between ranks.
         note: see `Prefetcher`.
-        pin: the GPU for which batches are pinned where they are made; None = they are not.
-        side: what makes batches on a GPU, and copies there what was made on the CPU; None = the
-            batches stay where they are made.
+        pin: GPU for which batches are pinned; None = they are not.
+        side: builds batches on a GPU, or copies them there; None = batches stay where they are
+            built.
     """
 
     def __init__(
@@ -260,9 +259,9 @@ class BatchLoader(Generic[S]):
         return self._make.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[S]:
-        """The batches of the rest of this epoch, or of the next one at the end of one."""
-        # a generator: nothing happens before the first batch is asked for, since Lightning makes
-        # one iterator too many before it restores the position
+        """Yield the remaining batches of this epoch, or of the next one at the end of one."""
+        # a generator, so that nothing happens before the first batch is requested: Lightning
+        # creates one iterator too many before it restores the position
         length = len(self)
         if self.step >= length:
             self.epoch, self.step = self.epoch + 1, 0
@@ -304,19 +303,19 @@ class BatchLoader(Generic[S]):
             yield batch
 
     def close(self) -> None:
-        """End the preparation of batches, which nobody wants any more."""
+        """Stop preparing batches."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
     @property
     def failure(self) -> BaseException | None:
-        """What preparation died of, if it has, although training may not be there yet."""
+        """Error that ended preparation, if any, even before training has reached that batch."""
         return None if self._prefetcher is None else self._prefetcher.failure
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs that have been trained on."""
+        """Number of completed epochs."""
         return self.epoch + (self.step >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
@@ -328,43 +327,43 @@ class BatchLoader(Generic[S]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position.
+        """Restore a saved position.
 
         Raises:
-            InputError: it was counted in batches of another size, or over other seeds or orders.
+            InputError: it refers to another batch size, other seeds or another order.
         """
         here = self.state_dict()
         if state.get("data", here["data"]) != here["data"]:
             raise InputError(
                 "the checkpoint was trained on other data, or on another split of them",
-                remedy="resume with the data that the run had; a dataset's own splits must be the "
-                "same each time it is made",
+                remedy="resume with the run's data; a dataset's own splits must be the same each "
+                "time it is loaded",
             )
         for name in self._make.plan.state:
             if state.get(name) == here[name]:
                 continue
             if name == "order":
                 raise InputError(
-                    "the checkpoint is of a version that put so few seeds in another order",
-                    remedy="go on with the version that began the run, or begin anew (--overwrite)",
+                    "the checkpoint was written by a version that orders few seeds differently",
+                    remedy="resume with that version, or start from scratch (--overwrite)",
                 )
             raise InputError(
                 f"the checkpoint has {name} {state[name]}, this run has {here[name]}",
-                remedy="resume with the graph, train.seed, train.accumulate and "
-                "sampling.batch_size × workers that the run had",
+                remedy="resume with the run's graph, train.seed, train.accumulate and "
+                "sampling.batch_size × workers",
             )
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
 
 
 class SideStream:
-    """A stream of a GPU's own on which batches are made, and copied there, beside the one that
-    trains, which waits for an event. The host is up to three steps ahead of what trains, so that
-    no more batches than those are in the GPU's memory beside the prepared ones.
+    """Separate stream of a GPU on which batches are built or copied; the training stream waits for
+    an event. The host is at most three steps ahead of training, which limits the batches in the
+    GPU's memory.
 
     Args:
         device: the GPU.
-        cuda: torch's module of its streams.
+        cuda: torch's module of streams.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda):
@@ -374,21 +373,21 @@ class SideStream:
         self._begun = deque[Any]()  # events: all steps before one were through
 
     def make(self, make: Callable[[], T]) -> tuple[T, Any]:
-        """A batch on the GPU, and the event that comes after all that makes it; in the thread that
+        """Return a batch on the GPU and the event of its completion; called by the thread that
         prepares batches."""
-        # else the way back to that thread's own stream makes a context on the first GPU
+        # else returning to that thread's default stream would create a context on the first GPU
         self._cuda.set_device(self._device)
         with self._cuda.stream(self._stream):
             batch: Any = make()
             return batch.to(self._device), self._stream.record_event()
 
     def hand_over(self, batch: Share, ready: Any) -> None:
-        """To the stream of the thread that trains, which calls it."""
+        """Let the calling thread's stream, which trains, wait for a batch and use it."""
         stream = self._cuda.current_stream(self._device)
         stream.wait_event(ready)
         batch.used_on(stream)
         if self._device.type == "cuda":
-            # a wait for it leaves the core to the thread that makes batches
+            # waiting for a blocking event leaves the core to the thread that builds batches
             event = self._cuda.Event(blocking=True)
             stream.record_event(event)
             self._begun.append(event)
@@ -396,14 +395,14 @@ class SideStream:
             self._begun.popleft().synchronize()
 
 
-# Training goes first where the two share a core: what is prepared ahead fills the time in which a
-# rank waits for the others, so that the ranks' steps are more alike. The second is for batches that
-# need no word of another rank, as long as training does not wait for them: other programs may keep
-# the core busy, of which little is left for who is that nice.
+# Training has priority if the two share a core: prefetching uses the time in which a rank waits for
+# the other ranks, which evens out their steps. The second niceness is for batches that need no
+# communication, as long as training does not wait for them: if other programs keep the core busy,
+# the prefetch thread, at this niceness, gets little processor time.
 _NICE, _NICE_ALONE = 4, 10
 _WINDOW, _STARVES = 16, 0.25  # batches; share of the time in which training waits for them
-_AHEAD = 2  # steps that wait for a GPU behind the one that it is at
-_POLL = 0.5  # seconds between looks at whether the other side is still there
+_AHEAD = 2  # steps queued for a GPU behind the current one
+_POLL = 0.5  # seconds; interval of checks whether the other thread is alive
 
 
 @dataclass(frozen=True)
@@ -421,16 +420,16 @@ _Ready: TypeAlias = "queue.Queue[T | _Failed | _Exhausted]"
 class Prefetcher(Generic[T]):
     """Iterates ``make(step)`` over ``steps``, up to ``depth`` ahead of the consumer.
 
-    With depth 0 everything happens in the caller's thread. Closing (or dropping) the iterator
-    ends the thread after the batch it is making.
+    With depth 0 everything runs in the caller's thread. Closing (or dropping) the iterator ends the
+    thread after its current batch.
 
     Args:
-        alarm: rung when a batch can not be made, and looked at while one is awaited.
-        note: told ``"queue"`` when the thread waits for room.
-        waited: seconds that making them has waited for other ranks so far.
+        alarm: notified of a failure here, and polled for other ranks' while a batch is awaited.
+        note: called with ``"queue"`` when the thread waits for free space.
+        waited: returns the seconds spent waiting for other ranks so far.
 
     Attributes:
-        failure: what the thread died of, as soon as it has; raised when its turn comes.
+        failure: the error that ended the thread; raised in place of the batch.
     """
 
     def __init__(
@@ -447,7 +446,7 @@ class Prefetcher(Generic[T]):
         self._depth = depth
         self._waited = waited
         self._starves = False
-        self._left: Iterator[int] | None = None  # steps that a thread has left to another
+        self._left: Iterator[int] | None = None  # steps that a thread hands to a new one
         self._alarm = alarm
         self._note = note or silent
         self.failure: BaseException | None = None
@@ -487,7 +486,7 @@ class Prefetcher(Generic[T]):
         while True:
             if (steps := self._left) is not None:
                 self._left = None
-                self._start(ready, stop, steps)  # as nice as this thread, which starts it
+                self._start(ready, stop, steps)  # with this thread's niceness
             try:
                 return ready.get(timeout=_POLL)
             except queue.Empty:
@@ -506,7 +505,7 @@ class Prefetcher(Generic[T]):
                     continue
             return False
 
-        os.nice(_NICE)  # this thread's alone, on Linux
+        os.nice(_NICE)  # on Linux, of this thread only
         try:
             before, nicer = self._waited(), False
             for number, step in enumerate(steps):
@@ -521,14 +520,14 @@ class Prefetcher(Generic[T]):
                     self._left = steps
                     return
         except BaseException as error:
-            if not isinstance(error, Exception):  # which would end the process in silence
+            if not isinstance(error, Exception):  # it would end the process silently
                 ended = RuntimeError(f"{error_text(error)} while a batch was prepared")
                 ended.__cause__ = error
                 error = ended
             self.failure = error
             log.error("a batch could not be prepared", exc_info=error)
             if self._alarm is not None:
-                with contextlib.suppress(Exception):  # the others will time out
+                with contextlib.suppress(Exception):  # the other ranks will time out
                     self._alarm.announce(error)
             put(_Failed(error))
         else:

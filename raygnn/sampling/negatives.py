@@ -1,10 +1,9 @@
-"""Edges that are not there: nodes that take the place of an edge's source or target.
+"""Negative sampling: nodes that replace an edge's source or target.
 
-All edges of a step are told from the same nodes (as in PBG, Lerer et al., SysML 2019, and DGL-KE,
-Zheng et al., SIGIR 2020), so that scores are one matrix product. Which nodes these are is a
-function of (seed, epoch, step, end): the same on all ranks, for any number of them and in any
-partition, since nodes are drawn by their numbers in the user's graph. Only ``local`` depends on
-who owns what.
+All edges of a step share the same nodes (as in PBG, Lerer et al., SysML 2019, and DGL-KE, Zheng et
+al., SIGIR 2020), so that scores are one matrix product. These nodes are a function of (seed, epoch,
+step, end), equal for any number of ranks and any partition, since nodes are sampled by their
+original numbers. Only ``local`` depends on ownership.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ End = Literal["source", "target"]
 ENDS: tuple[End, End] = ("source", "target")
 
 _POWER = 0.75  # of word2vec (Mikolov et al., NeurIPS 2013)
-_PURPOSE = 0x6E6567  # keeps these draws apart from those of neighbours
-_RANKED = 0x6576616C  # keeps nodes that edges are ranked among apart from those of training
+_PURPOSE = 0x6E6567  # separates these random numbers from those of neighbour sampling
+_RANKED = 0x6576616C  # separates the candidates of rankings from the negatives of training
 
 
 class Negatives:
-    """Draws nodes for a step.
+    """Samples negatives for a step.
 
     Args:
         ntypes: end → node type.
         config: ``task.negatives``.
-        number: nodes of a draw; None = what ``config`` says. An attribute, too.
+        number: nodes per sample; None = as in ``config``. An attribute, too.
         seed: of the run.
-        weights: end → int64 ``[N]``, how many training edges have a node there, in the order of
-            the user's graph; for ``degree``.
+        weights: end → int64 ``[N]``, number of training edges that a node is that end of, in the
+            order of the user's graph; for ``degree``.
         ids: node type → global ids ``[N]`` in the order of the user's graph; for ``uniform`` and
             ``degree``.
-        own: node type → first of this rank's nodes and how many there are; for ``local``.
+        own: node type → this rank's first node and number of nodes; for ``local``.
     """
 
     def __init__(
@@ -68,39 +67,37 @@ class Negatives:
 
     @property
     def in_batch(self) -> bool:
-        """Whether the ends of all ranks' edges are what is drawn."""
+        """True if the ends of all ranks' edges serve as negatives."""
         return self._config.kind == "in_batch"
 
     def draw(self, epoch: int, step: int, ends: Mapping[End, np.ndarray]) -> dict[str, np.ndarray]:
-        """The nodes of a step, as global ids.
+        """Sample the nodes of a step.
 
         Args:
-            ends: of the step's edges, where `in_batch`.
+            ends: of the step's edges, used if `in_batch`.
 
         Returns:
-            end → int64 ``[K]``, some perhaps more than once.
+            end → global ids, int64 ``[K]``, with repetitions.
         """
         wanted = [end for end in ENDS if self._config.ends in ("both", end)]
-        return {end: self._drawn(end, epoch, step, ends[end]) for end in wanted}
+        if self.in_batch:
+            return {end: ends[end] for end in wanted}
+        draws = np.arange(self.number, dtype=np.uint64)
+        return {end: self._sample(end, epoch, step, draws) for end in wanted}
 
     def draw_each(self, epoch: int, step: int, edges: np.ndarray) -> dict[str, np.ndarray]:
-        """As `draw`, other nodes for each edge: end → int64 ``[n, number]``.
+        """Sample separate nodes for each edge: end → global ids, int64 ``[n, number]``.
 
         Args:
-            edges: int64 ``[n]``, their numbers in the user's graph.
+            edges: int64 ``[n]``, numbers of edges in the user's graph.
         """
         draws = np.arange(self.number).astype(np.uint64)
         keys = mix(edges.astype(np.uint64)).reshape(-1, 1) + draws
         wanted = [end for end in ENDS if self._config.ends in ("both", end)]
-        return {end: self._any(end, epoch, step, mix(keys)) for end in wanted}
+        return {end: self._sample(end, epoch, step, mix(keys)) for end in wanted}
 
-    def _drawn(self, end: End, epoch: int, step: int, here: np.ndarray) -> np.ndarray:
-        if self._config.kind == "in_batch":
-            return here
-        return self._any(end, epoch, step, np.arange(self.number, dtype=np.uint64))
-
-    def _any(self, end: End, epoch: int, step: int, draws: np.ndarray) -> np.ndarray:
-        """A node for each draw, by its number."""
+    def _sample(self, end: End, epoch: int, step: int, draws: np.ndarray) -> np.ndarray:
+        """Return a node for each number of a draw."""
         kind, ntype = self._config.kind, self._ntypes[end]
         key = np.uint64(derive_key(self._seed, epoch, step, _PURPOSE, ENDS.index(end)))
         place = uniform(mix(draws + key))
@@ -124,12 +121,12 @@ def make_negatives(
     ends: Mapping[End, np.ndarray],
     number: int | None = None,
 ) -> Negatives:
-    """What draws them for one edge type. Collective.
+    """Build the `Negatives` of one edge type. Collective.
 
-    On every rank 4 bytes (8 from 2³¹ nodes on) for each node, and for ``degree`` 8 more.
+    Every rank stores 4 bytes (8 from 2³¹ nodes on) for each node, and for ``degree`` 8 more.
 
     Args:
-        ends: global ids of this rank's training edges; empty = nodes are to be ranked among.
+        ends: global ids of this rank's training edges; empty = sample candidates of rankings.
         number: see `Negatives`.
     """
     seed = seed if ends else derive_key(seed, _RANKED)
@@ -149,12 +146,12 @@ def make_negatives(
 
 @dataclass(frozen=True)
 class ListedNegatives:
-    """Nodes that lists give for some edges, whoever asks.
+    """Listed negatives of edges.
 
     Attributes:
         ids: end → global ids ``[N]`` in the order of the user's graph, sources first.
-        rows: int64 ``[own]``, which list each of this rank's edges has; -1 = none.
-        each: int64 ``[2, n]``, an own edge for each list of such, and the list.
+        rows: int64 ``[own]``, number of the list of each owned edge; -1 = none.
+        each: int64 ``[2, n]``, for each list of an owned edge this edge and the list.
     """
 
     lists: NegativeLists
@@ -164,26 +161,26 @@ class ListedNegatives:
 
     @property
     def width(self) -> int:
-        """Nodes of the longest lists."""
+        """Length of the longest lists."""
         return max([1, *(nodes.shape[1] for nodes in self.lists.others.values())])
 
     def global_ids(self) -> np.ndarray:
-        """Of the ends of the pairs that all edges have, or else of those that have lists, int64
+        """Return the ends of the pairs shared by all edges, or else of the edges with lists, int64
         ``[2, n]``."""
         given = self.lists.ends if self.lists.pairs is None else self.lists.pairs
         both = zip(self.ids.values(), given)
         return np.stack([ids[nodes] for ids, nodes in both]).astype(np.int64)
 
-    def asked(self, own: np.ndarray) -> np.ndarray:
-        """Which of the own edges ``own`` are to be ranked, and their lists, int64 ``[2, n]``: those
-        that have one; of a dataset's lists each once, as it is counted there."""
+    def ranked(self, own: np.ndarray) -> np.ndarray:
+        """Return which of the edges ``own`` are ranked, and their lists, int64 ``[2, n]``: those
+        with a list; with a dataset's own lists, one edge for each list."""
         if not self.lists.digest:
             return self.each
         own = own[self.rows[own] >= 0]
         return np.stack([own, self.rows[own]])
 
     def check_all_have(self, own: np.ndarray, edges: Any, exchange: Exchange) -> None:
-        """Raises DataError: some of the own edges ``own`` have no list. Collective."""
+        """Raise DataError if some of the edges ``own`` have no list. Collective."""
         bare = own[self.rows[own] < 0]
         one = np.stack([edges.src[bare[:1]], edges.dst[bare[:1]]], 1).astype(np.int64)
         firsts = exchange.gather_rows(torch.from_numpy(one)).numpy()
@@ -197,8 +194,8 @@ class ListedNegatives:
             )
 
     def nodes(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
-        """End → int64 ``[n, K]``, global ids, of edges with these lists and ends ``[2, n]``; the
-        edge's own where there is no list."""
+        """Return the listed nodes of edges with lists ``rows`` and ends ``[2, n]``: end → global
+        ids, int64 ``[n, K]``; the edge's own node if it has no list."""
         found: dict[str, np.ndarray] = {}
         for end, own in zip(ENDS, ends):
             if end in self.lists.others:
@@ -215,14 +212,14 @@ def find_lists(
     edges: Any,
     relation: np.ndarray | None,
 ) -> ListedNegatives:
-    """Which lists the own edges have. Collective; memory as of `make_negatives`.
+    """Assign lists to the owned edges. Collective; memory as in `make_negatives`.
 
     Args:
         edges: the `OwnedEdges` of the type.
         relation: int64 ``[own]``, of these edges; None = they have none.
 
     Raises:
-        DataError: a list is of an edge that is not there.
+        DataError: a list belongs to an edge that does not exist.
     """
     by_type = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
     ids = {end: by_type[ntype] for end, ntype in ntypes.items()}
@@ -249,12 +246,12 @@ def find_lists(
             *lists.ends[:, bad]
         )
         raise lists.error(message, "list edges that there are, with their own relation", bad)
-    rows = np.append(mine, -1)[row]  # of which the last stands for none
+    rows = np.append(mine, -1)[row]  # row -1, no list, selects the last
     return ListedNegatives(lists, ids, rows, np.stack([edge, mine]))
 
 
 def _first_places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each of ``wanted`` is in ``values`` first; -1 = nowhere."""
+    """Return the first index in ``values`` of each of ``wanted``; -1 = none."""
     order = np.argsort(values, kind="stable")
     at = np.searchsorted(values[order], wanted)
     place = np.append(order, -1)[np.minimum(at, len(order))]
@@ -262,13 +259,13 @@ def _first_places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _own(shard: Shard, ntype: str) -> tuple[int, int]:
-    """First own node and how many; any node where there are none."""
+    """Return the first owned node and their number; an arbitrary node if there are none."""
     first = min(shard.first(ntype), shard.num_nodes(ntype) - 1)
     return first, max(1, shard.owned(ntype))
 
 
 def _by_original(shard: Shard, exchange: Exchange, ntype: str) -> np.ndarray:
-    """Global ids in the order of the user's graph."""
+    """Return global ids in the order of the user's graph."""
     original = exchange.gather_rows(torch.from_numpy(shard.original[ntype].astype(np.int64)))
     order: np.ndarray = torch.argsort(original).numpy()
     return order.astype(np.int32) if len(order) < 2**31 else order

@@ -1,9 +1,9 @@
-"""Which seeds come when, and how many neighbours are drawn: pure arithmetic, no state, no memory.
+"""Order of seeds and numbers of sampled neighbours: pure arithmetic, without state.
 
-The order of the seeds of an epoch is a permutation that is computed position by position, so
-that step 1,000,000 costs what step 0 costs and no rank has to remember anything. A global batch
-is a slice of that order; it does not depend on the number of workers when ``global_batch`` stays
-the same, nor on the partition, since seeds are numbered by their original ids.
+The order of an epoch's seeds is a permutation that is computed position by position, so every step
+costs the same and no rank stores it. A global batch is a slice of that order: with an equal
+``global_batch`` it depends neither on the number of workers nor on the partition, since seeds are
+numbered by their original ids.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ from raygnn.util.hashing import derive_key
 
 Fanout = Mapping[EdgeType, int]  # neighbours of one hop
 
-_OTHERS = "*"  # in a fanout, the edge types that are not named
+_OTHERS = "*"  # in a fanout: all edge types that are not named
 
 _ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
-_SHUFFLED = 1000  # up to so many the rounds have too few bits to be fair; all are shuffled at once
+_SHUFFLED = 1000  # up to this size the rounds have too few bits to be fair; shuffle instead
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
-    """The images of ``positions`` under a keyed permutation of ``0 … size-1``.
+    """Map ``positions`` by a keyed permutation of ``0 … size-1``.
 
     A balanced Feistel network over the next power of four, walked until the image is in range
-    (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). O(len(positions)). Up to 1,000
-    all are shuffled (Fisher & Yates), which is O(size).
+    (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002), in O(len(positions)). Domains
+    up to 1,000 are shuffled (Fisher & Yates), in O(size).
 
     Args:
         positions: int64 ``[B]``, each in ``[0, size)``.
         size: of the domain, at least 1.
         key: 64-bit.
-
-    Returns:
-        int64 ``[B]``.
     """
     from raygnn.sampling import kernels  # a driver that checks fanouts needs no numba
 
@@ -52,12 +49,12 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 class Steps:
-    """How batches make optimizer steps and epochs.
+    """Numbers of batches and optimizer steps.
 
     Attributes:
         steps_per_epoch: batches of an epoch.
-        accumulate: batches whose gradients make one optimizer step together; the last ones of an
-            epoch may be fewer.
+        accumulate: batches whose gradients are accumulated for one optimizer step; the last step
+            of an epoch may have fewer.
     """
 
     steps_per_epoch: int
@@ -65,31 +62,31 @@ class Steps:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
+        """Number of optimizer steps per epoch."""
         return -(-self.steps_per_epoch // self.accumulate)
 
     def batches_until(self, optimizer_steps: int) -> int:
-        """Batches, over all epochs, after which so many optimizer steps have been made."""
+        """Return the number of batches, over all epochs, of so many optimizer steps."""
         epochs, rest = divmod(optimizer_steps, self.updates_per_epoch)
         return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
 
     def window(self, step: int) -> range:
-        """The steps of an epoch whose batches make one optimizer step together with ``step``."""
+        """Return the steps of an epoch that share an optimizer step with ``step``."""
         first = step // self.accumulate * self.accumulate
         return range(first, min(first + self.accumulate, self.steps_per_epoch))
 
     @property
     def state(self) -> dict[str, Any]:
-        """What positions are counted in: JSON types, for a checkpoint."""
+        """Units of positions in a checkpoint, as JSON types."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SeedPlan(Steps):
-    """The seeds of every global batch of every epoch.
+    """Seeds of every global batch of every epoch.
 
     Attributes:
-        num_seeds: how many there are, over all ranks.
+        num_seeds: number of seeds, over all ranks.
         global_batch: seeds per step, over all ranks.
         seed: of the run.
     """
@@ -111,22 +108,22 @@ class SeedPlan(Steps):
             "global_batch": self.global_batch,
             "seed": self.seed,
             "accumulate": self.accumulate,
-            # few seeds were permuted otherwise before, and those of an epoch under way differ
+            # an older version permuted few seeds differently: it must not resume within an epoch
             **({"order": "shuffled"} if self.num_seeds <= _SHUFFLED else {}),
         }
 
     def size(self, step: int) -> int:
-        """Seeds of one step, over all ranks."""
+        """Return the number of seeds of one step, over all ranks."""
         return min(self.global_batch, self.num_seeds - step * self.global_batch)
 
     def seeds_in_window(self, step: int) -> int:
-        """Seeds of all batches that make one optimizer step together with batch ``step``."""
+        """Return the number of seeds of all batches that share an optimizer step with ``step``."""
         return sum(self.size(each) for each in self.window(step))
 
     def batch(self, epoch: int, step: int) -> np.ndarray:
-        """Indices (int64 ``[≤ global_batch]``, into the seeds in original-id order) of one step.
+        """Return the seeds of one step: int64 ``[≤ global_batch]``, indices in original-id order.
 
-        The last batch of an epoch is short: no seed is dropped or repeated.
+        The last batch of an epoch may be short: no seed is dropped or repeated.
         """
         assert 0 <= step < self.steps_per_epoch, (step, self.steps_per_epoch)
         start = step * self.global_batch
@@ -136,13 +133,13 @@ class SeedPlan(Steps):
 
 @dataclass(frozen=True)
 class MultitaskPlan(Steps):
-    """The seeds of several tasks, a batch of each in every step.
+    """Seeds of several tasks, a batch of each in every step.
 
-    An epoch is as long as that of the task with most batches; the others go on with their next
-    epoch, in another order, where one ends.
+    An epoch is as long as that of the task with most batches; the other tasks continue with their
+    own next epoch, in another order.
 
     Attributes:
-        plans: of the tasks, by name.
+        plans: task name → its plan.
     """
 
     plans: Mapping[str, SeedPlan]
@@ -162,30 +159,29 @@ class MultitaskPlan(Steps):
         return {**each, "seed": first["seed"], "accumulate": self.accumulate}
 
     def position(self, name: str, epoch: int, step: int) -> tuple[int, int]:
-        """Where a task stands in its own epochs: epoch and step."""
+        """Return a task's own epoch and the step within it."""
         plan = self.plans[name]
         return divmod(epoch * self.steps_per_epoch + step, plan.steps_per_epoch)
 
     def seeds_in_window(self, name: str, epoch: int, step: int) -> int:
-        """A task's seeds of all batches that make one optimizer step together with one."""
+        """Return the number of a task's seeds that share an optimizer step with ``step``."""
         own = (self.position(name, epoch, each)[1] for each in self.window(step))
         return sum(map(self.plans[name].size, own))
 
 
 def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """Which seeds of a global batch one rank computes.
+    """Return the positions in ``ids`` of the seeds of a global batch that one rank computes.
 
     The batch is ordered by id and cut into ``world`` pieces whose sizes differ by at most one.
-    Ids are contiguous per part, so that nearly every seed falls to the rank that owns it, and no
-    rank has more work than another however the seeds of a batch are spread over the parts.
+    Ids are contiguous per part, so nearly every seed falls to the rank that owns it, and work is
+    even however the seeds of a batch are spread over the parts.
 
     Args:
-        ids: int64 ``[B]``, reshuffled global ids, any order.
+        ids: int64 ``[B]``, reshuffled global ids, in any order.
 
     Returns:
-        int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
-        ranks when ``B < world``, but never for rank 0, whose buffers (such as a user's module has
-        them) the others are given.
+        int64, ``B // world`` to ``ceil(B / world)`` positions; none for some ranks if
+        ``B < world``, but never for rank 0, whose module buffers the other ranks receive.
     """
     order = np.argsort(ids, kind="stable")
     return order[-(-rank * len(ids) // world) : -(-(rank + 1) * len(ids) // world)]
@@ -194,7 +190,7 @@ def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
 def resolve_fanouts(
     given: Sequence[int | Mapping[str, int]], etypes: Sequence[EdgeType]
 ) -> list[Fanout]:
-    """``sampling.fanout`` for the edge types of a graph.
+    """Resolve ``sampling.fanout`` for the edge types of a graph.
 
     Args:
         given: per hop a number for all edge types, or a number for each by its relation or
@@ -223,7 +219,7 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
                 remedy="name one of them, or its relation",
             )
     numbers: dict[EdgeType, int] = {}
-    # the whole name of a type is said of it alone, its relation perhaps of several
+    # relations first: a complete name belongs to one edge type and takes precedence
     for name in sorted(names, key=lambda name: ":" in name):
         numbers |= dict.fromkeys(names[name], hop[name])
     for etype in etypes:

@@ -1,7 +1,7 @@
-"""Neighbour sampling over a partitioned graph, the same whoever does it.
+"""Neighbour sampling over a partitioned graph.
 
-Which neighbours a node gives is keyed by (seed, epoch, step, hop, edge type, node), so that the
-replicated and the partitioned topology, and any number of workers, draw the same blocks.
+The sampled neighbours of a node are keyed by (seed, epoch, step, hop, edge type, node), so that the
+replicated and the partitioned topology, and any number of workers, give the same blocks.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ from raygnn.util.hashing import derive_key, mix
 
 _ALIKE = np.empty(0, np.float64)
 
-Frontier = dict[str, np.ndarray]  # node type → distinct global ids, or numbers of `Bounds`
+Frontier = dict[str, np.ndarray]  # node type → distinct global ids, or pairs of `Bounds`
 Draws = dict[EdgeType, Ragged]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Which edges are drawn for a node at a time: earlier ones alone.
+    """Temporal sampling: only edges before a node's time are sampled.
 
     Attributes:
-        latest: take the latest ones, and not any.
-        window: how long ago an edge may have been at most, in the units of the times; None = any
-            time.
+        latest: sample the latest ones instead of random ones.
+        window: largest age of an edge, in the units of the times; None = unlimited.
     """
 
     latest: bool = False
@@ -54,13 +53,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The times of a batch, before which edges must be. A seed's holds for all hops from it, so
-    that nodes are reached as pairs of a node and a time: distinct numbers, the place of the time in
+    """Times of a batch, before which edges must be. A seed's time holds for all hops from it, so
+    nodes are reached as pairs of a node and a time: distinct numbers with the index of the time in
     the upper bits and the node in the lower ones.
 
     Attributes:
         times: int64 ``[T]``, distinct.
-        bits: node type → how many of them a node takes.
+        bits: node type → number of bits of a node.
     """
 
     times: np.ndarray
@@ -70,22 +69,22 @@ class Bounds:
     def pair(
         nodes: Mapping[str, np.ndarray], times: Mapping[str, np.ndarray], bits: Mapping[str, int]
     ) -> tuple[Bounds, Frontier]:
-        """Numbers of nodes with times, each int64 ``[n]``."""
+        """Pair nodes with times, int64 ``[n]`` each."""
         distinct, place = np.unique(np.concatenate(list(times.values())), return_inverse=True)
         places = np.split(place, np.cumsum([len(values) for values in times.values()])[:-1])
         pairs = {t: (at << bits[t]) | nodes[t] for t, at in zip(times, places)}
         return Bounds(distinct, bits), pairs
 
     def nodes(self, pairs: Frontier) -> Frontier:
-        """The nodes of pairs, by node type."""
+        """Return the nodes of pairs, by node type."""
         return {t: numbers & ((1 << self.bits[t]) - 1) for t, numbers in pairs.items()}
 
-    def of(self, pairs: Frontier) -> Frontier:
-        """The times of pairs, by node type."""
+    def times_of(self, pairs: Frontier) -> Frontier:
+        """Return the times of pairs, by node type."""
         return {t: self.times[numbers >> self.bits[t]] for t, numbers in pairs.items()}
 
     def sources(self, etype: EdgeType, pairs: np.ndarray, drawn: Ragged) -> np.ndarray:
-        """Numbers of the nodes that destinations drew, which are reached with their times."""
+        """Pair the sources that destinations drew with the destinations' times."""
         source, _, target = etype
         places = (pairs >> self.bits[target]) << self.bits[source]
         numbers: np.ndarray = np.repeat(places, np.diff(drawn.indptr)) | drawn.ids
@@ -94,11 +93,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the nodes of a frontier drew.
+    """Sampled neighbours of a frontier.
 
     Attributes:
-        ids: edge type → the sources that each node drew.
-        columns: edge type → what blocks carry of the edges to them, ``[E, …]`` each: see
+        ids: edge type → sources sampled for each node.
+        columns: edge type → arrays of the edges to them that blocks carry, ``[E, …]`` each: see
             `InEdgeLists.carried`.
     """
 
@@ -108,11 +107,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Banned:
-    """Edges that must not be drawn: those between the two ends of each pair, in one direction.
+    """Edges that must not be sampled: those from the first to the second node of each pair.
 
     Attributes:
-        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each; they may be given on
-            any device.
+        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each, on any device.
     """
 
     pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -123,26 +121,26 @@ class Banned:
             src, dst = map(as_ids, ends)
             order = np.lexsort((src, dst))
             pairs[etype] = src[order], dst[order]
-        object.__setattr__(self, "pairs", pairs)  # once, however many hops there are
+        object.__setattr__(self, "pairs", pairs)  # sorted once for all hops
 
-    def of(self, etype: EdgeType, nodes: np.ndarray) -> Ragged:
-        """The banned sources of each of ``nodes``, ascending."""
+    def sources(self, etype: EdgeType, nodes: np.ndarray) -> Ragged:
+        """Return the banned sources of each of ``nodes``, ascending."""
         src, dst = self.pairs[etype]
         return Ragged(*drawing.lists_of(dst, src, nodes))
 
 
 class NeighborSampler:
-    """Draws the blocks of a minibatch.
+    """Samples the blocks of a minibatch.
 
     Args:
-        shard: this worker's graph; sampling stays local where it holds all rows.
+        shard: this worker's graph; sampling is local if it holds all rows.
         exchange: the data plane's collectives. With a partitioned topology every rank calls
             the sampler the same number of times.
         seed: of the run.
-        replace: draw with replacement.
-        weighted: draw in proportion to the edges' weights, where the shard has some.
-        timing: how edges are drawn that have times, which ascend in the shard's lists.
-        once: a node draws the same neighbours at every hop, as far as fanouts are alike.
+        replace: sample with replacement.
+        weighted: sample in proportion to the edges' weights, where the shard has some.
+        timing: temporal sampling; times ascend in the shard's lists.
+        once: sample the same neighbours of a node at every hop with an equal fanout.
     """
 
     def __init__(
@@ -165,9 +163,9 @@ class NeighborSampler:
         self._timing = timing
         self._bits = {t: max(1, shard.num_nodes(t)).bit_length() for t in shard.ntypes}
         fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
-        # of ids, and of times, on their way
+        # dtype of transmitted ids and times
         self._wire = np.dtype(np.int32 if fits and timing is None else np.int64)
-        # decided by what all ranks share: the exchanges of a partitioned topology are collective
+        # equal on all ranks, since the exchanges of a partitioned topology are collective
         self._remote = exchange.world.size > 1 and not shard.replicated
 
     def sample(
@@ -180,15 +178,15 @@ class NeighborSampler:
         banned: Banned | None = None,
         times: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[list[Block], Frontier]:
-        """The blocks for ``seeds``, from the input nodes to the seeds.
+        """Sample the blocks for ``seeds``, from the input nodes to the seeds.
 
         Args:
             seeds: node type → int64 ``[B]``, global ids on any device; the last block's
-                destinations, in the given order. Distinct, with times as pairs with them.
+                destinations, in the given order. Distinct; with ``times`` as pairs with these.
             fanouts: neighbours per edge type, from the seeds outward.
-            banned: edges that no hop may draw. Collective: all ranks give some, or none does.
+            banned: edges that no hop may sample; None on all ranks or on none.
             times: node type → int64 ``[B]``, before which all edges around a seed must be; given
-                where, and only where, there is a `Timing`.
+                if and only if there is a `Timing`.
 
         Returns:
             ``(blocks, input ids per node type)``; with times, ids occur once for each time.
@@ -206,10 +204,10 @@ class NeighborSampler:
         banned: Banned | None = None,
         times: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[list[Block], Frontier, Draws]:
-        """As `sample`, but the last hop is left as lists of ids.
+        """Sample as `sample` does, but leave the last hop as lists of ids.
 
-        For models that only add up the input nodes' features: the first block has degrees and no
-        sources, and its sources need no numbering.
+        For models that only aggregate the input nodes' features: the first block has degrees but no
+        sources, which need no numbering.
 
         Returns:
             ``(blocks, destinations of the first block, their neighbours)``.
@@ -256,8 +254,8 @@ class NeighborSampler:
         banned: Banned | None = None,
         bounds: Bounds | None = None,
     ) -> tuple[Block, Frontier]:
-        """One block whose destinations are ``nodes``, with ``bounds`` pairs with its times; returns
-        it and its source nodes, or pairs."""
+        """Sample one block with the destinations ``nodes`` (pairs, with ``bounds``); return it and
+        its source nodes (or pairs)."""
         frontier = {t: as_ids(ids) for t, ids in nodes.items()}
         drawn = self._draw(frontier, fanout, key, banned, bounds)
         draws = drawn.ids
@@ -293,11 +291,11 @@ class NeighborSampler:
     ) -> Drawn:
         nodes, times = frontier, None
         if bounds is not None:
-            nodes, times = bounds.nodes(frontier), bounds.of(frontier)
+            nodes, times = bounds.nodes(frontier), bounds.times_of(frontier)
         bans: Draws = {}
         if banned is not None:
-            bans = {e: banned.of(e, nodes[e[2]]) for e in banned.pairs}
-        draw = self._ask_owners if self._remote else self._draw_here
+            bans = {e: banned.sources(e, nodes[e[2]]) for e in banned.pairs}
+        draw = self._draw_at_owners if self._remote else self._draw_here
         drawn = draw(nodes, fanout, key, bans, times)
         for etype, columns in drawn.columns.items():
             if TIME in columns:
@@ -309,40 +307,41 @@ class NeighborSampler:
     def _draw_here(
         self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws, times: Frontier | None
     ) -> Drawn:
-        """Draw for nodes whose rows are held here, from the edges before ``times``."""
+        """Sample for nodes with local rows, from the edges before ``times``."""
         ids: Draws = {}
         columns: dict[EdgeType, dict[str, Tensor]] = {}
         for number, etype in enumerate(self._shard.etypes):
             chosen = nodes[etype[2]]
             rows = self._shard.topology[etype]
             index, most = chosen - rows.first, fanout[etype]
-            span = whole = drawing.spans(rows.indptr, index)
+            whole: tuple[np.ndarray, np.ndarray] = drawing.spans(rows.indptr, index)
+            span = whole
             row_keys = rows.keys[index]
             if self._timing is not None and times is not None and rows.times is not None:
                 until = times[etype[2]]
                 span = _before(self._timing, rows, index, until, most)
                 most = ALL if self._timing.latest else most
                 row_keys = mix(row_keys.astype(np.uint64) ^ mix(until.astype(np.uint64)))
+            lists = drawing.RowLists(*span, rows.src, row_keys)
             keyed = np.uint64(derive_key(key, number))
-            how = row_keys, most, self._replace, keyed, bool(rows.carried)
+            how = most, self._replace, keyed, bool(rows.carried)
             weights = rows.weights if self._weighted else None
             if weights is None and etype not in bans:
-                drawn = drawing.sample_rows(*span, rows.src, *how)
+                drawn = drawing.sample_rows(lists, *how)
             else:
                 ban = bans.get(etype) or Ragged.empty(len(chosen))
-                given = (_ALIKE, _ALIKE.view(np.uint64)) if weights is None else weights
-                drawn = drawing.draw_rows(
-                    *span, *whole, rows.src, *given, *how, ban.indptr, ban.ids
-                )
+                weight, alias = weights or (_ALIKE, _ALIKE.view(np.uint64))
+                bias = drawing.DrawBias(*whole, weight, alias, ban.indptr, ban.ids)
+                drawn = drawing.draw_rows(lists, bias, *how)
             indptr, sources, places = drawn
             ids[etype] = Ragged(indptr, sources)
             columns[etype] = {n: _take(c, places) for n, c in rows.carried.items()}
         return Drawn(ids, columns)
 
-    def _ask_owners(
+    def _draw_at_owners(
         self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws, times: Frontier | None
     ) -> Drawn:
-        """Draw where the rows are: four all-to-alls, whatever the number of edge types."""
+        """Sample at the owners of the rows: four all-to-alls for any number of edge types."""
         order, cuts = {}, {}
         for ntype, nodes in frontier.items():
             order[ntype], counts = group_by_owner(nodes, self._shard.bounds[ntype])
@@ -365,21 +364,21 @@ class NeighborSampler:
         came = exchange_ragged(self._exchange, answers, self._wire)
         back = {t: inverse(order[t]) for t in order}
         ids = {e: lists.lists.take(back[e[2]]) for e, lists in zip(drawn.ids, came)}
-        return Drawn(ids, self._ask_columns(drawn, answers, came, back))
+        return Drawn(ids, self._exchange_columns(drawn, answers, came, back))
 
-    def _ask_columns(
+    def _exchange_columns(
         self,
         drawn: Drawn,
         answers: Sequence[RaggedByRank],
         came: Sequence[RaggedByRank],
         back: Mapping[str, np.ndarray],
     ) -> dict[EdgeType, dict[str, Tensor]]:
-        """What blocks carry of edges, which travels with the draw: one all-to-all, if there is any.
+        """Exchange the arrays of edges that blocks carry, if any: one all-to-all.
 
         Args:
-            drawn: for all ranks; answers: the lists of it, by edge type.
+            drawn: for all ranks; answers: its lists, by edge type.
             came: the lists of this rank's nodes, from their owners; back: node type → the order
-                that they were asked for in.
+                in which they were requested.
         """
         values, send, receive, orders = [], [], [], []
         for etype, given, got in zip(drawn.ids, answers, came):
@@ -402,7 +401,7 @@ class NeighborSampler:
 def _before(
     timing: Timing, rows: InEdgeLists, index: np.ndarray, until: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of lists that may be drawn from; where the latest are to be drawn, these."""
+    """Return the spans of edges that may be sampled; with ``timing.latest`` those sampled."""
     window = -1 if timing.window is None else timing.window
     start, degree = drawing.spans_before(rows.indptr, rows.times, index, until, window)
     if not timing.latest or most == ALL:
@@ -412,10 +411,10 @@ def _before(
 
 
 def _take(column: Tensor, places: np.ndarray) -> Tensor:
-    """Rows of what is carried."""
+    """Gather the rows at ``places``."""
     assert column.is_contiguous()
     out = column.new_empty(len(places), *column.shape[1:])
-    if not len(places):  # torch gives an empty column of numpy's a stride that is no view's
+    if not len(places):  # torch gives an empty numpy array a stride that permits no view
         return out
     width = column.shape[1:].numel() * column.element_size()
     words = [t.reshape(-1).view(torch.uint8).numpy().view(_word(width)) for t in (column, out)]
@@ -424,13 +423,13 @@ def _take(column: Tensor, places: np.ndarray) -> Tensor:
 
 
 def _word(width: int) -> type[np.integer]:
-    """The widest integers that so many bytes are made of."""
+    """Return the widest integer type whose size divides ``width`` bytes."""
     words = (np.int64, np.int32, np.int16, np.int8)
     return next(word for word in words if width % np.dtype(word).itemsize == 0)
 
 
 def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:
-    """With what is carried of the edges; ``src``: numbers of their sources."""
+    """Build an `Adjacency` of sampled edges; ``src``: numbers of their sources."""
     columns = drawn.columns[etype]
     relation = columns.get(RELATION)
     return Adjacency(

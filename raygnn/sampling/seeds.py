@@ -1,8 +1,8 @@
-"""What a batch starts from: seeds, nodes or edges, of one task or of several.
+"""Seeds of a batch: nodes or edges, of one task or of several.
 
-Seeds are numbered the same on every rank, whichever rank computes them. An edge is known by its
-position: all parts' in-edge lists of its type, one after the other. The order of edges as seeds is
-that of the user's graph, whatever the partition.
+Seeds are numbered the same on every rank, whichever rank computes them. An edge is identified by
+its position in the in-edge lists of its type, those of all parts one after the other. Edges as
+seeds are in the order of the user's graph, whatever the partition.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-JOINED = "\0joined"  # the features of edges side by side, among their arrays
-LISTED = "\0listed"  # likewise, which list of negatives each has
+JOINED = "\0joined"  # array of edges: features side by side
+LISTED = "\0listed"  # array of edges: number of the list of negatives
 
 
 @dataclass(frozen=True)
 class BatchStart:
-    """Where the blocks of one batch start.
+    """Seeds of one batch and the nodes its blocks start from.
 
     Attributes:
         nodes: node type → distinct ids, the last block's destinations.
-        fields: what a `Batch` or a `Part` has of its seeds.
-        banned: edges that no hop may draw.
-        etype: of the seeds, where these are edges of one type.
-        times: node type → int64, before which all must be that a node sees; then nodes are distinct
-            as pairs with them. None: they see all.
+        fields: fields of a `Batch` or a `Part` about its seeds.
+        banned: edges that no hop may sample.
+        etype: of the seeds, if these are edges of one type.
+        times: node type → int64; a node sees only edges before its time, and nodes are distinct as
+            pairs with times. None = no temporal sampling.
     """
 
     nodes: Mapping[str, np.ndarray]
@@ -56,11 +56,11 @@ class BatchStart:
 
 @dataclass(frozen=True)
 class SeedSlice:
-    """Which seeds a rank has in one step.
+    """Seeds of a rank in one step.
 
     Attributes:
         chosen: numbers of all ranks' seeds, int64 ``[≤ global batch]``.
-        mine: which of them are this rank's, int64 ``[B]``.
+        mine: positions of this rank's seeds in ``chosen``, int64 ``[B]``.
         epoch, step: of the run.
     """
 
@@ -81,17 +81,17 @@ class Seeds(Protocol):
     num: int
 
     def ids(self, index: np.ndarray) -> np.ndarray:
-        """What the seeds numbered ``index`` are called: contiguous per rank that owns them."""
+        """Return the ids of the seeds numbered ``index``; each rank owns contiguous ids."""
         ...
 
     def start(self, piece: SeedSlice) -> BatchStart:
-        """Where a rank's batch starts, with ``y``, and ``pairs``, ``relation`` and ``instead`` of
-        edges. Collective."""
+        """Return the start of a rank's batch, with ``y`` and, for edges, ``pairs``, ``relation``
+        and ``instead``. Collective."""
         ...
 
 
 def _kept(ids: Ids) -> np.ndarray:
-    """In CPU memory, of the type they come in: every rank has those of all ranks."""
+    """Return ids in CPU memory, in their own dtype: every rank stores those of all ranks."""
     return ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
 
 
@@ -100,7 +100,7 @@ class NodeSeeds:
 
     Args:
         ids: int64 ``[n]``, reshuffled global ids, on any device.
-        targets: ``[n, …]``; whole numbers may be of any type, and come out as int64.
+        targets: ``[n, …]``; integers of any dtype, which batches have as int64.
         times: int64 ``[n]``, see `BatchStart`.
     """
 
@@ -122,12 +122,12 @@ class NodeSeeds:
 
 
 def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.ndarray:
-    """Positions, among this rank's own nodes, of those in a split that have a target.
+    """Return the positions, among this rank's nodes, of those in a split that have a target.
 
     Args:
         split: "train", "val" or "test"; a mask that the partition lacks selects nothing.
-        targets: ``[owned]`` classes, below 0 where unknown, or numbers ``[owned, …]``, NaN where
-            unknown, or labels ``[owned, K]`` from `as_labels`, of which one must be known.
+        targets: classes ``[owned]``, below 0 where unknown; numbers ``[owned, …]``, NaN where
+            unknown; or labels ``[owned, K]`` from `as_labels`, at least one of which is known.
 
     Returns:
         int64 ``[n]``.
@@ -140,17 +140,17 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
 
 
 def known(targets: Tensor) -> Tensor:
-    """Which of some classes or numbers are known, bool ``[n]``: see `owned_nodes`."""
+    """Return which targets are known, bool ``[n]``: see `owned_nodes`."""
     if not targets.is_floating_point():
         return (targets >= 0).flatten(1).any(1) if targets.dim() > 1 else targets >= 0
     return ~targets.flatten(1).isnan().any(1) if targets.dim() > 1 else ~targets.isnan()
 
 
 def as_labels(values: Tensor, where: str) -> Tensor:
-    """Labels as stored → 0, 1, or -1 where not known, int64 of the same shape.
+    """Convert stored labels to 0, 1, or -1 where unknown, int64 of the same shape.
 
     Raises:
-        DataError: one is neither 0, 1, -1 nor NaN.
+        DataError: a label is not 0, 1, -1 or NaN.
     """
     numbers = values.double().nan_to_num(-1.0, torch.inf, -torch.inf)
     bad = numbers[(numbers != 0) & (numbers.abs() != 1)]
@@ -163,11 +163,11 @@ def as_labels(values: Tensor, where: str) -> Tensor:
 def gather_seeds(
     shard: Shard, exchange: Exchange, ntype: str, targets: Tensor, times: np.ndarray | None = None
 ) -> NodeSeeds:
-    """The training nodes of all ranks. Collective.
+    """Gather the training nodes of all ranks. Collective.
 
-    An id and a target for each on every rank, so that any rank can compute any seed: six bytes
-    where there are fewer than 2³¹ nodes and 2¹⁵ classes, and four times as many while they are put
-    in order; eight more with times.
+    Every rank stores an id and a target for each, so that any rank can compute any seed: six bytes
+    if there are fewer than 2³¹ nodes and 2¹⁵ classes, and four times as many while they are sorted;
+    eight more with times.
 
     Args:
         times: int64 ``[owned]``, see `BatchStart`.
@@ -188,13 +188,13 @@ def gather_seeds(
 
 
 class OwnedEdges:
-    """The edges of one type into the nodes of each rank, for whoever asks. Collective to make.
+    """Edges of one type; each rank owns those into its nodes. The constructor is collective.
 
     Args:
-        shard: one that holds the in-edges of the owned nodes, all of them.
+        shard: holds all in-edges of the owned nodes.
 
     Attributes:
-        src, dst: ends of the own edges, global ids, int64 ``[own]``.
+        src, dst: ends of the owned edges, global ids, int64 ``[own]``.
         first: position of the first of them.
         bounds: int64 ``[W+1]``, the positions that each rank owns.
     """
@@ -215,35 +215,31 @@ class OwnedEdges:
             self._data[JOINED] = rows.carried[FEATURES][span]
 
     def over(self, exchange: Exchange) -> OwnedEdges:
-        """The same, asked for by other collectives."""
+        """Return a copy that communicates over ``exchange``."""
         other = copy.copy(self)
         other.exchange = exchange
         return other
 
     def listing(self, rows: np.ndarray) -> OwnedEdges:
-        """The same, with an array `LISTED`."""
+        """Return a copy with an array `LISTED`."""
         other = copy.copy(self)
         other._data = {**self._data, LISTED: rows}
         return other
 
     def column(self, name: str) -> Any:
-        """An array of the own edges, ``[own, …]``; `JOINED` as a tensor."""
+        """Return an array of the owned edges, ``[own, …]``; `JOINED` as a tensor."""
         return self._data[name]
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such an array."""
         return name in self._data
 
     def chosen(self, split: int) -> np.ndarray:
-        """Which of this part's edges are in a split, int64 ``[n]``."""
+        """Return which of the owned edges are in a split, int64 ``[n]``."""
         return np.flatnonzero(self._data[SPLIT] == split)
 
     def rows(self, positions: Ids, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:
-        """What the owners know of some edges. Collective.
-
-        Returns:
-            Sources and destinations int64 ``[2, n]``, and the named arrays' rows.
-        """
+        """Fetch sources and destinations of edges, int64 ``[2, n]``, and the rows of named arrays
+        from the edges' owners. Collective."""
         arrays = [self.src, self.dst, *(self._data[name] for name in names)]
         columns = ask_owners(
             positions,
@@ -258,18 +254,17 @@ class EdgeSeeds:
     """Edges of one type as seeds.
 
     Args:
-        positions: ``[n]``, the edges to train on, on every rank alike.
-        exclude: which edges a batch may not sample, so that it does not see what it is to
-            predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
-            other way round). They are left out by their ends, so parallel edges do not give them
-            away.
-        reverse: the edge type that holds the reverses; None = the seeds' own, or none if that
-            joins nodes of two types.
-        target, relation: the arrays that hold what is to be predicted, and each edge's relation.
-        negatives: draws nodes that take the place of ends.
-        listed: gives others, of edges with an array `LISTED`.
-        time: the array that says when each edge is; its ends see what was before, and other nodes
-            take their place at that time, some for each edge.
+        positions: ``[n]``, the edges to train on, the same on every rank.
+        exclude: edges that a batch may not sample, so that it does not see its targets: None,
+            "self" (the seeds of all ranks) or "reverse" (also the same pairs reversed). They are
+            excluded by their ends, so that parallel edges do not leak them.
+        reverse: edge type of the reverses; None = the seeds' own, or none if that joins nodes of
+            two types.
+        target, relation: names of the arrays of targets and of relations.
+        negatives: samples nodes that replace ends.
+        listed: replaces ends by listed nodes, for edges with an array `LISTED`.
+        time: name of the array of times: an edge's ends see only what was before it, and each edge
+            has negatives of its own, at its time.
     """
 
     def __init__(
@@ -303,7 +298,7 @@ class EdgeSeeds:
 
     def start(self, piece: SeedSlice) -> BatchStart:
         negatives = self._negatives
-        # of all ranks, so that a batch sees the same however many there are
+        # of all ranks, so that a batch does not depend on their number
         everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
         positions = self.ids(piece.chosen if everyone else piece.index)
         joined = JOINED if JOINED in self._edges else None
@@ -346,14 +341,14 @@ class EdgeSeeds:
 
 
 def in_order(edges: OwnedEdges, own: np.ndarray) -> np.ndarray:
-    """Positions of edges of all ranks, in the order of the user's graph: the same on every rank,
-    and the same edges in the same order whatever the partition. Collective.
+    """Return the positions of all ranks' edges ``own``, in the order of the user's graph: the same
+    on every rank and for any partition. Collective.
 
-    Four bytes for each on every rank where the type has fewer than 2³¹ edges, and five times as
-    many while they are put in order.
+    Four bytes per edge on every rank if the type has fewer than 2³¹ edges, and five times as many
+    while they are sorted.
 
     Args:
-        own: int64 ``[n]``, which of the own edges.
+        own: int64 ``[n]``, indices of owned edges.
     """
     narrow = np.int32 if edges.bounds[-1] < 2**31 else np.int64
     keys = edges.exchange.gather_rows(
@@ -371,11 +366,10 @@ def _nodes(
     drawn: dict[str, np.ndarray],
     when: np.ndarray | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, np.ndarray, dict[str, np.ndarray]]:
-    """The nodes of a batch, each once by type (and time), and their times, as `BatchStart` has
-    them; ``pairs`` and ``instead`` as `Batch` has them.
+    """Return ``nodes`` and ``times`` of a `BatchStart`, and ``pairs`` and ``instead`` of a `Batch`.
 
     Args:
-        when: of the edges, int64 ``[n]``; then what is drawn is ``[n, K]``.
+        when: times of the edges, int64 ``[n]``; then what is drawn is ``[n, K]``.
     """
     nobody = np.empty(0, np.int64)
     ids: dict[str, list[np.ndarray]] = {}
@@ -406,11 +400,11 @@ def _nodes(
 def distinct(
     ids: np.ndarray, times: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each node once, or once for each of its times, in order of first appearance.
+    """Return each node once, or once for each of its times, in order of first appearance.
 
     Returns:
-        Nodes and, if any are given, their times, int64 ``[M]`` each, and the number among them of
-        each of ``ids``.
+        Nodes and their times, if given, int64 ``[M]`` each, and the index in these of each of
+        ``ids``.
     """
     if times is None:
         nodes, local = kernels.relabel(ids[:0], ids)
@@ -423,23 +417,23 @@ def distinct(
 
 @dataclass(frozen=True)
 class SeedAssigner:
-    """Which seeds a rank has in a step, and where its blocks start: of one task or of several."""
+    """Assigns each step's seeds to ranks, for one task or for several."""
 
     plan: Steps
 
     def accumulating(self, batches: int) -> Self:
-        """The same, of whose batches so many make an optimizer step together."""
+        """Return a copy that accumulates so many batches per optimizer step."""
         plan = replace(self.plan, accumulate=batches)  # type: ignore[type-var]
         return replace(self, plan=plan)
 
     def __call__(self, epoch: int, step: int) -> BatchStart:
-        """Collective."""
+        """Return this rank's seeds of a step. Collective."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TaskSeeds(SeedAssigner):
-    """Of one task."""
+    """Seeds of one task."""
 
     plan: SeedPlan
     seeds: Seeds
@@ -451,17 +445,17 @@ class TaskSeeds(SeedAssigner):
     def start(
         self, epoch: int, step: int, window: int, of: tuple[int, int] | None = None
     ) -> BatchStart:
-        """Where this rank starts.
+        """Return this rank's seeds of a step.
 
         Args:
             epoch, step: of the run.
             window: see `Share`.
-            of: epoch and step of the plan, where these are not those of the run.
+            of: epoch and step of the plan; default: those of the run.
         """
         chosen = self.plan.batch(*(of or (epoch, step)))
         mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
         weight = torch.ones(max(1, len(mine)))
-        if not len(mine):  # a short last batch: keep the step, without influence
+        if not len(mine):  # a short last batch: this rank takes part in the step without influence
             mine, weight = np.zeros(1, np.int64), torch.zeros(1)
         piece = SeedSlice(chosen, mine, epoch, step)
         start = self.seeds.start(piece)
@@ -476,11 +470,10 @@ class TaskSeeds(SeedAssigner):
 
 @dataclass(frozen=True)
 class MultitaskSeeds(SeedAssigner):
-    """Of several tasks: their seeds share one neighbourhood, in which nothing is drawn that one of
-    them is to predict.
+    """Seeds of several tasks, which share one neighbourhood without the targets of any of them.
 
     Attributes:
-        plan: of all; tasks: of each, by name.
+        plan: of all tasks; tasks: of each, by name.
     """
 
     plan: MultitaskPlan
@@ -512,8 +505,8 @@ class MultitaskSeeds(SeedAssigner):
 def _together(
     starts: Mapping[str, BatchStart],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, dict[str, dict[str, np.ndarray]]]:
-    """The nodes of all tasks, each once by type (and time), their times, and what number each
-    task's have in them."""
+    """Merge the nodes of all tasks, each once by type (and time); return these, their times and the
+    index in these of each task's nodes."""
     nodes, times = dict[str, np.ndarray](), dict[str, np.ndarray]()
     numbers: dict[str, dict[str, np.ndarray]] = {name: {} for name in starts}
     for ntype in dict.fromkeys(ntype for start in starts.values() for ntype in start.nodes):
@@ -530,10 +523,10 @@ def _together(
 
 
 def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:
-    """A task's part of a batch.
+    """Build a task's part of a batch.
 
     Args:
-        numbers: node type → where the nodes of ``start`` are among those of all tasks.
+        numbers: node type → index of the nodes of ``start`` among those of all tasks.
     """
     places = {ntype: torch.from_numpy(local) for ntype, local in numbers.items()}
     fields = dict(start.fields)

@@ -65,7 +65,7 @@ def test_what_needs_dgl_says_so(tmp_path: Path) -> None:
 
     x = torch.ones(2, 2)
     assert message_passing.select("auto", x, "max") is message_passing.NATIVE
-    with pytest.raises(ConfigError, match=r"model\.kernels: DGL's kernels can not run here: DGL"):
+    with pytest.raises(ConfigError, match=r"model\.kernels: DGL's kernels cannot run here: DGL"):
         message_passing.select("dgl", x)
 
 

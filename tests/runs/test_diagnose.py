@@ -123,7 +123,7 @@ FROZEN_1 = {
     "where": "node1, pid 11, phase forward",
 }
 ALARM = "rank 1 could not prepare its batch:"
-UNREACHED = "graph 17 could not be had: ConnectionError:"
+UNREACHED = "graph 17 could not be loaded: ConnectionError:"
 LOST = {
     "error": "",
     "workers": {"0": {"type": "TrainingError", "text": "", "said": True}},

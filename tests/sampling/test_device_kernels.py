@@ -39,9 +39,8 @@ def test_rows_draw_what_they_draw_on_the_cpu(
     seed: int, narrow: bool, fanout: int, replace: bool, key: int
 ) -> None:
     indptr, src, keys, rows = graph(seed, narrow)
-    span = drawing.spans(indptr, rows)
-    given_keys = keys[rows], fanout, replace, np.uint64(key)
-    ends, expected, _ = drawing.sample_rows(*span, src, *given_keys, False)
+    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
+    ends, expected, _ = drawing.sample_rows(cut, fanout, replace, np.uint64(key), False)
     lists = [torch.from_numpy(array) for array in (indptr, src, keys, rows)]
     _, out_indptr = device_kernels.spans(lists[0], lists[3], fanout, replace)
     drawn = device_kernels.draw_rows(*lists, out_indptr, fanout, replace, key)
@@ -57,9 +56,9 @@ def test_lists_longer_than_a_fanout(fanout: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(degree)])
     src, rows = np.arange(indptr[-1], dtype=np.int32), np.array([4, 0, 1, 2, 3, 4])
     keys = np.arange(5)
-    span = drawing.spans(indptr, rows)
+    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
     key = 2**63 + 5
-    expected = drawing.sample_rows(*span, src, keys[rows], fanout, False, np.uint64(key), False)
+    expected = drawing.sample_rows(cut, fanout, False, np.uint64(key), False)
     lists = [torch.from_numpy(array) for array in (indptr, src, keys, rows)]
     _, out_indptr = device_kernels.spans(lists[0], lists[3], fanout, False)
     drawn = device_kernels.draw_rows(*lists, out_indptr, fanout, False, key)
@@ -69,10 +68,8 @@ def test_lists_longer_than_a_fanout(fanout: int) -> None:
 @given(st.integers(0, 999), st.booleans())
 def test_all_of_a_list(seed: int, narrow: bool) -> None:
     indptr, src, keys, rows = graph(seed, narrow)
-    span = drawing.spans(indptr, rows)
-    ends, expected, _ = drawing.sample_rows(
-        *span, src, keys[rows], drawing.ALL, False, np.uint64(7), False
-    )
+    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
+    ends, expected, _ = drawing.sample_rows(cut, drawing.ALL, False, np.uint64(7), False)
     places = torch.from_numpy(indptr), torch.from_numpy(rows)
     start, out_indptr = device_kernels.spans(*places, drawing.ALL, False)
     assert out_indptr.tolist() == ends.tolist()

@@ -65,7 +65,7 @@ def test_blocks_are_those_of_the_cpu(
 def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
     """What each store gives of some nodes; ranks share a host, so that all rows are here."""
     shard = shard_of(exchange, meta, replicated=True)
-    host = Host.of(exchange)
+    host = Host.discover(exchange)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     store = build_store(
         shard, exchange, inputs, dtype=torch.bfloat16, degree_etypes=shard.etypes, host=host

@@ -174,7 +174,7 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
     shard = shard_of(exchange, meta, replicated=True)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     given: dict[str, Any] = {"dtype": dtype, "weighted": how == "weighted"}
-    host = Host.of(exchange)
+    host = Host.discover(exchange)
     assert host.ranks == (0, 1)
     given["cached"] = choose_for_host(out_degrees(shard), shard.bounds, Host.alone(exchange), 0.3)
     store = build_store(shard, exchange, inputs, **given, beside=True)
@@ -228,7 +228,7 @@ def test_combining_is_gathering_and_adding(how: str, tmp_path: Path) -> None:
 
 
 def _learned(exchange: Exchange, meta: PartitionMeta) -> bool:
-    rank, host = exchange.world.rank, Host.of(exchange)
+    rank, host = exchange.world.rank, Host.discover(exchange)
     assert host.holds_all
     shard = shard_of(exchange, meta, replicated=False)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}

@@ -114,14 +114,14 @@ def test_memory_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     host = Host(Exchange(World(0, 1)), (0, 1), 2)
-    with pytest.raises(TrainingError, match=r"1,000 bytes.*ranks \[0, 1\].*Too many"):
+    with pytest.raises(TrainingError, match=r"ranks \[0, 1\].*1,000 bytes.*Too many"):
         host.array(1000, np.int8)
 
 
 def _barred(exchange: Exchange) -> tuple[int, ...]:
     if exchange.world.rank == 1:
         os.path.exists = lambda path: False
-    return Host.of(exchange).ranks
+    return Host.discover(exchange).ranks
 
 
 def test_a_rank_that_may_not_open_the_others_memory_is_alone() -> None:

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.sampling import kernels
-from raygnn.sampling.drawing import draw_rows, sample_rows, spans
+from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, sample_rows, spans
 from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists
 from raygnn.util.hashing import mix_int
 
@@ -35,7 +35,7 @@ def sampled(
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where each row's neighbours begin, and these; their places lead to them."""
-    given = *spans(indptr, rows), src, keys, fanout, replace, np.uint64(key)
+    given = RowLists(*spans(indptr, rows), src, keys), fanout, replace, np.uint64(key)
     out, neighbors, places = sample_rows(*given, True)
     assert np.array_equal(src[places], neighbors)
     _, same, nothing = sample_rows(*given, False)
@@ -60,10 +60,11 @@ def drawn(
     span = spans(indptr, rows)
     alias = alias_tables(indptr, weight) if len(weight) else np.empty(0, np.uint64)
     bans = banned or (np.zeros(len(rows) + 1, np.int64), NOBODY)
-    given = *span, *span, src, weight, alias, keys, fanout, replace, np.uint64(key)
-    out, neighbors, places = draw_rows(*given, True, *bans)
+    lists, bias = RowLists(*span, src, keys), DrawBias(*span, weight, alias, *bans)
+    given = lists, bias, fanout, replace, np.uint64(key)
+    out, neighbors, places = draw_rows(*given, True)
     assert np.array_equal(src[places], neighbors)
-    assert np.array_equal(draw_rows(*given, False, *bans)[1], neighbors)
+    assert np.array_equal(draw_rows(*given, False)[1], neighbors)
     return out, neighbors
 
 
@@ -266,9 +267,9 @@ def test_a_hub_costs_what_its_sample_costs() -> None:
     alias = alias_tables(indptr, weight)
     weight[5000:] = np.nan
     one, span = np.zeros(1, np.int64), spans(indptr, np.zeros(1, np.int64))
-    how = one, 10, False, np.uint64(3), False
-    banned = np.array([0, 1000]), np.arange(1000)
-    _, neighbors, _ = draw_rows(*span, *span, src, weight, alias, *how, *banned)
+    bias = DrawBias(*span, weight, alias, np.array([0, 1000]), np.arange(1000))
+    lists = RowLists(*span, src, one)
+    _, neighbors, _ = draw_rows(lists, bias, 10, False, np.uint64(3), False)
     assert len(neighbors) == 10
     assert neighbors.min() > 5000
 

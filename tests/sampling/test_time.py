@@ -15,7 +15,7 @@ from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.graph.staging.shard import EdgeReads
-from raygnn.sampling.drawing import draw_rows, spans, spans_before
+from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, spans, spans_before
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler, Timing
@@ -50,9 +50,11 @@ def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
     fanout, replace = data.draw(st.integers(1, 5)), data.draw(st.booleans())
     indptr, one = np.array([0, len(weight)]), np.zeros(1, np.int64)
     part = np.array([low]), np.array([high - low])
-    lists = *part, *spans(indptr, one), np.arange(len(weight)), weight, alias_tables(indptr, weight)
-    how = one, fanout, replace, np.uint64(data.draw(st.integers(0, 2**60))), False
-    _, drawn, _ = draw_rows(*lists, *how, np.zeros(2, np.int64), np.empty(0, np.int64))
+    lists = RowLists(*part, np.arange(len(weight)), one)
+    weights = weight, alias_tables(indptr, weight)
+    bias = DrawBias(*spans(indptr, one), *weights, np.zeros(2, np.int64), np.empty(0, np.int64))
+    how = fanout, replace, np.uint64(data.draw(st.integers(0, 2**60))), False
+    _, drawn, _ = draw_rows(lists, bias, *how)
     allowed = [j for j in range(low, high) if weight[j]]
     assert set(drawn.tolist()) <= set(allowed)
     if replace:

@@ -229,11 +229,11 @@ def test_a_bad_sample_ends_the_run_with_its_cause(
     with pytest.raises(TrainingError, match=cause) as caught:
         train(config, display=False)
     if not guard:
-        assert "graph 4 could not be had" in str(caught.value)
+        assert "graph 4 could not be loaded" in str(caught.value)
         assert "in __getitem__" in (caught.value.trace or "")
     else:
         logs = "".join(p.read_text() for p in (config.run_dir / "logs").glob("rank-*.log"))
-        assert "graph 7 is left out: graph 7 could not be had: OSError: graph file 7" in logs
+        assert "graph 7 is skipped: graph 7 could not be loaded: OSError: graph file 7" in logs
 
 
 @pytest.mark.dgl

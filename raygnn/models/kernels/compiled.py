@@ -1,7 +1,7 @@
 """Compiled passes around products and sums (numba, without the GIL, compiled once and cached).
 
-Each does at once what torch does in several passes over tensors that no cache holds. bf16 numbers
-are read as they lie, uint16: torch makes floats of them and rounds these again.
+Each replaces several passes of torch over tensors larger than caches. bf16 numbers are read as
+uint16 bits; torch would convert them to floats and round again.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from numba import njit
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
-_TOGETHER = 64  # rows that are added up in fp32, and their sums in fp64
+_TOGETHER = 64  # rows that are summed in fp32; these sums are added in fp64
 
 
 @njit(**_COMPILE)
 def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
-    """A block's edges grouped by source, by a counting sort; those of a source stay in order.
+    """Group a block's edges by source with a stable counting sort.
 
     Args:
         indptr: int64 ``[D+1]``; src: int64 ``[E]``, from 0 to ``num_src - 1``.
 
     Returns:
-        ``(start [S+1], dst [E], edge [E])``, int64: where each source's edges begin, their
-        destinations, and their places in ``src``.
+        ``(start [S+1], dst [E], edge [E])``, int64: start of each source's edges, their
+        destinations, and their positions in ``src``.
     """
     start = np.zeros(num_src + 1, np.int64)
     for e in range(src.shape[0]):
@@ -42,11 +42,10 @@ def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
-    """Add ``bias`` to every row, and make what is below 0 that, in place. NaN stays NaN.
+    """Add ``bias`` to every row and optionally apply ReLU, in place. NaN stays NaN.
 
     Args:
         rows: float32 ``[n, F]``; bias: float32 ``[F]``.
-        relu: whether what is below 0 becomes 0.
     """
     least = np.float32(0) if relu else np.float32(-np.inf)
     for i in range(rows.shape[0]):
@@ -58,7 +57,7 @@ def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def passed(grad, rows, out):  # type: ignore[no-untyped-def]
-    """The gradient of ReLU: 0 where ``rows``, its output, are 0, else ``grad``.
+    """Compute the gradient of ReLU: 0 where ``rows``, its output, are 0, else ``grad``.
 
     Args:
         grad, rows, out: float32 ``[n, F]``.
@@ -88,7 +87,7 @@ def _wide(bits):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def relu_bits(rows):  # type: ignore[no-untyped-def]
-    """ReLU of bf16 numbers, uint16 ``[n, F]``, in place. NaN stays NaN."""
+    """Apply ReLU to bf16 numbers, uint16 ``[n, F]``, in place. NaN stays NaN."""
     for i in range(rows.shape[0]):
         row = rows[i]
         for j in range(row.shape[0]):
@@ -97,7 +96,7 @@ def relu_bits(rows):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
-    """`passed` for bf16 numbers, uint16 ``[n, F]``."""
+    """Compute `passed` for bf16 numbers, uint16 ``[n, F]``."""
     width = rows.shape[1]
     total, part = np.zeros(width, np.float64), np.empty(width, np.float32)
     for start in range(0, rows.shape[0], _TOGETHER):

@@ -1,10 +1,9 @@
-"""The graph operations that a layer is made of, and which implementation of them runs.
+"""Message passing operations of layers, and the choice of their implementation.
 
 Edges of a block are grouped by destination, so that a sum over neighbours is one
-``embedding_bag`` straight from the source rows: no messages are materialised. Backward it is the
-same over the edges grouped by source (``embedding_bag``'s own backward on a CPU adds one edge
-after the other, at several times the cost). Shape suffixes: S source nodes, D destination nodes,
-E edges, H heads, F features.
+``embedding_bag`` of the source rows: no messages are materialised. The backward pass does the same
+with edges grouped by source (``embedding_bag``'s own on a CPU adds edge after edge, at several
+times the cost). Shape suffixes: S source nodes, D destination nodes, E edges, H heads, F features.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ Reduce = Literal["sum", "mean", "max"]
 
 
 class Kernels(ABC):
-    """One implementation of the operations, equal to the others but for rounding."""
+    """Implementation of the operations; all are equal but for rounding."""
 
     @abstractmethod
     def aggregate(
         self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
     ) -> Tensor:
-        """Combine the source rows of each destination.
+        """Aggregate the source rows of each destination.
 
         Args:
             x: ``[S, F]``.
-            reduce: a destination without edges gives 0.
+            reduce: 0 for a destination without edges.
             weight: ``[E]``, multiplies each source row ("sum" only).
 
         Returns:
@@ -46,9 +45,9 @@ class Kernels(ABC):
         """
 
     def combine_edges(self, adj: Adjacency, rows: Tensor, reduce: Reduce = "sum") -> Tensor:
-        """Combine the rows of the edges themselves, ``[E, F]`` → ``[D, F]``; else as `aggregate`.
+        """Aggregate the rows of edges, ``[E, F]`` → ``[D, F]``; otherwise as `aggregate`.
 
-        By torch's bags whatever the others are made of: on one thread four times as fast as
+        With torch's ``embedding_bag`` in every implementation: on one thread four times as fast as
         ``index_add`` and seven times as ``segment_reduce`` (fp32, ten edges each, F = 64).
         """
         out: Tensor
@@ -60,15 +59,15 @@ class Kernels(ABC):
         return out
 
     def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
-        """The source's row of each edge, ``[S, …]`` → ``[E, …]``."""
+        """Return the source's row of each edge, ``[S, …]`` → ``[E, …]``."""
         return x.index_select(0, adj.src)
 
     def from_destinations(self, adj: Adjacency, x: Tensor) -> Tensor:
-        """The destination's row of each edge, ``[D, …]`` → ``[E, …]``."""
+        """Return the destination's row of each edge, ``[D, …]`` → ``[E, …]``."""
         return x.index_select(0, adj.dst)
 
     def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
-        """Softmax of ``score`` ``[E, H]`` over the in-edges of each destination."""
+        """Apply softmax to ``score`` ``[E, H]`` over the in-edges of each destination."""
         wide = score if score.dtype == torch.float64 else score.float()
         dst = adj.dst
         index = dst.unsqueeze(1).expand_as(wide)
@@ -80,26 +79,23 @@ class Kernels(ABC):
 
     @abstractmethod
     def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
-        """Sum of the source rows ``[S, H, F]`` weighted by ``[E, H]``: ``[D, H, F]``.
-
-        In ``x``'s dtype.
-        """
+        """Sum source rows ``[S, H, F]`` weighted by ``[E, H]``: ``[D, H, F]`` in ``x``'s dtype."""
 
 
 def select(choice: Choice, x: Tensor, reduce: Reduce = "sum") -> Kernels:
-    """The kernels for ``x``.
+    """Return the kernels for ``x``.
 
-    "auto" is what was faster on one thread, forward and backward together, blocks as they come
-    from a sampler (each used once, so that DGL builds its formats anew). In torch sums and means
-    take 0.5 to 0.9 of DGL's time, weighted sums and attention 0.03 to 0.55, maxima 1.8 to 2.5.
-    On a GPU, where the two were not compared, it is torch.
+    "auto" is the faster one on one thread, forward and backward pass together, on blocks from a
+    sampler (each used once, so that DGL builds its formats anew). In torch sums and means take 0.5
+    to 0.9 of DGL's time, weighted sums and attention 0.03 to 0.55, maxima 1.8 to 2.5. On a GPU,
+    where the two were not compared, it is torch.
 
     Args:
-        choice: the config's ``model.kernels``, or "scatter" for what is exported.
-        reduce: "max" where maxima will be asked for.
+        choice: the config's ``model.kernels``, or "scatter" for exported programs.
+        reduce: "max" if maxima will be computed.
 
     Raises:
-        ConfigError: "dgl" for a device or dtype that this DGL has no kernels for.
+        ConfigError: "dgl" for a device or dtype without DGL kernels.
     """
     if choice == "scatter":
         return SCATTER
@@ -110,7 +106,7 @@ def select(choice: Choice, x: Tensor, reduce: Reduce = "sum") -> Kernels:
             return DGL
     if choice == "dgl":
         raise ConfigError(
-            f"DGL's kernels can not run here: {reason}",
+            f"DGL's kernels cannot run here: {reason}",
             where="model.kernels",
             remedy="use auto or torch",
         )
@@ -119,11 +115,11 @@ def select(choice: Choice, x: Tensor, reduce: Reduce = "sum") -> Kernels:
 
 @cache
 def _why_no_dgl(device: str, dtype: torch.dtype) -> str | None:
-    """Why DGL can not work on such tensors; None where it can."""
+    """Return why DGL cannot compute on such tensors; None if it can."""
     if device not in ("cpu", "cuda"):
-        return f"it knows no device of type {device}"
+        return f"it does not support devices of type {device}"
     if device == "cpu" and dtype == torch.float16:
-        return "it has no float16 on a CPU"
+        return "it does not support float16 on a CPU"
     try:
         dgl()
         if device == "cuda":
@@ -134,7 +130,7 @@ def _why_no_dgl(device: str, dtype: torch.dtype) -> str | None:
 
 
 class _Native(Kernels):
-    """Plain torch, on any device and dtype that torch has."""
+    """Plain torch, on any device and dtype."""
 
     def aggregate(
         self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
@@ -169,7 +165,7 @@ class _Native(Kernels):
 
 
 class _Dgl(Kernels):
-    """DGL's kernels, where DGL can run on the device."""
+    """DGL's kernels."""
 
     def aggregate(
         self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
@@ -198,10 +194,9 @@ class _Dgl(Kernels):
 
 
 class _Scatter(Kernels):
-    """Edge by edge, by gathering and scattering alone.
+    """Gather and scatter operations for `torch.export`: torch's own and without reading sizes.
 
-    For `torch.export`: no sizes are looked at, and all operations are torch's own. Messages are
-    materialised, which costs memory.
+    Messages are materialised, which costs memory.
     """
 
     def aggregate(
@@ -278,7 +273,7 @@ class _CombineEdges(torch.autograd.Function):
 
 
 class _FromSources(torch.autograd.Function):
-    """``x [S, …]`` → ``[E, …]``. torch's own adds up gradients in no certain order on a GPU."""
+    """``x [S, …]`` → ``[E, …]``. torch's own adds gradients in no fixed order on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
@@ -363,25 +358,25 @@ class _Attend(torch.autograd.Function):
 def _bags(
     index: Tensor, rows: Tensor, start: Tensor, weight: Tensor | None, reduce: Reduce = "sum"
 ) -> Tensor:
-    """Sum or mean of ``weight · rows[index]`` over each bag, ``[bags, F]``."""
+    """Return the sum or mean of ``weight · rows[index]`` over each bag, ``[bags, F]``."""
     if not index.numel():  # embedding_bag refuses an empty table
         return rows.new_zeros((len(start), rows.shape[1]))
     return F.embedding_bag(index, rows, start, mode=reduce, per_sample_weights=weight)
 
 
 def _per_destination(adj: Adjacency, rows: Tensor) -> Tensor:
-    """The sum of ``rows [E, F]`` over each destination's edges, ``[D, F]``."""
+    """Sum ``rows [E, F]`` over each destination's edges, ``[D, F]``."""
     return _bags(torch.arange(len(rows), device=rows.device), rows, adj.indptr[:-1], None)
 
 
 def _head_bags(start: Tensor, node: Tensor, index: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    """Per node and head, the sum of ``weight [E, H] · rows[index]`` ``[·, H, F]``: ``[N, H, F]``.
+    """Sum ``weight [E, H] · rows[index]`` ``[·, H, F]`` per node and head: ``[N, H, F]``.
 
-    Edge lists, one after the other, become H lists for each node: one bag for each. Three times
-    as fast as building ``[E, H, F]`` messages and adding them up.
+    Each node's edge list becomes H bags. Three times as fast as building ``[E, H, F]`` messages and
+    summing them.
 
     Args:
-        start: ``[N+1]``, where each node's edges begin.
+        start: ``[N+1]``, start of each node's edges.
         node: ``[E]``, each edge's node, ascending.
     """
     heads = weight.shape[1]
@@ -398,7 +393,7 @@ def _head_bags(start: Tensor, node: Tensor, index: Tensor, rows: Tensor, weight:
 
 
 def _dots(left: Tensor, row: Tensor, right: Tensor, index: Tensor, start: Tensor) -> Tensor:
-    """``left[row] · right[index]`` for each edge, ``[E]``, without building either."""
+    """Return ``left[row] · right[index]`` of each edge, ``[E]``, without building either."""
     if not index.numel():
         return left.new_zeros(0)
     dots: Tensor = weight_gradient_of_bags(left, right, index, start, row)
@@ -406,8 +401,8 @@ def _dots(left: Tensor, row: Tensor, right: Tensor, index: Tensor, start: Tensor
 
 
 def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``; made once
-    for all that is computed of ``adj``."""
+    """Return the edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``; cached
+    in ``adj``."""
     if (made := adj.__dict__.get("_by_source")) is None:
         made = adj.__dict__["_by_source"] = _grouped_by_source(adj, num_src)
     found: tuple[Tensor, Tensor, Tensor] = made
@@ -424,7 +419,7 @@ def _grouped_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Te
 
 
 def _sorted_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    """On a GPU, which is not waited for, as it is for ``bincount``; half the digits to sort by."""
+    """Group by source on a GPU without waiting for it, as ``bincount`` does; int32 sorts faster."""
     src, edge = adj.src.int().sort(stable=True)
     start = torch.searchsorted(src, torch.arange(num_src + 1, device=src.device, dtype=src.dtype))
     return start, adj.dst.index_select(0, edge), edge

@@ -85,7 +85,7 @@ _TRANSPORT = re.compile(
 _OF_TRANSPORT = re.compile(r"RuntimeError|TimeoutError|Dist\w*Error")
 _OF_SOCKETS = re.compile(r"Connection\w*Error|BrokenPipeError")
 _ALARM = re.compile(r"(?:TrainingError: )?rank \d+ could not prepare its batch: ")
-_DATASET = re.compile(r"(?:TrainingError: )?graph \d+ could not be had: ")
+_DATASET = re.compile(r"(?:TrainingError: )?graph \d+ could not be loaded: ")
 _NODE = re.compile(
     r"node (?:has )?died|node was (?:terminated|preempted|drained)|node is dead|its node|"
     r"raylet (?:has )?died|node .{0,80}missed",

@@ -1,5 +1,5 @@
-"""Rows of nodes where a GPU reads them: in its own memory, or page-locked in the host's with those
-that batches ask for most often in the GPU's."""
+"""Node rows for a GPU: in its own memory, or page-locked in the host's memory with the most
+frequently read ones in the GPU's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from raygnn.sampling.features import FeatureRows, FeatureStore
 
 log = logging.getLogger("raygnn")
 
-_AT_ONCE = 1 << 20  # rows that are copied in one go
+_AT_ONCE = 1 << 20  # rows copied at a time
 
 
 def put(rows: np.ndarray | Tensor, device: torch.device, pinned: bool) -> Tensor:
-    """A copy of rows ``[N, …]`` where ``device`` reads them: in its own memory, or page-locked in
-    the host's."""
+    """Copy rows ``[N, …]`` to the memory of ``device``, or to page-locked memory of the host."""
     locked = pinned and device.type == "cuda"
     out = torch.empty(
         rows.shape,
@@ -41,24 +40,24 @@ def put(rows: np.ndarray | Tensor, device: torch.device, pinned: bool) -> Tensor
 
 
 def _as_tensor(rows: np.ndarray | Tensor) -> Tensor:
-    """A copy of what is only to be read: torch would warn that it might write there."""
+    """Convert to a tensor; read-only arrays are copied, since torch warns about them."""
     read_only = isinstance(rows, np.ndarray) and not rows.flags.writeable
     return torch.as_tensor(np.array(rows) if read_only else rows)
 
 
 def runtime(device: torch.device) -> Any:
-    """torch's module of CUDA's runtime; None where there is no GPU."""
+    """Return torch's module of CUDA's runtime; None without a GPU."""
     return torch.cuda.cudart() if device.type == "cuda" else None
 
 
 def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | None:
-    """Page-lock memory where it lies, for this process, until ``owner`` is gone.
+    """Page-lock tensors' memory in place, for this process, for the lifetime of ``owner``.
 
     Args:
         cudart: see `runtime`.
 
     Returns:
-        Why that cannot be done; then nothing is locked. None: it is.
+        None, or the reason why nothing was locked.
     """
     locked: list[Tensor] = []
     for tensor in tensors:
@@ -69,7 +68,7 @@ def lock_pages(tensors: Sequence[Tensor], owner: object, cudart: Any) -> str | N
             _unlock(locked, cudart)
             return f"CUDA says {cudart.cudaGetErrorString(status)}"
         locked.append(tensor)
-    weakref.finalize(owner, _unlock, locked, cudart)  # which keeps the memory until then
+    weakref.finalize(owner, _unlock, locked, cudart)  # keeps the memory alive until then
     return None
 
 
@@ -84,7 +83,7 @@ class DeviceColumn:
 
     Attributes:
         table: ``[S, …]``, by slot.
-        near: the rows of it that lie in the GPU's memory, where the table does not; None = none.
+        near: rows copied to the GPU's memory, if the table is not there; None = none.
     """
 
     table: Tensor
@@ -92,21 +91,20 @@ class DeviceColumn:
 
 
 class DeviceFeatures:
-    """The rows of a `FeatureStore` that are on this host, for batches that are made on a GPU.
+    """The rows of a `FeatureStore` on this host, for batches that are built on a GPU.
 
-    A row has the slot that it has in the store's tables. Where all ranks are on this host, the GPU
-    works slots out, and the host waits for nothing. Else the CPU does, so that it learns which
-    rows other hosts have to send; `begin` tells them so over the store's exchange, and `finish`
-    moves the rows.
+    Slots are those of the store's tables. If all ranks are on this host, the GPU computes slots and
+    the host waits for nothing. Otherwise the CPU computes them, to find the rows that other hosts
+    must send; `begin` requests these over the store's exchange, and `finish` receives them.
 
     Args:
         store: whose rows are read.
-        device: the GPU; a CPU where Triton's interpreter runs.
-        near: None = the rows lie in the GPU's memory; else node type → distinct int64 ids of those
-            that do, of rows that are on this host, and all lie page-locked in the host's.
-        over: moves rows between ranks; needed where other hosts have some.
-        copies: whether the host has memory for page-locked rows of each rank's own, where those
-            that its ranks share cannot be locked where they lie.
+        device: the GPU; a CPU with Triton's interpreter.
+        near: None = all rows in the GPU's memory; else node type → distinct int64 ids, of rows on
+            this host, to copy there, with all rows page-locked in the host's memory.
+        over: moves rows between ranks; required if other hosts have some.
+        copies: the host has memory for a page-locked copy of each rank's rows, in case its shared
+            rows cannot be locked in place.
 
     Attributes:
         bounds, exchange, remote, hits: see `FeatureStore`.
@@ -130,9 +128,8 @@ class DeviceFeatures:
         self._over = over
         self._device = device
         self._columns: dict[str, dict[str, DeviceColumn]] = {}
-        self._near: dict[
-            str, Tensor
-        ] = {}  # node type → where in `DeviceColumn.near` each slot's row is
+        # node type → index in `DeviceColumn.near` of each slot's row
+        self._near: dict[str, Tensor] = {}
         self._shifts: dict[str, tuple[Tensor, Tensor]] = {}
         chosen = {t: as_ids((near or {}).get(t, np.empty(0))) for t in store.ntypes}
         slots, _, _ = store.locate(chosen)
@@ -154,20 +151,20 @@ class DeviceFeatures:
                 self._near[ntype] = put(places, device, False)
 
     def _locked(self, tables: Sequence[Tensor], copies: bool) -> bool:
-        """Whether the GPU reads the store's tables where they lie, in memory that all ranks of the
-        host share, until this object is gone."""
+        """Page-lock the store's tables in place, in memory shared by the host's ranks; return False
+        if copies are needed."""
         cudart = runtime(self._device)
         failure = None if cudart is None else lock_pages(tables, self, cudart)
         if failure is None:
             return True
-        with contextlib.suppress(RuntimeError):  # what is launched next tells of that error again
+        with contextlib.suppress(RuntimeError):  # the next launch reports that error once more
             torch.zeros(1, device=self._device)
         if not copies:
             raise TrainingError(
-                f"rows cannot be page-locked where they lie ({failure}), and the host has no "
-                "memory for a copy of each worker's"
+                f"feature rows cannot be page-locked in place ({failure}), and the host has no "
+                "memory for a copy for each worker"
             )
-        log.warning("rows are page-locked once for each worker: where they lie %s", failure)
+        log.warning("each worker page-locks a copy of the feature rows: in place %s", failure)
         return False
 
     def _placed(self, table: Tensor, slots: Tensor, chosen: object) -> DeviceColumn:
@@ -187,31 +184,31 @@ class DeviceFeatures:
         return self._store.hits
 
     def gather(self, ids: Mapping[str, Ids]) -> FeatureRows:
-        """See `FeatureStore.gather`; the rows lie on the GPU."""
+        """See `FeatureStore.gather`; the rows are on the GPU."""
         rows, awaited = self.begin(ids)
         return rows if awaited is None else self.finish(awaited)
 
     def begin(self, ids: Mapping[str, Ids]) -> tuple[FeatureRows, AwaitedRows | None]:
-        """The rows for ``ids``, as `gather`, as far as they are on this host, and how the others
-        come; None = no host lacks any. Collective over the store's exchange."""
+        """Gather the rows for ``ids`` on this host, and request the others; None = none awaited.
+        Collective over the store's exchange."""
         if self._store.whole:
             return {t: self._read(t, self._owned_slots(t, ids[t])) for t in self._columns}, None
         slots, missing, counts = self._store.locate({t: as_ids(nodes) for t, nodes in ids.items()})
-        asked, given = self._store.ask(missing, counts)
+        asked, given = self._store.request(missing, counts)
         rows: FeatureRows = {t: {} for t in self._columns}
         places, order = {}, {}
         for ntype, index in slots.items():
             room = self._store.room(ntype)
             places[ntype] = (index >= room).nonzero().flatten()
             order[ntype] = index[places[ntype]] - room
-            # the kernel leaves out what is below 0; in the GPU's memory any row is read as fast
+            # the kernel skips slots below 0; in the GPU's memory any row is read as fast
             hole = -1 if ntype in self._near else 0
             here = index.index_fill(0, places[ntype], hole)
             rows[ntype] = self._read(ntype, here.to(self._device, non_blocking=True))
         return rows, AwaitedRows(rows, places, order, given, receive=counts, send=asked)
 
     def finish(self, awaited: AwaitedRows) -> FeatureRows:
-        """All rows, after those of other hosts have come. Collective over ``over``."""
+        """Return all rows after receiving those of other hosts. Collective over ``over``."""
         assert self._over is not None
         numbers, answers, rooms = [], [], []
         for number, (ntype, slots) in enumerate(awaited.given.items()):

@@ -1,9 +1,9 @@
-"""The kernels of sampling on a GPU (Triton), which give the same integers as the CPU's.
+"""Triton kernels of sampling on a GPU, with the same integer results as the CPU's.
 
-See `raygnn.sampling.drawing.sample_rows` and `raygnn.sampling.kernels.relabel`. What is read may
-lie in the GPU's memory or in page-locked memory of the host, which a GPU reads by the same
-addresses; everything else lies on the GPU. Nothing here waits for it. With ``TRITON_INTERPRET=1``,
-set before Triton is first imported, the same code runs on tensors of a CPU.
+See `raygnn.sampling.drawing.sample_rows` and `raygnn.sampling.kernels.relabel`. Inputs may be in
+the GPU's memory or in page-locked memory of the host, which a GPU reads at the same addresses;
+everything else is on the GPU. The host never waits. With ``TRITON_INTERPRET=1``, set before Triton
+is first imported, the same code runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raygnn.util import hashing
 _GOLDEN = tl.constexpr(hashing.GOLDEN)
 _FIRST = tl.constexpr(hashing.FIRST)
 _SECOND = tl.constexpr(hashing.SECOND)
-_TILE = 1024  # numbers that a program works on at once
+_TILE = 1024  # elements per program
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def _draw(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A row of the tile is a row of the graph, and a lane one of the entries that it draws."""
+    """Sample rows: each tile row is a row of the graph, each lane one of its sampled entries."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = tl.load(rows + at, mask=at < count, other=-1)
     held = row >= 0
@@ -136,8 +136,8 @@ def _gather(  # type: ignore[no-untyped-def]
 
 
 def spans(indptr: Tensor, rows: Tensor, fanout: int, replace: bool) -> tuple[Tensor, Tensor]:
-    """Where the lists of ``rows`` (int64 ``[B]``, negative = without edges) start, and where what
-    each draws is to go: int64 ``[B]`` and ``[B+1]``."""
+    """Return the starts of the lists of ``rows`` (int64 ``[B]``, negative = without edges), int64
+    ``[B]``, and the offsets of their samples, ``[B+1]``."""
     start, out_indptr = torch.empty_like(rows), rows.new_zeros(len(rows) + 1)
     if count := len(rows):
         take = torch.empty_like(rows)
@@ -158,7 +158,7 @@ def draw_rows(
     replace: bool,
     key: int,
 ) -> Tensor:
-    """What each row draws, keyed: see `raygnn.sampling.drawing.sample_rows`.
+    """Sample rows: see `raygnn.sampling.drawing.sample_rows`.
 
     Args:
         indptr: int64 ``[R+1]``; src: int32 or int64 ``[E]``; keys: int32 or int64 ``[R]``.
@@ -167,8 +167,8 @@ def draw_rows(
         key: 64 bits.
 
     Returns:
-        int64 ``[B · fanout]``: source ids, row after row, then -1: how many there are is known on
-        the GPU alone.
+        int64 ``[B · fanout]``: source ids, row after row, padded with -1, since only the GPU knows
+        their number.
     """
     assert 0 <= fanout <= MOST_DRAWN
     count = len(rows)
@@ -194,8 +194,8 @@ def draw_rows(
 
 
 def all_of(src: Tensor, start: Tensor, out_indptr: Tensor, total: int) -> Tensor:
-    """The whole lists of rows, one after the other: int64 ``[total]``; ``start`` and
-    ``out_indptr`` of `spans` with a fanout of all."""
+    """Return the complete lists of rows: int64 ``[total]``; ``start`` and ``out_indptr`` of `spans`
+    with a fanout of all."""
     shift = start - out_indptr[:-1]
     places = torch.arange(total, device=start.device)
     row = torch.repeat_interleave(out_indptr.diff(), output_size=total)
@@ -209,13 +209,13 @@ def gather(
     near: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """``table[index]`` in another dtype.
+    """Return ``table[index]`` in another dtype.
 
     Args:
         table: ``[N, …]``, contiguous.
-        index: int64 ``[n]``; below 0: nothing is read, and the row has no meaning.
-        near: rows of the table that lie nearer, and are read in its place.
-        slots: ``[N]`` whole numbers, where in ``near`` each row is; below 0 = not there.
+        index: int64 ``[n]``; rows with an index below 0 are undefined.
+        near: copies of rows of the table in faster memory.
+        slots: integers ``[N]``, index in ``near`` of each row; below 0 = no copy.
     """
     out = torch.empty((len(index), *table.shape[1:]), dtype=dtype, device=index.device)
     if out.numel():
@@ -246,15 +246,15 @@ def relabel(known: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         known: int64 ``[K]``, distinct; ids: int64 ``[M]``, -1 = none.
 
     Returns:
-        ``(nodes [K+M+1], local [M], count)``: of ``nodes`` the first ``count`` are meant; what
-        ``local`` has where there is no id means nothing.
+        ``(nodes [K+M+1], local [M], count)``: only the first ``count`` of ``nodes`` are valid;
+        ``local`` is undefined where there is no id.
     """
     joined = torch.cat([known, ids])
     size = len(joined)
     ordered, place = joined.sort(stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
-    group = begins.cumsum(0) - 1  # a maximum so far would take one block of a GPU's threads
+    group = begins.cumsum(0) - 1  # cummax would run on a single block of GPU threads
     first = joined.new_empty(size + 1).scatter_(0, torch.where(begins, group, size), place)
     new = torch.empty_like(begins).scatter_(0, place, begins & (ordered >= 0))
     number = new.cumsum(0) - 1

@@ -1,10 +1,9 @@
-"""Neighbour sampling on a GPU: the blocks that `NeighborSampler` gives, tensors of the GPU.
+"""Neighbour sampling on a GPU: the same blocks as `NeighborSampler`, as tensors of the GPU.
 
-Of a replicated topology, drawn alike: without times, weights, edges that must not be drawn, and
-arrays of edges. The structure lies in the GPU's memory, or page-locked in the host's, which the GPU
-reads row by row. What a block's tensors are long is the one thing that the host has to know, so it
-waits for the GPU once a hop, twice where a hop takes all neighbours: in the thread that prepares
-batches, and for its stream alone.
+For a replicated topology without times, weights, banned edges and arrays of edges. The structure is
+in the GPU's memory, or page-locked in the host's, where the GPU reads it row by row. The host needs
+the lengths of a block's tensors, so it waits for the GPU once per hop, twice if a hop takes all
+neighbours: in the thread that prepares batches, for its stream alone.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
     from raygnn.sampling.sampler import Banned
 
 DeviceFrontier = dict[str, Tensor]  # node type → distinct global ids, int64 on the GPU
-# edge type → int64 [D+1], and the sources that each destination draws, one after the other, then -1
+# edge type → int64 [D+1], and the sampled sources of each destination, padded with -1
 DeviceDraws = dict[EdgeType, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Lists:
-    """In-edge lists, as `InEdgeLists` has them, where a GPU reads them."""
+    """In-edge lists in memory that a GPU reads; fields as in `InEdgeLists`."""
 
     first: int
     indptr: Tensor
@@ -47,12 +46,12 @@ class Lists:
 
 
 class DeviceSampler:
-    """Draws blocks on a GPU.
+    """Samples blocks on a GPU.
 
     Args:
         shard: with a replicated topology.
-        device: the GPU; a CPU where Triton's interpreter runs.
-        pinned: leave the structure in the host's memory, page-locked.
+        device: the GPU; a CPU with Triton's interpreter.
+        pinned: keep the structure in the host's memory, page-locked.
         seed, replace, once: see `NeighborSampler`.
     """
 
@@ -106,7 +105,7 @@ class DeviceSampler:
     def hop(
         self, nodes: DeviceFrontier, fanout: Fanout, key: int = 0
     ) -> tuple[Block, DeviceFrontier]:
-        """One block whose destinations are ``nodes``; returns it and its source nodes."""
+        """Sample one block with the destinations ``nodes``; return it and its source nodes."""
         draws = self._draw(nodes, fanout, key)
         numbered: DeviceFrontier = {}
         local: dict[str, tuple[list[EdgeType], Tensor, Tensor]] = {}
@@ -157,7 +156,7 @@ class DeviceSampler:
 
 
 def difference(blocks: Sequence[Block], others: Sequence[Block]) -> str | None:
-    """What is not alike in two lists of blocks, on any devices; None: they are the same."""
+    """Describe the first difference of two lists of blocks, on any devices; None if equal."""
     if len(blocks) != len(others):
         return f"{len(blocks)} and {len(others)} blocks"
     for number, (one, other) in enumerate(zip(blocks, others)):

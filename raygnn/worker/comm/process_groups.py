@@ -83,7 +83,7 @@ class Ranks:
     def host(self) -> Host:
         """The ranks that share this one's memory, over `control`. Collective when it is first
         needed."""
-        return Host.of(self.control)
+        return Host.discover(self.control)
 
     @property
     def fetched_bytes(self) -> int:

@@ -278,7 +278,7 @@ class EdgePlane(PartitionPlane):
         assert isinstance(model, EdgeModel)
         listed, lists = self._listed.get(split), own
         if listed is not None:
-            own, lists = listed.asked(own)
+            own, lists = listed.ranked(own)
             if not self.control.max(len(own)):
                 message = f"no edge of the split {split!r} is in it"
                 raise listed.lists.error(message, "list those that are to be ranked")

@@ -135,7 +135,7 @@ class MemoryBudget:
             return resident == "always"
         here = sum(self._here(t) * size for t, size in self._sizes.items())
         fits = large_pages(len(self._host.ranks) > 1) and _ROWS * here <= memory()[1]
-        return self._host.settle(fits)
+        return self._host.from_leader(fits)
 
     @cached_property
     def cached_share(self) -> float:
@@ -147,7 +147,7 @@ class MemoryBudget:
             (shard.num_nodes(t) - self._here(t)) * (size + _PLACE)
             for t, size in self._sizes.items()
         )
-        return self._host.settle(min(1.0, memory()[1] / _CACHE / max(1, remote)))
+        return self._host.from_leader(min(1.0, memory()[1] / _CACHE / max(1, remote)))
 
     def device_path(self) -> DevicePath:
         """What of a batch is made on this rank's GPU. Collective over all ranks."""
