@@ -1,5 +1,4 @@
-"""Layers of attention on typed graphs: HAN over neighbours, then over edge types; HGT over both at
-once."""
+"""Attention layers on typed graphs: HAN over neighbours, then edge types; HGT over both at once."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
 class SemanticAttention(nn.Module):
-    """A softmax over P candidates of each node, by ``q · tanh(W z + b)``.
+    """Softmax over P candidates of each node, by ``q · tanh(W z + b)``.
 
     Args:
         width: of ``z``.
-        hidden: of what ``q`` is compared with.
+        hidden: width of ``q``.
     """
 
     def __init__(self, width: int, hidden: int):
@@ -33,7 +32,7 @@ class SemanticAttention(nn.Module):
         nn.init.normal_(self.query, std=hidden**-0.5)
 
     def forward(self, z: Tensor, there: Tensor) -> Tensor:
-        """``z [N, P, F]``, ``there`` bool ``[N, P]``, one of each row at least → ``[N, F]``."""
+        """Weight ``z [N, P, F]`` → ``[N, F]``; ``there``: bool ``[N, P]``, True in every row."""
         projected = linear(z.flatten(0, 1), self.project.weight, self.project.bias).tanh()
         score = (projected * self.query).sum(-1).view(there.shape).masked_fill(~there, -torch.inf)
         wide = score if score.dtype == torch.float64 else score.float()
@@ -44,18 +43,17 @@ class SemanticAttention(nn.Module):
 class HANLayer(Layer):
     """After HAN (Wang et al., "Heterogeneous graph attention network", WWW 2019).
 
-    The node level is a GAT for each edge type, which is a metapath of length one: longer ones are
-    edge types that whoever makes the graph adds. The semantic level weights the edge types, and
-    a transform of the node itself where no edge type joins its type to itself. Edge types of
-    which a node has no edges are left out for it.
+    The node level is a GAT for each edge type, a metapath of length one; add longer metapaths to
+    the graph as edge types. The semantic level weights the edge types and, if no edge type joins a
+    node type to itself, a transform of the node itself. Edge types without edges into a node are
+    ignored for it.
 
-    In the paper an edge type's weight is its mean over all nodes, and the same for all of them.
-    Here each node has weights of its own: a mean over the nodes of a minibatch would depend on
-    how they are drawn and divided between workers.
+    In the paper an edge type's weight is its mean over all nodes. Here each node has its own
+    weights: a mean over a minibatch would depend on sampling and on the number of workers.
 
     Args:
         etypes, spec, self_types: see `Layer`.
-        conv: makes the GAT of an edge type.
+        conv: builds the GAT of an edge type.
         attention: width of the semantic attention.
     """
 
@@ -73,14 +71,14 @@ class HANLayer(Layer):
         self.own = nn.ModuleDict(
             {key(t): nn.Linear(spec.in_features[t], self.width) for t in self_types}
         )
-        # of a single candidate there is nothing to weight
+        # a single candidate needs no weights
         chosen = [t for t in self.outputs() if len(self.into(t)) + (t in self_types) > 1]
         self.semantic = nn.ModuleDict(
             {key(t): SemanticAttention(self.width, attention) for t in chosen}
         )
 
     def biases(self) -> list[tuple[str, str, str]]:
-        """See `Layer`. Candidates that are weighted node by node add no row of their own to all."""
+        """See `Layer`. A weighted candidate's bias adds different rows to different nodes."""
         found = []
         for ntype in self.outputs():
             names = [f"convs.{key(*etype)}.bias" for etype in self.into(ntype)]
@@ -112,18 +110,17 @@ class HANLayer(Layer):
 class HGTLayer(Layer):
     """Heterogeneous graph transformer (Hu et al., WWW 2020).
 
-    Keys and values are linear in the source, for each node type, then in each head for each edge
-    type; queries are linear in the destination. One softmax goes over a destination's edges of
-    all types. What attention gives passes the destination type's output transform and is mixed
-    with the node itself by a learned share, as in DGL's HGTConv; the node itself is transformed
-    where its width is another.
+    Keys and values are linear transforms of the source per node type, then per edge type in each
+    head; queries are linear transforms of the destination. One softmax goes over a destination's
+    edges of all types. The result passes the destination type's output transform and is mixed with
+    the node itself by a learned share, as in DGL's HGTConv; the node itself is transformed if its
+    width differs.
 
-    Features of edges, by a linear transform for each edge type, are added to its keys and its
-    values, as in PyG's TransformerConv(edge_dim=…) (after Shi et al., "Masked label prediction",
-    IJCAI 2021).
+    Linear transforms of edge features, one per edge type, are added to keys and values, as in PyG's
+    TransformerConv(edge_dim=…) (after Shi et al., "Masked label prediction", IJCAI 2021).
 
-    Not in here are the paper's relative temporal encoding, and its activation between attention
-    and output transform.
+    Omitted are the paper's relative temporal encoding, and its activation between attention and
+    output transform.
 
     Args:
         etypes, spec, self_types: see `Layer`.
@@ -199,7 +196,7 @@ class HGTLayer(Layer):
         return out
 
     def _split(self, linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
-        """``[N, F]`` → ``[N, H, d]``."""
+        """Transform ``[N, F]`` to ``[N, H, d]``."""
         return _apply(linears, ntype, h).view(-1, self.num_heads, self.head_width)
 
     def _attend(
@@ -210,7 +207,7 @@ class HGTLayer(Layer):
         values: Hidden,
         query: Tensor,
     ) -> Tensor:
-        """What the destinations ``[D, H, d]`` of ``query`` get from all their sources."""
+        """Attend from destinations ``query [D, H, d]`` to all their sources."""
         scores, messages, additions = [], [], []
         ops = select(self.kernels, query)
         for etype in etypes:
@@ -239,13 +236,13 @@ class HGTLayer(Layer):
 
 
 def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adjacency, Tensor]:
-    """Edges of several types as one: their sources one type after the other.
+    """Merge edges of several types; their sources are concatenated.
 
     Args:
-        sizes: how many sources each has.
+        sizes: number of sources of each type.
 
     Returns:
-        ``(all edges, by destination; the place [E] of each in the types' edges side by side)``.
+        ``(all edges, by destination; index [E] of each in the types' concatenated edges)``.
     """
     dst = torch.cat([adj.dst for adj in adjacencies])
     order = torch.argsort(dst, stable=True)

@@ -1,8 +1,8 @@
-"""From the outputs for the two ends of an edge to its score: B edges, K nodes, D numbers of each.
+"""Decoders: scores of edges from the rows of their two ends. B edges, K nodes, D numbers of each.
 
-A decoder turns one end and the relation into a query, and compares it with the other end. So the
-scores of B edges with each of K nodes in one end's place are one product of matrices (dot,
-DistMult, ComplEx), or one table of distances.
+A decoder computes a query from one end and the relation, and compares it with the other end. So the
+scores of B edges with each of K nodes in place of one end are one matrix product (dot, DistMult,
+ComplEx), or one table of distances.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from raygnn.config.model import ModelConfig
 
-_AT_ONCE = 1 << 24  # numbers that an evaluation lays out for distances
+_AT_ONCE = 1 << 24  # numbers materialised at a time for distances in an evaluation
 
 
 class Decoder(nn.Module):
-    """Scores of edges; more means likelier.
+    """Scores edges; higher means likelier.
 
     Args:
         width: D.
-        relations: how many there are, at least 1.
+        relations: their number, at least 1.
 
     Attributes:
-        distance: whether scores are distances below 0.
-        arguments: of `make_decoder`, which has made it.
+        distance: scores are negated distances.
+        arguments: of `make_decoder`.
     """
 
     distance = False
@@ -43,33 +43,33 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        """What the nodes at ``end`` are compared with, ``[B, D]``.
+        """Return the rows that nodes at ``end`` are compared with, ``[B, D]``.
 
         Args:
-            kept: the rows of the other end, ``[B, D]``.
+            kept: rows of the other end, ``[B, D]``.
             relation: int64 ``[B]``; None = 0 for each.
             end: ``"source"`` or ``"target"``.
         """
 
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
-        """``[B, D]`` and ``[B, D]`` → ``[B]``: inner products, unless a decoder says otherwise."""
+        """Compare ``[B, D]`` with ``[B, D]`` → ``[B]``; inner products by default."""
         return (query * nodes).sum(1)
 
     def table(self, query: Tensor, nodes: Tensor) -> Tensor:
-        """``[B, D]`` and ``[K, D]`` → ``[B, K]``: the same of all pairs."""
+        """Compare all pairs of ``[B, D]`` and ``[K, D]`` → ``[B, K]``."""
         return query @ nodes.T
 
     def forward(self, source: Tensor, target: Tensor, relation: Tensor | None, *_: None) -> Tensor:
-        """Scores of edges, ``[B, 1]``."""
+        """Return scores of edges, ``[B, 1]``."""
         return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        """Scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""
+        """Return scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""
         return self.table(self.query(kept, relation, end), nodes)
 
 
 class Dot(Decoder):
-    """The inner product; relations are not looked at."""
+    """Inner product; relations are ignored."""
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
         return kept
@@ -79,7 +79,7 @@ class Relational(Decoder):
     """One vector for each relation.
 
     Args:
-        numbers: of a vector; None = D.
+        numbers: width of a vector; None = D.
     """
 
     def __init__(self, width: int, relations: int, numbers: int | None = None):
@@ -88,7 +88,7 @@ class Relational(Decoder):
         nn.init.xavier_uniform_(self.relation)
 
     def rows(self, kept: Tensor, relation: Tensor | None) -> Tensor:
-        """The vectors of relations, ``[B, …]``."""
+        """Return the vectors of relations, ``[B, …]``."""
         if relation is None:
             return self.relation[:1].expand(kept.shape[0], -1)
         return F.embedding(relation, self.relation)
@@ -154,15 +154,15 @@ class TransE(Relational):
 
 
 class Mlp(Decoder):
-    """Two layers over both ends, the relation's vector and the edges' features.
+    """Two layers over both ends, the relation's vector and edge features.
 
-    The first layer is a sum of one product for each, so that with K nodes in place of an end only
-    its sum and what follows are made for all pairs.
+    The first layer is a sum of separate products, so that with K nodes in place of an end only the
+    sum and the second layer are computed for all pairs.
 
     Args:
         hidden: width of the first layer.
-        out_features: classes, numbers, or 1.
-        features: width of the edges' features.
+        out_features: number of classes or targets, or 1.
+        features: width of edge features.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Mlp(Decoder):
         return query
 
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
-        """As `Decoder.compare`, after the first layer, and ``[…, out_features]``."""
+        """Return ``[…, out_features]``; see `Decoder.compare`."""
         out: Tensor = self.out(self.dropout(F.relu(query + nodes)))
         return out
 
@@ -202,7 +202,7 @@ class Mlp(Decoder):
     def forward(
         self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Tensor | None
     ) -> Tensor:
-        """Outputs of edges, ``[B, out_features]``; ``features``: those of the edges, ``[B, F]``."""
+        """Return outputs of edges, ``[B, out_features]``; ``features``: of edges, ``[B, F]``."""
         query = self.query(source, relation, "target")
         if self.features is not None:
             query = query + self.features(*features)
@@ -225,7 +225,7 @@ _SIMPLE: dict[str, type[Decoder]] = {
 def make_decoder(
     config: ModelConfig, kind: str, width: int, relations: int, out: int, features: int = 0
 ) -> Decoder:
-    """The decoder ``kind``; ``out``: classes, numbers, or 1; ``features``: width of the edges'."""
+    """Build a decoder; ``out``: number of classes or targets, or 1; ``features``: their width."""
     made: Decoder
     if kind == "mlp":
         made = Mlp(width, relations, config.hidden, out, config.dropout, features)
@@ -237,7 +237,7 @@ def make_decoder(
 
 
 def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
-    """Of complex numbers; ``conjugate`` the other."""
+    """Multiply complex numbers; ``conjugate`` the second."""
     (a, b), (c, d) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
     if conjugate:
         d = -d
@@ -245,16 +245,15 @@ def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
 
 
 def _moduli(value: Tensor) -> Tensor:
-    if value.dtype == torch.float16:  # which has no numbers as small, or as large, as squares
+    if value.dtype == torch.float16:  # squares exceed its range
         value = value.float()
     real, imaginary = value.chunk(2, dim=-1)
-    # no gradient is infinite where a number is 0
+    # avoids an infinite gradient at 0
     return (real.square() + imaginary.square()).clamp_min(1e-12).sqrt()
 
 
 def _by_rows(query: Tensor, nodes: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """``function`` of some rows of ``query`` at a time, where nothing is kept for a backward
-    pass."""
+    """Apply ``function`` to rows of ``query``, in chunks unless a backward pass needs them."""
     if torch.is_grad_enabled():
         out: Tensor = function(query)
         return out

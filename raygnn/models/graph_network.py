@@ -1,4 +1,4 @@
-"""Networks for tasks on whole graphs: layers, and a readout from nodes to graphs."""
+"""Networks for graph-level tasks: layers, and a readout from nodes to graphs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from raygnn.sampling.batch import Adjacency, Block, GraphBatch
 
 
 def members(sizes: Tensor, num: int) -> Adjacency:
-    """Which nodes belong to which graph: an edge from each to its graph.
+    """Build edges from each node to its graph.
 
     Args:
-        sizes: nodes of each graph, int64 ``[B]``; the graphs' nodes lie one after the other.
+        sizes: number of nodes of each graph, int64 ``[B]``; nodes are ordered by graph.
         num: their sum.
     """
     return Adjacency(F.pad(sizes.cumsum(0), (1, 0)), torch.arange(num, device=sizes.device))
 
 
 def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto") -> Tensor:
-    """Sum, mean or maximum over the nodes of each graph: ``[N, F]`` → ``[B, F]``.
+    """Pool the nodes of each graph by sum, mean or maximum: ``[N, F]`` → ``[B, F]``.
 
-    fp16 and bf16 are added up, and come out, in fp32. A graph without nodes gives 0.
+    fp16 and bf16 are summed and returned in fp32. A graph without nodes gives 0.
 
     Args:
         graphs: from `members`.
@@ -39,16 +39,16 @@ def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto")
 
 
 class GraphSchema(Typed):
-    """The data of a task on whole graphs."""
+    """Schema of a graph-level task."""
 
 
 class GraphNetwork(Stack):
-    """All layers on whole graphs, then a readout of the input and of every layer.
+    """Layers on complete graphs, then a readout of the input and of every layer.
 
-    A graph's output is the sum of a linear transform of the pooled nodes of each layer and node
-    type, as in GIN (Xu et al., ICLR 2019; "jumping knowledge", Xu et al., ICML 2018), which is one
-    linear layer of all of them side by side. ``model.dropout`` is applied to what goes into it.
-    All parameters are used by every batch, also by one without nodes or edges.
+    A graph's output is the sum of linear transforms of the pooled nodes of each layer and node
+    type, as in GIN (Xu et al., ICLR 2019; "jumping knowledge", Xu et al., ICML 2018): one linear
+    layer of all of them side by side, after ``model.dropout``. Every batch uses all parameters,
+    even one without nodes or edges.
     """
 
     def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
@@ -60,20 +60,20 @@ class GraphNetwork(Stack):
         self.schema = schema
         self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
         self.kernels = config.kernels
-        # what is pooled, the input first: node types in a fixed order
+        # node types that are pooled, the input first, in a fixed order
         self._pooled = [sorted(widths), *(self.computes(number) for number in range(num))]
         wide = sum(widths.values()) + config.hidden * sum(map(len, self._pooled[1:]))
         self.readout = nn.Linear(wide, schema.out_features)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Outputs of the graphs, ``[B, out_features]``."""
+        """Return outputs of the graphs, ``[B, out_features]``."""
         rows = self.represent(batch)
-        # a sum over a graph's nodes may be more than fp16 holds
+        # a sum over a graph's nodes may exceed the range of fp16
         with torch.autocast(rows.device.type, enabled=False):
             return self.readout(self.dropout(rows).to(self.readout.weight.dtype))
 
     def represent(self, batch: GraphBatch) -> Tensor:
-        """The pooled nodes of each layer and node type side by side, ``[B, …]``."""
+        """Return the pooled nodes of each layer and node type side by side, ``[B, …]``."""
         block = batch.block
         graphs = {t: members(sizes, block.num_src[t]) for t, sizes in batch.sizes.items()}
         return self.pooled(block, batch.x, batch.categories, graphs)
@@ -91,7 +91,7 @@ class GraphNetwork(Stack):
             block: all graphs, as `GraphBatch.block`.
             graphs: node type → from `members`.
         """
-        # no neighbour is left out, so the block's degrees are the graphs'
+        # all neighbours are included, so the block's degrees are the graphs'
         degree = {etype: adj.degree for etype, adj in block.adj.items()}
         h = self.inputs(x, categories)
         rows = self._pool(0, graphs, h)

@@ -1,4 +1,4 @@
-"""Models of tasks on edges, and of several tasks: an encoder of nodes, and a head for each task."""
+"""Models of tasks on edges and of multi-task learning: an encoder of nodes and a head per task."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ENDS = ("source", "target")
 
 
 def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hidden:
-    """An encoder's rows of all nodes of the last block's destinations.
+    """Return an encoder's rows of the last block's destinations.
 
     Raises:
-        TrainingError: there are none of one of ``ntypes``, or they are of another shape.
+        TrainingError: the rows of one of ``ntypes`` are missing or have another shape.
     """
     given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
     h = encoder.represent(*given)
@@ -32,10 +32,11 @@ def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hid
         if ntype not in h or h[ntype].shape != (seeds, width):
             found = list(h[ntype].shape) if ntype in h else "nothing"
             raise TrainingError(
-                f"the model gave {found} for nodes of type {ntype!r}, expected {[seeds, width]}",
+                f"the model returned {found} for nodes of type {ntype!r}, expected "
+                f"{[seeds, width]}",
                 where="model.kind",
                 remedy="return a row for each of the last block's destinations, of the width "
-                "that the class was constructed for",
+                "that the class was constructed with",
             )
     return h
 
@@ -55,15 +56,14 @@ class EdgeModel(nn.Module):
         return self.decode(rows_of(self.encoder, batch, ntypes, self.decoder.width), batch)
 
     def decode(self, rows: Hidden, part: Batch | Part) -> Any:
-        """``[B, out_features]``.
+        """Return outputs of edges, ``[B, out_features]``.
 
         Args:
-            rows: node type → what the encoder says of the nodes that ``pairs`` and ``instead``
-                number.
+            rows: node type → encoder rows of the nodes that ``pairs`` and ``instead`` number.
         """
         assert part.pairs is not None
         out: Tensor = self.decoder(
-            F.embedding(part.pairs[0], rows[self.etype[0]]),  # its gradients come in one order
+            F.embedding(part.pairs[0], rows[self.etype[0]]),  # adds gradients in a fixed order
             F.embedding(part.pairs[1], rows[self.etype[2]]),
             part.relation,
             part.pair_features,
@@ -72,9 +72,8 @@ class EdgeModel(nn.Module):
 
 
 class LinkScores(NamedTuple):
-    """Scores of edges ``[B]``; for each end that is replaced, those with K other nodes in its place
-    ``[B, K]``, and which of these count, bool ``[B, K]``: not a node that the edge ends at
-    anyway."""
+    """Scores of edges ``[B]``; for each replaced end, scores of K negatives ``[B, K]``, and which
+    of these count, bool ``[B, K]``: not those equal to the edge's own end."""
 
     there: Tensor
     absent: list[Tensor]
@@ -82,11 +81,11 @@ class LinkScores(NamedTuple):
 
 
 class LinkModel(EdgeModel):
-    """Scores of edges and, with other nodes in place of their ends, of edges that are not there."""
+    """Scores edges, and negatives with other nodes in place of their ends."""
 
     def decode(self, rows: Hidden, part: Batch | Part) -> LinkScores:
-        """``instead`` are the same K nodes for all edges, or ``[B, K]``; those of lists come after
-        those that are drawn."""
+        """Return scores; ``instead`` are the same K nodes for all edges, or ``[B, K]``. Listed
+        negatives follow sampled ones."""
         pairs = part.pairs
         assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
@@ -112,8 +111,8 @@ class LinkModel(EdgeModel):
         return LinkScores(there, absent, counts)
 
     def _each(self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        """Scores ``[B, K]`` of edges whose other end is ``kept`` ``[B, D]``, with K of ``others``
-        ``[B · K, D]`` for each."""
+        """Return scores ``[B, K]`` of ``kept`` ``[B, D]`` with K each of ``others``
+        ``[B · K, D]``."""
         times = others.shape[0] // max(1, kept.shape[0])
         repeated = kept.repeat_interleave(times, 0)
         kinds = None if relation is None else relation.repeat_interleave(times, 0)
@@ -122,7 +121,7 @@ class LinkModel(EdgeModel):
 
 
 class NodeHead(nn.Module):
-    """What a task on nodes makes of their rows: ReLU, dropout, a linear layer.
+    """Head of a task on nodes: ReLU, dropout, a linear layer.
 
     Args:
         width: of a row.
@@ -136,13 +135,13 @@ class NodeHead(nn.Module):
         self.linear = nn.Linear(width, out_features)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """``[B, width]`` → ``[B, out_features]``."""
+        """Map ``[B, width]`` to ``[B, out_features]``."""
         out: Tensor = self.linear(self.dropout(F.relu(rows)))
         return out
 
 
 class NodeModel(nn.Module):
-    """Outputs for nodes of one type, from an encoder that gives rows of more than them."""
+    """Outputs for nodes of one type, from an encoder of several node types."""
 
     def __init__(self, encoder: Encoder, head: NodeHead):
         super().__init__()
@@ -150,23 +149,22 @@ class NodeModel(nn.Module):
         self.head = head
 
     def forward(self, *inputs: Any) -> Tensor:
-        """Outputs of the seeds, ``[B, out_features]``, from the arguments of
-        `Encoder.represent`."""
+        """Return outputs of the seeds, ``[B, out_features]``; arguments of `Encoder.represent`."""
         out: Tensor = self.head(self.encoder.represent(*inputs)[self.head.ntype])
         return out
 
     def decode(self, rows: Hidden, part: Part) -> Tensor:
-        """``[B, out_features]`` of a part's seeds."""
+        """Return outputs of a part's seeds, ``[B, out_features]``."""
         assert part.nodes is not None
         out: Tensor = self.head(rows[self.head.ntype].index_select(0, part.nodes))
         return out
 
 
 class EdgeHead(nn.Module):
-    """What a task on edges makes of the rows of their ends.
+    """Head of a task on edges.
 
     Args:
-        links: whether edges are told from those that are not there.
+        links: link prediction.
     """
 
     def __init__(self, etype: EdgeType, decoder: Decoder, *, links: bool):
@@ -183,8 +181,8 @@ class MultitaskModel(nn.Module):
     """One encoder and a head for each task.
 
     Args:
-        encoder: its rows of each node type are as wide as the heads expect.
-        heads: by the names of the tasks.
+        encoder: its rows have the width that the heads expect.
+        heads: task name → head.
     """
 
     def __init__(self, encoder: Encoder, heads: Mapping[str, Head]):
@@ -194,7 +192,7 @@ class MultitaskModel(nn.Module):
         self.heads = nn.ModuleDict({key(name): head for name, head in heads.items()})
 
     def of(self, name: str) -> NodeModel | EdgeModel:
-        """The model of one task, of the same modules as this one."""
+        """Return the model of one task, which shares this one's modules."""
         head = self.heads[key(name)]
         if isinstance(head, NodeHead):
             return NodeModel(self.encoder, head)
@@ -203,7 +201,7 @@ class MultitaskModel(nn.Module):
         return kind(self.encoder, head.decoder, head.etype)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        """Name of each task → what its model gives for its part of the batch."""
+        """Return task name → output of its model for its part of the batch."""
         ntypes, widths = set[str](), set[int]()
         for head in self.heads.values():
             if isinstance(head, NodeHead):

@@ -1,4 +1,4 @@
-"""Linear transforms in the arithmetic that the processor has, and dropout as fast as they are."""
+"""Linear transforms that suit the processor's arithmetic, and a fast dropout."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.autograd.function import once_differentiable
 from raygnn.compat import linear_of_mkldnn
 from raygnn.models.kernels import compiled
 
-# rows of oneDNN's products are a multiple of the first, or a power of 2 from the second on
+# numbers of rows in oneDNN's products are multiples of _EVEN, or powers of 2 of at least _LEAST
 _EVEN, _LEAST = 512, 16
 _NARROW = 16  # columns
-_MANY = 128  # rows from which on oneDNN's fp32 products are faster
-_SUMMED = 512  # rows of which it makes a weight's gradient at once, transposed in the cache
-_FEW = 2  # threads, up to which compiled passes, by one of them, are faster than torch's
+_MANY = 128  # rows from which oneDNN's fp32 products are faster
+_SUMMED = 512  # rows per step of a weight's gradient, transposed within the cache
+_FEW = 2  # threads up to which compiled single-threaded passes are faster than torch's
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`: ``x [N, F_in]``, ``weight [F_out, F_in]`` → ``[N, F_out]``."""
+    """Compute `torch.nn.functional.linear`: ``[N, F_in]``, ``[F_out, F_in]`` → ``[N, F_out]``."""
     return affine([x], [weight], bias)
 
 
@@ -35,11 +35,11 @@ def affine(
     *,
     relu: bool = False,
 ) -> Tensor:
-    """The sum of linear transforms, by one product: what lies side by side is never laid out.
+    """Compute the sum of linear transforms by one product, without copies of adjacent inputs.
 
-    On an x86 processor without bf16 instructions torch's bf16 products take more than twice as
-    long as the same in fp32, converting included; there bf16 is multiplied in fp32. For those
-    that have them see `_Even`, for fp32 on few threads `_Joint`.
+    On x86 processors without bf16 instructions torch's bf16 products take more than twice as long
+    as fp32 products including conversion; there bf16 is multiplied in fp32. For processors with
+    them see `_Even`, for fp32 on few threads `_Joint`.
 
     Args:
         rows: ``[N, F_i]`` each; weights: ``[F_out, F_i]`` each; bias: ``[F_out]``.
@@ -56,7 +56,7 @@ def affine(
             out: Tensor = _Even.apply(relu, weight, bias, *rows)
             return out
         passes = len(rows) > 1 or bias is not None or relu  # besides the product
-        # of few columns torch's own gradient of the weight takes up to 15 times as long
+        # for few columns torch's own gradient of the weight takes up to 15 times as long
         passes = passes or weight.shape[1] < _NARROW
         if (
             (passes or _mkl_is_slow())
@@ -75,7 +75,7 @@ def affine(
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:
-    """``[N, F_i]`` side by side: a view where they lie like that already, and need no gradient."""
+    """Join ``[N, F_i]`` side by side; a view if they are adjacent and need no gradient."""
     first = columns[0]
     if len(columns) == 1:
         return first
@@ -85,7 +85,7 @@ def join(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _are_beside(columns: Sequence[Tensor]) -> bool:
-    """Whether each begins where the one before it ends, row by row."""
+    """Return True if each begins where the previous one ends, row by row."""
     first = columns[0]
     if any(c.requires_grad or c.dim() != 2 or c.stride(1) != 1 for c in columns):
         return False
@@ -112,10 +112,10 @@ def _is_plain_fp32(*tensors: Tensor | None) -> bool:
 
 
 class _Joint(torch.autograd.Function):
-    """`affine` in fp32 on few threads, with as few passes over whole tensors as there can be.
+    """`affine` in fp32 on few threads, with the fewest passes over tensors.
 
-    On one thread torch's own take half as long as the products: laying bias and then ReLU over the
-    output, and backward ReLU's gradient and the bias's.
+    On one thread torch's separate passes for bias, ReLU and their gradients take half as long as
+    the products.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Joint(torch.autograd.Function):
         x = join(rows)
         out = _product(x, weight)
         if relu or bias is not None:
-            # a copy: memory that NumPy has seen cannot be given back, which full sharding does
+            # a copy: full sharding frees memory, which is impossible once NumPy has seen it
             added = np.zeros(len(weight), np.float32) if bias is None else bias.clone().numpy()
             compiled.finish(out.numpy(), added, relu)
         ctx.save_for_backward(weight, out if relu else None, x)
@@ -146,7 +146,7 @@ class _Joint(torch.autograd.Function):
             d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
         d_weight = None
         if for_weight:
-            # MKL takes as little as half the time if the longer side of the result comes last
+            # MKL takes down to half the time if the longer side of the result comes last
             tall = weight.shape[0] > weight.shape[1]
             d_weight = _crossed(x, grad).t().contiguous() if tall else _crossed(grad, x)
         d_rows: list[Tensor | None] = [None] * len(for_rows)
@@ -157,9 +157,9 @@ class _Joint(torch.autograd.Function):
 
 @cache
 def _mkl_is_slow() -> bool:
-    """Whether MKL leaves half of the processor's vectors unused, as on AMD's with AVX-512: on Zen 5
-    it makes 117 GFLOP/s in fp32, oneDNN 265 (Zen 4 has not been measured). By what processor it is,
-    not by measuring: the choice decides the last bits."""
+    """Return True if MKL does not use AVX-512, as on AMD processors: on Zen 5 it reaches 117
+    GFLOP/s in fp32, oneDNN 265 (Zen 4 was not measured). Decided by the processor's name, not by
+    measuring, because the choice changes the last bits."""
     if _has_bf16() is None or not torch.backends.mkldnn.is_available():
         return False
     has = torch.cpu.get_capabilities()
@@ -167,7 +167,7 @@ def _mkl_is_slow() -> bool:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.t()``, fp32."""
+    """Return ``x @ weight.t()``, fp32."""
     fits = len(weight) and 0 < x.shape[1] == weight.shape[1]
     if not (_mkl_is_slow() and len(x) >= _MANY and fits):
         return x @ weight.t()
@@ -176,7 +176,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
-    """``narrow.t() @ wide``, fp32, of many rows."""
+    """Return ``narrow.t() @ wide``, fp32, of many rows."""
     if not (_mkl_is_slow() and narrow.shape[1] and wide.shape[1]):
         return narrow.t() @ wide
     whole = len(narrow) // _SUMMED * _SUMMED
@@ -188,8 +188,7 @@ def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
 
 
 def _with_room(x: Tensor) -> Tensor:
-    """``x`` with any rows behind its own, as many as `_even_rows` says: what lies there in memory,
-    if something does."""
+    """Extend ``x`` to `_even_rows` by arbitrary rows: the memory behind it, if there is any."""
     num, (step, each) = _even_rows(len(x)), x.stride()
     if num == len(x):
         return x
@@ -202,22 +201,21 @@ def _with_room(x: Tensor) -> Tensor:
 
 
 def _even_rows(num: int) -> int:
-    """One of few numbers of rows, ``num`` at least: see `_Even`."""
+    """Round ``num`` rows up to one of few numbers: see `_Even`."""
     return -(-num // _EVEN) * _EVEN if num > _EVEN else max(_LEAST, 1 << (num - 1).bit_length())
 
 
 def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
-    """Those that are wanted, of columns that lie side by side."""
+    """Split columns, and return the wanted ones."""
     return [each if some else None for each, some in zip(x.split(widths, 1), wanted)]
 
 
 class _Even(torch.autograd.Function):
-    """`affine` in bf16, with rows of zeros behind the others up to one of few numbers of rows.
+    """`affine` in bf16, padded with rows of zeros to one of few numbers of rows.
 
-    oneDNN compiles a kernel for each shape that it meets and keeps a thousand of them. Batches
-    of a sampled graph all differ in their numbers of rows: each would pay for compiling more than
-    for multiplying, and what is kept lies between the large tensors on the heap, which then grows
-    and is paged in anew in each step.
+    oneDNN compiles a kernel for each shape and caches a thousand. Sampled batches all differ in
+    their numbers of rows: compiling would cost more than multiplying, and the cached kernels
+    fragment the heap, which then grows and is paged in again in each step.
     """
 
     @staticmethod
@@ -234,7 +232,7 @@ class _Even(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @torch.amp.custom_bwd(device_type="cpu")  # forward and backward alike without autocast
+    @torch.amp.custom_bwd(device_type="cpu")  # without autocast, as forward
     def backward(  # type: ignore[override]
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
@@ -258,7 +256,7 @@ class _Even(torch.autograd.Function):
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
-    """The tensors side by side, and rows of zeros behind them: ``[even, F]``."""
+    """Join tensors side by side and append rows of zeros: ``[even, F]``."""
     num = len(rows[0])
     even = _even_rows(num)
     if len(rows) == 1 and even == num:
@@ -279,15 +277,15 @@ def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
         out = F.linear(x, weight, bias)
         return out.relu_() if relu else out
     fused: Tensor = linear_of_mkldnn(x, weight, bias)
-    if relu:  # oneDNN's own makes 0 of NaN, which nobody would ever see again
+    if relu:  # oneDNN's own would turn NaN into 0 and hide it
         compiled.relu_bits(_bits(fused))
     return fused
 
 
 @cache
 def _fuses() -> bool:
-    """Whether oneDNN has bf16 for this processor: tried, since ``ONEDNN_MAX_CPU_ISA`` may keep it
-    from using instructions that the processor has."""
+    """Return True if oneDNN multiplies bf16 here; tried, since ``ONEDNN_MAX_CPU_ISA`` may disable
+    the processor's instructions."""
     if not _has_bf16():
         return False
     few = torch.zeros(_LEAST, 1, dtype=torch.bfloat16)
@@ -300,13 +298,13 @@ def _fuses() -> bool:
 
 @cache
 def _emulated() -> bool:
-    """Whether this CPU is known to have no bf16 arithmetic."""
+    """Return True if this CPU is known to lack bf16 arithmetic."""
     return _has_bf16() is False
 
 
 @cache
 def _has_bf16() -> bool | None:
-    """Of an x86 processor; None where torch, an older one, can not tell."""
+    """Return True if an x86 processor has bf16 arithmetic; None if unknown, as in older torch."""
     if not hasattr(torch.cpu, "get_capabilities"):
         return None
     has = torch.cpu.get_capabilities()
@@ -319,11 +317,11 @@ _RANGE = 1 << 16
 
 
 class Dropout(nn.Module):
-    """As `torch.nn.Dropout`; on a CPU about three times as fast.
+    """`torch.nn.Dropout`, about three times as fast on a CPU.
 
     There torch draws one Bernoulli number for each element, one after the other. Here 64 random
-    bits serve for four elements, so that ``p`` is rounded to a multiple of 1/65536. The random
-    numbers are still those of torch's generator, the same for any number of threads.
+    bits serve four elements, so that ``p`` is rounded to a multiple of 1/65536. The bits come from
+    torch's generator and are the same for any number of threads.
     """
 
     def __init__(self, p: float):

@@ -1,4 +1,4 @@
-"""Normalisation and activation by their names in the config."""
+"""Normalisation and activation, by their names in the config."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from raygnn import compat
 
-# sums values over the ranks, in place; the pass that it is part of: "forward" or "backward"
+# sums values over the ranks, in place; arguments: values, and the pass, "forward" or "backward"
 Sum = Callable[[Tensor, str], Tensor]
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """In place: nothing before it needs its own output for the backward pass."""
+    """Return an in-place activation; no layer before it needs its output in the backward pass."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": partial(F.relu, inplace=True),
         "elu": partial(F.elu, inplace=True),
@@ -29,7 +29,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def norm(kind: str, width: int) -> nn.Module:
-    """The config's ``model.norm`` of rows ``[N, width]``; "none" leaves them as they are."""
+    """Build the config's ``model.norm`` for rows ``[N, width]``."""
     if kind == "layer":
         return nn.LayerNorm(width)
     if kind == "batch":
@@ -38,13 +38,13 @@ def norm(kind: str, width: int) -> nn.Module:
 
 
 def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
-    """What `norm` made, of rows ``[N, width]``; ``counted`` as `BatchNorm.forward` has it."""
+    """Apply a module from `norm` to rows ``[N, width]``; ``counted``: see `BatchNorm.forward`."""
     out: Tensor = module(x, counted) if isinstance(module, BatchNorm) else module(x)
     return out
 
 
 class Cancelled(NamedTuple):
-    """A bias that batch normalisation subtracts again: names of entries of a module's state.
+    """A bias that batch normalisation cancels: names of entries of a module's state.
 
     Attributes:
         bias: the parameter; it adds the same row to all nodes of a type.
@@ -58,10 +58,10 @@ class Cancelled(NamedTuple):
 
 
 def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
-    """Remove biases from a module; its `load_state_dict` still reads states that have them.
+    """Remove biases from a module; its `load_state_dict` still accepts states with them.
 
-    The gradient of such a bias is rounding alone, of which Adam makes steps of its full rate; the
-    running mean follows them late, so that evaluation depends on how sums were rounded.
+    The gradient of such a bias is rounding error, which Adam turns into full-size steps; running
+    means lag behind, so that evaluation would depend on rounding.
     """
     for name in (one.bias for one in cancelled):
         path, _, last = name.rpartition(".")
@@ -75,11 +75,11 @@ def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
 
 
 def fold_biases(module: nn.Module, state: dict[str, Any], prefix: str = "", *_: object) -> None:
-    """Move the biases in a state of before `drop_biases` into the running means: the module
-    evaluates the same.
+    """Move the biases of a state from before `drop_biases` into the running means, with the same
+    results in evaluation.
 
     Args:
-        state: name → tensor, by names with ``prefix``; it is written to, its tensors are not.
+        state: name with ``prefix`` → tensor; modified, its tensors are not.
     """
     for bias, mean, share in getattr(module, "cancelled", ()):
         if prefix + bias not in state or prefix + mean not in state:
@@ -91,11 +91,11 @@ def fold_biases(module: nn.Module, state: dict[str, Any], prefix: str = "", *_: 
 
 
 def fold_checkpoint(module: nn.Module, state: dict[str, Any], optimizers: list[Any]) -> None:
-    """Drop what optimizers keep of biases in a checkpoint of before `drop_biases`.
+    """Remove the optimizer states of biases in a checkpoint from before `drop_biases`.
 
     Args:
-        state: the module's own, in its order.
-        optimizers: states of optimizers of all parameters; those in groups stay as they are.
+        state: of the module, in its order.
+        optimizers: states of optimizers of all parameters; those with groups are unchanged.
     """
     dropped = {
         f"{name}.{one.bias}".removeprefix(".")
@@ -117,7 +117,7 @@ def fold_checkpoint(module: nn.Module, state: dict[str, Any], optimizers: list[A
 
 @contextmanager
 def repeated() -> Iterator[None]:
-    """What runs here ran before, on the same rows: running statistics have had them."""
+    """Mark a recomputation, whose rows running statistics already include."""
     before, _repeats.now = _repeats.now, True
     try:
         yield
@@ -133,10 +133,10 @@ _repeats = _Repeats()
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation by the rows of all ranks, each node of the global batch once.
+    """Batch normalisation over the rows of all ranks, each node of the global batch once.
 
-    With one rank it is torch's own, which is also what evaluates. Where there is one row or none,
-    which an odd batch may leave, running statistics normalise it.
+    With one rank, and in evaluation, it is torch's own. A single row, which a last batch may have,
+    is normalised by running statistics.
     """
 
     def __init__(self, width: int):
@@ -145,18 +145,18 @@ class BatchNorm(nn.BatchNorm1d):
         self._moments = torch.empty(0)  # of the last batch, for `repeated`
 
     def join(self, rank: int, size: int, over_ranks: Sum) -> None:
-        """Normalise by the rows of ``size`` ranks, this being one of them.
+        """Normalise over the rows of ``size`` ranks.
 
         Args:
-            over_ranks: collective; of the thread that trains alone.
+            over_ranks: collective; called by the training thread only.
         """
         self._rank, self._size, self._sum = rank, size, over_ranks
 
     def forward(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Rows ``[N, F]`` normalised. Collective in training.
+        """Normalise rows ``[N, F]``. Collective in training.
 
         Args:
-            counted: bool ``[N]``, the rows of this rank that statistics are made of; None = all.
+            counted: bool ``[N]``, rows of this rank that statistics include; None = all.
         """
         if not self.training:
             return super().forward(x)
@@ -181,7 +181,7 @@ class BatchNorm(nn.BatchNorm1d):
         return out
 
     def _over_ranks(self, x: Tensor, counted: Tensor | None) -> Tensor:
-        """The moments of the counted rows of all ranks, the same on each to the bit. Collective."""
+        """Return the moments of all ranks' counted rows, bitwise identical on each. Collective."""
         own = moments(x if counted is None else x[counted])
         parts = own.new_zeros(self._size, len(own))
         parts[self._rank] = own
@@ -199,7 +199,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def moments(x: Tensor) -> Tensor:
-    """Count, mean and sum of squared deviations of the columns of ``x [N, F]``: float64
+    """Return count, mean and sum of squared deviations of the columns of ``x [N, F]``: float64
     ``[1 + 2 F]``, all 0 without rows."""
     num, width = x.shape
     found = x.new_zeros(1 + 2 * width, dtype=torch.float64)
@@ -212,8 +212,8 @@ def moments(x: Tensor) -> Tensor:
 
 
 def merged(parts: Tensor) -> Tensor:
-    """The moments of all rows from those of W groups, ``[W, 1 + 2 F]`` (Chan, Golub & LeVeque,
-    "Updating formulae and a pairwise algorithm for computing sample variances", 1979)."""
+    """Merge the moments of W groups, ``[W, 1 + 2 F]`` (Chan, Golub & LeVeque, "Updating formulae
+    and a pairwise algorithm for computing sample variances", 1979)."""
     counts, (means, deviations) = parts[:, :1], parts[:, 1:].chunk(2, dim=1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count.clamp(min=1)
@@ -221,18 +221,18 @@ def merged(parts: Tensor) -> Tensor:
 
 
 def _statistics(moments: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Count, mean and biased variance."""
+    """Return count, mean and biased variance."""
     count = float(moments[0])
     mean, deviations = moments[1:].chunk(2)
     return count, mean, deviations / max(count, 1)
 
 
 class _Normalised(torch.autograd.Function):
-    """Batch normalisation by statistics that rows of all ranks have made.
+    """Batch normalisation by statistics over all ranks.
 
-    Backward, part of a counted row's gradient goes through mean and variance, to which the rows of
-    each rank contribute (Ioffe & Szegedy, "Batch normalization", 2015, the sums being over ranks).
-    Weight and bias get the sums of this rank alone, which data-parallel training averages.
+    In the backward pass a counted row's gradient also goes through mean and variance, to which all
+    ranks contribute (Ioffe & Szegedy, "Batch normalization", 2015, with sums over ranks). Weight
+    and bias receive this rank's sums, which data-parallel training averages.
     """
 
     @staticmethod
@@ -273,5 +273,5 @@ class _Normalised(torch.autograd.Function):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Convert low-precision rows to float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,4 +1,4 @@
-"""From the config's ``model`` section to a module, and from what is recorded of one."""
+"""Models built from the config's ``model`` section, and restored from their descriptions."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 def build_model(config: ModelConfig, schema: Schema) -> Encoder:
-    """The network that the config names, for a task whose seeds are nodes.
+    """Build the network of a task whose seeds are nodes.
 
     Raises:
-        ConfigError: a user's class that cannot be imported or constructed.
+        ConfigError: a user's class cannot be imported or constructed.
     """
     if isinstance(config, NoLayersConfig):
         return Direct(schema)
@@ -58,27 +58,26 @@ def build_edge_model(
     out: int | None,
     features: int = 0,
 ) -> EdgeModel:
-    """The network that the config names, and a decoder, for a task whose seeds are edges.
+    """Build the network and decoder of a task whose seeds are edges.
 
     Args:
-        schema: of the network, whose targets are the node types at the edges' ends.
-        decoder: its kind; relations: how many there are, at least 1.
-        out: classes or numbers; None for links.
-        features: width of what the decoder reads of the edges themselves.
+        schema: of the network; its targets are the node types at the edges' ends.
+        decoder: its kind; relations: their number, at least 1.
+        out: number of classes or of targets; None for link prediction.
+        features: width of the edge features that the decoder reads.
 
     Raises:
-        ConfigError: see `build_model`; the ends are not of the same width, or there is nothing
-            to train.
+        ConfigError: see `build_model`; the ends have different widths, or there is nothing to
+            train.
     """
     if isinstance(config, NoLayersConfig):
         widths = {schema.widths[t] for t in (etype[0], etype[2])}
         if len(widths) > 1:
             raise ConfigError(
-                f"nodes of {etype[0]} and {etype[2]} have rows of {sorted(widths)} numbers, which "
-                f"no decoder compares",
+                f"nodes of {etype[0]} and {etype[2]} have rows of {sorted(widths)} numbers, and "
+                "decoders need equal widths",
                 where="model.kind",
-                remedy="choose another model.kind, whose outputs are alike, or give both types "
-                "rows of one width",
+                remedy="choose another model.kind, or give both types rows of one width",
             )
         encoder: Encoder = Direct(schema, head=False)
         (width,) = widths
@@ -86,7 +85,7 @@ def build_edge_model(
         encoder, width = build_model(config, schema), schema.out_features
     if decoder in COMPLEX and width % 2:
         raise ConfigError(
-            f"{decoder} reads pairs of numbers, and nodes have {width}",
+            f"{decoder} needs rows of even width, and nodes have {width} numbers",
             where="model.decoder",
             remedy="make that width even, or choose another decoder",
         )
@@ -102,12 +101,10 @@ def build_edge_model(
 
 
 def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
-    """The network that the config names, for a task on whole graphs.
-
-    It maps a `raygnn.sampling.batch.GraphBatch` to ``[B, out_features]``.
+    """Build the network of a graph-level task, which maps a `GraphBatch` to ``[B, out_features]``.
 
     Raises:
-        ConfigError: a user's class that cannot be imported or constructed.
+        ConfigError: a user's class cannot be imported or constructed.
     """
     if isinstance(config, UserModelConfig):
         return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
@@ -116,7 +113,7 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """What `restore` makes a built-in network of without the data, as JSON; of another nothing."""
+    """Describe a built-in network as JSON, so that `restore` builds it without data; else empty."""
     encoder, heads = model, dict[str, Any]()
     if isinstance(model, EdgeModel):
         encoder, heads = model.encoder, {"": model}
@@ -131,17 +128,17 @@ def describe(model: nn.Module) -> dict[str, Any]:
 
 
 def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
-    """The network that `describe` was given; its weights are others.
+    """Build the network that `describe` was given, with initial weights.
 
     Raises:
-        ValueError: these are no such values.
+        ValueError: the values are invalid.
     """
     try:
         schema = _read_schema(values["schema"])
-        # files of older versions are of tasks on nodes
+        # files of older versions, all of tasks on nodes, have no heads
         heads = {n: _read_head(config, one) for n, one in values.get("heads", {}).items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no description of a network's data: {error}") from error
+        raise ValueError(f"invalid description of a network's data: {error}") from error
     if isinstance(schema, GraphSchema):
         return build_graph_model(config, schema)
     if not heads:
@@ -173,7 +170,7 @@ def _schema(schema: Typed) -> dict[str, Any]:
 def _read_schema(values: Mapping[str, Any]) -> Schema | GraphSchema:
     etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
     by_name: dict[str, EdgeType] = {etype_str(e): e for e in etypes}
-    # files of older versions say nothing of edges' features
+    # files of older versions have no edge features
     rows, numbers = values.get("edge_features", {}), values.get("edge_categories", {})
     known: dict[str, Any] = {
         "in_features": {str(t): int(width) for t, width in values["in_features"].items()},
@@ -191,7 +188,7 @@ def _read_schema(values: Mapping[str, Any]) -> Schema | GraphSchema:
 
 
 def _head(head: Any) -> dict[str, Any]:
-    """Of a task's head, or of the model of the only task on edges."""
+    """Describe a task's head, or the model of a single task on edges."""
     if isinstance(head, NodeHead):
         out = head.linear.out_features
         return {"ntype": head.ntype, "width": head.width, "out_features": out}
@@ -216,14 +213,13 @@ def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
 
 
 def needs_degree(config: ModelConfig) -> bool:
-    """True if the model reads the degrees of the whole graph, of full neighbourhoods, too."""
+    """Return True if the model reads degrees of the complete graph, even unsampled."""
     return config.kind == "gcn"
 
 
 def needs_degree_sampled(config: ModelConfig, sampling: SamplingConfig) -> bool:
-    """True if batches of sampled nodes must carry the degrees of the whole graph: also for sums
-    over neighbours of which some are drawn. With times the full neighbourhood is another for each
-    seed, and is not counted."""
+    """Return True if sampled batches must carry degrees of the complete graph: also for sums over
+    sampled neighbours, except with times, where the full neighbourhood differs for each seed."""
     sums = config.kind == "gin" or getattr(config, "aggregator", None) == "sum"
     hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in sampling.fanout]
     drawn = sampling.time is None and any(fanout >= 0 for hop in hops for fanout in hop)
@@ -231,7 +227,7 @@ def needs_degree_sampled(config: ModelConfig, sampling: SamplingConfig) -> bool:
 
 
 def needs_relation(config: ModelConfig) -> bool:
-    """Whether blocks must carry the relations of edges, where edges have any."""
+    """Return True if blocks must carry the relations of edges."""
     return config.kind == "rgcn"
 
 
@@ -293,8 +289,8 @@ def gat(config: AttentionConfig, *, dynamic: bool) -> Family:
 
 
 def gin(config: GinConfig) -> Family:
-    """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"; where edges have
-    features Hu et al., "Strategies for pre-training graph neural networks"."""
+    """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"; with edge features Hu
+    et al., "Strategies for pre-training graph neural networks"."""
     on_edges = config.edge_feature_names or config.edge_category_widths or config.time_width
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:

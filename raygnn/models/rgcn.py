@@ -1,7 +1,7 @@
-"""R-GCN: a weight matrix for each relation, made of few. Shape suffixes as in `sampling.batch`.
+"""R-GCN: a weight matrix for each relation, composed of few. Shape suffixes as in `sampling.batch`.
 
-R relations of an edge type, B bases or blocks, P pairs of a destination and a relation that some
-edge has.
+R relations of an edge type, B bases or blocks, P pairs of a destination and a relation among the
+edges.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class RGCNLayer(Layer):
 
         out(v) = W_0 h(v) + b + sum over relations r, edges u → v of r, of  W_r h(u) / c(v, r)
 
-    A relation is an edge type, or a number of an edge type whose edges have one. ``c(v, r)`` is
-    the number of edges of r into v in the block: all, or those that were sampled.
+    A relation is an edge type, or a number that edges of one type have. ``c(v, r)`` is the number
+    of edges of r into v in the block, whether all or sampled ones.
 
-    With "basis" ``W_r`` is a sum of B matrices, weighted by r's coefficients; all relations whose
-    sources are as wide share the matrices. Sources are added up once for each of the B, so the
-    cost does not grow with R. With "block" ``W_r`` has B blocks on its diagonal (the last of
-    which is smaller where B does not divide the width), with "none" it is a matrix of its own;
-    then sources are averaged for each of the P pairs, which are multiplied relation by relation.
+    With "basis" ``W_r`` is a sum of B matrices, weighted by r's coefficients; relations with
+    sources of equal width share the matrices. Sources are aggregated once for each of the B, so
+    the cost does not grow with R. With "block" ``W_r`` has B blocks on its diagonal (the last is
+    smaller if B does not divide the width), with "none" it is a separate matrix; then sources are
+    averaged for each of the P pairs, which are multiplied relation by relation.
 
-    Where edges have features, ``h(u)`` has the edge's behind it.
+    Edge features are appended to ``h(u)``.
 
     Args:
         etypes, spec, self_types: see `Layer`.
-        bases: B; at most as many as there are relations are made.
+        bases: B, limited by the number of relations.
         mean_over: "relation" as above; "all": ``c`` counts v's edges of all relations of an edge
-            type, as the paper has it for links.
+            type, as in the paper for link prediction.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RGCNLayer(Layer):
         return out
 
     def _combined(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
-        """What `_weight` is applied to: ``[D, F]`` of one relation, ``[D, B·F]`` of several."""
+        """Return the input of `_weight`: ``[D, F]`` for one relation, ``[D, B·F]`` for several."""
         if self.relations[etype] == 1:
             return self._aggregate(etype, adj, h, "mean")
         assert adj.relation is not None
@@ -130,7 +130,7 @@ class RGCNLayer(Layer):
         reduce: Literal["sum", "mean"],
         weight: Tensor | None = None,
     ) -> Tensor:
-        """The sources' rows, and those of the edges behind them, combined: ``[D, F]``."""
+        """Aggregate the sources' rows with the edges' appended: ``[D, F]``."""
         ops = select(self.kernels, h)
         combined = ops.aggregate(adj, h, reduce, weight)
         if etype not in self.edges:
@@ -140,30 +140,30 @@ class RGCNLayer(Layer):
         return join([combined, ops.combine_edges(adj, rows, reduce).to(combined.dtype)])
 
     def _weight(self, etype: EdgeType) -> Tensor:
-        """``[F_out, F]`` of one relation, ``[F_out, B·F]`` of several."""
+        """Return weights ``[F_out, F]`` of one relation, ``[F_out, B·F]`` of several."""
         bases = self.bases[str(self.sources[etype])]
         if self.relations[etype] > 1:
             return bases.flatten(0, 1).T
         return torch.einsum("b,bio->oi", self.coefficients[key(*etype)][0], bases)
 
     def _share(self, adj: Adjacency, relation: Tensor) -> Tensor:
-        """``1 / c`` of each edge, ``[E]``."""
+        """Return ``1 / c`` of each edge, ``[E]``."""
         if self.mean_over == "all":
             return adj.degree.reciprocal().index_select(0, adj.dst)
         number = relation * adj.num_dst + adj.dst
-        ordered = number.sort().values  # of which a GPU need not say how many are distinct
+        ordered = number.sort().values  # unlike unique, without waiting for a GPU
         first = torch.searchsorted(ordered, number)
         return (torch.searchsorted(ordered, number, right=True) - first).reciprocal()
 
     def _blocks(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
-        """The sum of the messages, ``[D, F_out]``."""
+        """Return the sum of the messages, ``[D, F_out]``."""
         blocks, ops = self.blocks[key(*etype)], select(self.kernels, h)
         if self.relations[etype] == 1:
             return _times(self._aggregate(etype, adj, h, "mean"), blocks[0])[:, : self.width]
         assert adj.relation is not None
         nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
-        if self.kernels == "scatter":  # a row for each pair that there might be
+        if self.kernels == "scatter":  # a row for each possible pair
             rows = h.index_select(0, adj.src)
             if etype in self.edges:
                 assert adj.rows is not None
@@ -189,7 +189,7 @@ class RGCNLayer(Layer):
             for some, matrix in zip(rows.split(counts), blocks.unbind(0), strict=True)
             if len(some)
         ]
-        if not parts:  # parameters that nothing uses would get no gradient
+        if not parts:  # unused parameters would get no gradient
             return rows.new_zeros(nodes, self.width) + 0 * blocks.sum()
         node = pairs % nodes
         order = torch.argsort(node, stable=True)
@@ -202,10 +202,8 @@ class RGCNLayer(Layer):
 
 
 def _times(rows: Tensor, blocks: Tensor) -> Tensor:
-    """``rows [N, F]`` times a matrix with ``blocks [B, f, g]`` on its diagonal: ``[N, B·g]``.
-
-    Rows are filled up with zeros to B·f columns.
-    """
+    """Multiply ``rows [N, F]``, padded to B·f columns, by a matrix with ``blocks [B, f, g]`` on its
+    diagonal: ``[N, B·g]``."""
     num, width, _ = blocks.shape
     rows = F.pad(rows, (0, num * width - rows.shape[1]))
     if num == 1:
@@ -214,7 +212,7 @@ def _times(rows: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _matrices(num: int, rows: int, columns: int) -> nn.Parameter:
-    """``[num, rows, columns]``, each initialised for itself."""
+    """Create matrices ``[num, rows, columns]``, each initialised separately."""
     values = torch.empty(num, rows, columns)
     for matrix in values:
         nn.init.xavier_uniform_(matrix, gain=nn.init.calculate_gain("relu"))

@@ -305,8 +305,8 @@ def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
     Like slicing, but the backward pass adds the head's gradient to that of ``x`` in place: a
     slice's own gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than
-    the sum. So the gradient of ``x`` must be a tensor of its own, as that of the convolutions: ``x``
-    must not go into, say, ``x + y``, which passes a gradient on.
+    the sum. So the gradient of ``x`` must not be shared: only convolutions may read it, not, say,
+    ``x + y``, which passes one gradient on to both.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x, x[:rows]

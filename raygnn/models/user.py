@@ -1,4 +1,4 @@
-"""A user's own modules, given DGL's graphs or tensors as PyG's modules take them."""
+"""Users' own modules, called with DGL graphs or with tensors as PyG modules are."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ C = TypeVar("C")
 
 
 class _UserModule(nn.Module):
-    """Holds a module that was constructed as ``Class(in_features, out_features, **model.args)``.
+    """Holds a module constructed as ``Class(in_features, out_features, **model.args)``.
 
-    With ``model.interface`` pyg or pyg_layers one that has parameters called ``in_channels``,
-    ``out_channels`` or ``metadata``, as PyG's have, gets these by name. On a typed graph
-    ``in_features`` is a dictionary by node type; ``metadata`` are node types and edge types.
+    With ``model.interface`` pyg or pyg_layers, parameters called ``in_channels``, ``out_channels``
+    or ``metadata``, as PyG's, are passed by name instead. On a typed graph ``in_features`` is a
+    dictionary by node type; ``metadata`` are node types and edge types.
 
     Raises:
-        ConfigError: it cannot be imported or constructed, or categories are to be embedded, which
-            only the built-in families do.
+        ConfigError: it cannot be imported or constructed, or ``model.categories`` is set, which
+            only the built-in families embed.
     """
 
     def __init__(self, config: UserModelConfig, schema: Typed):
         super().__init__()
         if schema.categories:
             raise ConfigError(
-                f"{config.kind} would not be given the categories",
+                f"{config.kind} does not receive categories",
                 where="model.categories",
-                remedy="leave it out and name the arrays in model.features, as numbers, or take "
-                f"a built-in kind ({', '.join(MODEL_FAMILIES)})",
+                remedy="remove it and list the arrays in model.features, as numbers, or use a "
+                f"built-in kind ({', '.join(MODEL_FAMILIES)})",
             )
         self.plain = list(schema.in_features) == [DEFAULT_NTYPE]
         given: Any = dict(schema.in_features)
@@ -57,17 +57,17 @@ class _UserModule(nn.Module):
         self.module = construct(cls, "model.args", words, *first, **{**named, **config.args})
 
     def features(self, x: dict[str, Tensor]) -> Any:
-        """``x`` as the module takes it: a tensor where there is one, unnamed, node type."""
+        """Return the module's argument: a tensor on a homogeneous graph, else a dictionary."""
         return x[DEFAULT_NTYPE] if self.plain else x
 
 
 class UserModel(_UserModule, Encoder):
-    """A user's own module, given DGL blocks.
+    """A user's module on DGL blocks.
 
     It is called as ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to
     the seeds, with the arrays of ``model.edge_features`` in their ``edata``, ``x`` the input
     features ``[S, F]``; it returns ``[B, out_features]``. On a typed graph ``x`` is a dictionary by
-    node type, and it may return one, too.
+    node type, and the result may be one, too.
     """
 
     def __init__(self, config: UserModelConfig, schema: Schema):
@@ -84,7 +84,7 @@ class UserModel(_UserModule, Encoder):
 
 
 class UserGraphModel(_UserModule):
-    """A user's own module for tasks on whole graphs.
+    """A user's module for graph-level tasks.
 
     It is called as ``module(graph, x)``: ``graph`` is a batched DGL graph with the graphs' node
     and edge data, ``x`` the input features of its nodes ``[N, F]``, on a typed graph a dictionary
@@ -97,10 +97,9 @@ class UserGraphModel(_UserModule):
 
 
 class _PygModule(_UserModule):
-    """Holds a module that takes tensors as PyG's modules do.
+    """Holds a module that is called with tensors as PyG modules are.
 
-    Lazy parameters are made by a pass over a graph of one node of each type with one edge of each
-    type.
+    Lazy parameters are initialised by a pass over a graph with one node and one edge of each type.
     """
 
     def __init__(self, config: UserModelConfig, schema: Typed):
@@ -126,11 +125,11 @@ class _PygModule(_UserModule):
         )
 
     def _graphs(self, sizes: dict[str, Tensor], num: dict[str, int]) -> dict[str, Any]:
-        """What else the module is told, of graphs with so many nodes each, and of all of them."""
+        """Return further arguments for a batch of graphs with these numbers of nodes."""
         return {}
 
     def _run(self, x: Hidden, blocks: Sequence[Block], **more: Any) -> Any:
-        """What the module gives for all blocks, or for the first one where it takes one graph."""
+        """Call the module with all blocks, or with the first one if it takes a single graph."""
         if self.layers:
             return self.module(self.features(x), [self._layer(block) for block in blocks], **more)
         index, attributes, _ = self._layer(blocks[0])
@@ -145,22 +144,22 @@ class _PygModule(_UserModule):
         return self._by_type(index), self._by_type(rows) if rows else None, self._by_type(size)
 
     def _by_type(self, values: dict[EdgeType, Any]) -> Any:
-        """As the module takes it: the only value where there is one, unnamed, edge type."""
+        """Return the module's argument: a single value on a homogeneous graph, else by type."""
         return next(iter(values.values())) if self.one_type else values
 
 
 class PygModel(_PygModule, Encoder):
-    """A user's own module, given a sampled graph as PyG's modules take it.
+    """A user's module on a sampled graph, called as PyG modules are.
 
-    ``interface: pyg``: it is called as ``module(x, edge_index)``, and with ``edge_attr=`` where
-    there are ``model.edge_features``: ``x`` the features of all nodes of the sampled graph
+    ``interface: pyg``: it is called as ``module(x, edge_index)``, and with ``edge_attr=`` if there
+    are ``model.edge_features``: ``x`` are the features of all nodes of the sampled graph
     ``[S, F]``, the seeds first; ``edge_index`` int64 ``[2, E]``, sources and destinations, ordered
     by destination; ``edge_attr`` ``[E, F]``. It returns a row for each node ``[S, out_features]``,
-    or for each seed. A node draws its neighbours once, so that all layers see the same graph.
+    or for each seed. A node's neighbours are sampled once, so that all layers see the same graph.
 
     ``interface: pyg_layers``: it is called as ``module(x, layers)``, with ``(edge_index, edge_attr,
-    size)`` for each layer from the input nodes to the seeds; ``size`` are its numbers of sources
-    and of destinations, which are the first of the sources. It returns ``[B, out_features]``.
+    size)`` for each layer from the input nodes to the seeds; ``size`` are the numbers of sources
+    and of destinations, which are the first sources. It returns ``[B, out_features]``.
 
     On a graph of several types each of these is a dictionary by node or edge type.
     """
@@ -183,12 +182,12 @@ class PygModel(_PygModule, Encoder):
 
 
 class PygGraphModel(_PygModule):
-    """A user's own module for tasks on whole graphs, which are joined as PyG joins them.
+    """A user's module for graph-level tasks, on graphs batched as in PyG.
 
-    It is called as ``module(x, edge_index, batch=…)``, and with ``edge_attr=`` where there are
-    ``model.edge_features``: see `PygModel`; ``batch`` int64 ``[N]`` is the graph of each node.
-    Where its ``forward`` has a parameter ``batch_size`` it is told how many graphs there are. It
-    returns ``[B, out_features]``.
+    It is called as ``module(x, edge_index, batch=…)``, and with ``edge_attr=`` if there are
+    ``model.edge_features``: see `PygModel`; ``batch`` int64 ``[N]`` is the graph of each node. If
+    its ``forward`` has a parameter ``batch_size``, this is the number of graphs. It returns
+    ``[B, out_features]``.
     """
 
     def forward(self, batch: GraphBatch) -> Tensor:
@@ -211,7 +210,7 @@ def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[
     """Import ``"package.module:Class"``; the working directory is on the path.
 
     Args:
-        base: what it has to be derived from, under its public name.
+        base: required base class; name_of_base: its public name.
         where: the key that names it.
 
     Raises:
@@ -225,7 +224,7 @@ def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[
 
 
 def load_function(spec: str, where: str) -> Callable[..., Any]:
-    """Import ``"package.module:function"``, which the key ``where`` names, likewise.
+    """Import ``"package.module:function"``, named by the key ``where``, as `load_class` does.
 
     Raises:
         ClassError: no such module or function.
@@ -249,13 +248,13 @@ def _load(spec: str, where: str) -> object:
 
 
 def construct(cls: Callable[..., C], where: str, given: str, /, *first: Any, **args: Any) -> C:
-    """Make an object of a user's class.
+    """Construct an object of a user's class.
 
     Args:
-        where: the key of its arguments; given: what it is called with, in words.
+        where: the key of its arguments; given: description of the arguments.
 
     Raises:
-        ConfigError: it takes other arguments.
+        ConfigError: it has other parameters.
     """
     try:
         return cls(*first, **args)
