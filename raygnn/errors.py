@@ -7,6 +7,7 @@ way from a worker to the driver. ``exit_code`` is what the command line exits wi
 
 from __future__ import annotations
 
+import copyreg
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -59,6 +60,10 @@ class RaygnnError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  → {self.remedy}" if self.remedy else head
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = vars(self).copy()
+        return copyreg.__newobj__, (type(self), self.what), state  # type: ignore[attr-defined]
 
 
 class InputError(RaygnnError):

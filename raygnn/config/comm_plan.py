@@ -14,15 +14,14 @@ from typing import Any
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.schema import Config
 
-# containers' and virtual machines' bridges, which NCCL leaves out on its own
-_BRIDGES = ("docker", "virbr")
+_BRIDGES = ("docker", "virbr")  # of containers and virtual machines; NCCL skips them by itself
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface, with its IPv4 addresses."""
+    """Network interface with its IPv4 addresses."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -32,12 +31,12 @@ class Interface:
 
 @dataclass(frozen=True)
 class NodeNetwork:
-    """How a node is connected.
+    """Network connection of a node.
 
     Attributes:
-        address: under which Ray knows the node; None on a Ray that is started for the job.
-        interface: the one that has that address; None when none has it.
-        resolves_to: the IPv4 addresses of the node's own host name, there.
+        address: Ray's address of the node; None on an embedded Ray.
+        interface: name of the interface with that address, if any.
+        resolves_to: IPv4 addresses that the node's host name resolves to on the node.
         rdma: InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``.
     """
 
@@ -50,29 +49,29 @@ class NodeNetwork:
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable of a rank."""
+    """Environment variable of a rank."""
 
     name: str
     value: str
     reason: str
 
     def shown(self) -> Variable:
-        """The same for people and files: a secret is not told."""
+        """Return the variable with a secret hidden."""
         return replace(self, value=HIDDEN) if is_secret(self.name, self.value) else self
 
 
 @dataclass(frozen=True)
 class CommPlan:
-    """How the ranks will talk to each other.
+    """Communication plan of the ranks.
 
     Attributes:
-        backend: ``"gloo"`` or ``"nccl"``; ``why`` says why.
+        backend: ``"gloo"`` or ``"nccl"``; ``why`` is the reason.
         timeout: of a collective, seconds.
-        single: all ranks will be on one node, since Ray is started there for this job.
-        rdma: every node has InfiniBand or RoCE (True), none has (False), or some (None).
-        common: variables of every rank, whatever the node, without ``env``.
-        env: the user's, which win over all others.
-        nodes: Ray's id of a node (empty on a Ray that is yet to start) → its variables, all.
+        single: all ranks will be on one node, that of an embedded Ray.
+        rdma: every node has InfiniBand or RoCE (True), none has (False), or some have (None).
+        common: variables of every rank on any node, without ``env``.
+        env: the user's (``comm.env``), which override all others.
+        nodes: Ray's id of a node (empty on an embedded Ray) → all its variables.
     """
 
     backend: str
@@ -85,11 +84,11 @@ class CommPlan:
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
     def variables(self, network: NodeNetwork, present: Mapping[str, str]) -> tuple[Variable, ...]:
-        """All variables of the ranks on a node, sorted by name.
+        """Return all variables of the ranks on a node, sorted by name.
 
         Args:
             network: the node's.
-            present: what is set on the node already; of the network's, only ``env`` replaces it.
+            present: variables of the node; only ``env`` replaces those about its network.
         """
         planned: dict[str, Variable] = {}
         for variable in self.common:
@@ -109,16 +108,16 @@ class CommPlan:
         return tuple(planned[name] for name in sorted(planned))
 
     def everywhere(self) -> dict[str, str]:
-        """The variables that do not depend on the node, the user's last; without secrets, since
-        Ray shows what it starts workers with, and without what Ray would expand (``$NAME``)."""
+        """Return the variables that do not depend on the node, without secrets, since Ray shows
+        the environment of workers, and without values that Ray would expand (``$NAME``)."""
         values = {variable.name: variable.value for variable in self.common} | dict(self.env)
         return {n: v for n, v in values.items() if not is_secret(n, v) and "$" not in v}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
-        """A row per variable: node, name, value, reason; those of all nodes once.
+        """Return rows of node, name, value, reason; common variables once, as of node "all".
 
         Args:
-            names: of the nodes, by Ray's ids.
+            names: Ray's node id → name.
         """
         nodes = {node: [v.shown() for v in variables] for node, variables in self.nodes.items()}
         everywhere = set.intersection(*map(set, nodes.values())) if nodes else set()
@@ -130,7 +129,7 @@ class CommPlan:
         return [(place, v.name, v.value, v.reason) for place, listed in by_place for v in listed]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {
             "backend": self.backend,
             "why": self.why,
@@ -139,7 +138,7 @@ class CommPlan:
         }
 
     def _of_network(self, network: NodeNetwork) -> Iterator[Variable]:
-        # ids, features and control messages go over gloo, also where gradients use NCCL
+        # ids, features and control messages use gloo, even if gradients use NCCL
         if self.single:
             loopback = [i.name for i in network.interfaces if i.loopback]
             if loopback:

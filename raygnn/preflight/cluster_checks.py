@@ -1,8 +1,7 @@
-"""Checks of the nodes, whatever job runs on them: that each is fit, that all are alike, and that
-they reach each other.
+"""Checks of the nodes for any job: each is fit, all are alike, and they reach each other.
 
-Ranks that compute with other versions, instructions or settings do not fail at once: they
-disagree about a collective hours later, or train another model than one would think.
+Ranks with different versions, instructions or settings do not fail at once: they disagree about a
+collective hours later, or train a different model.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 from raygnn.preflight.links import Link
 
-# package → (oldest, first that is too new); the ranges of pyproject.toml
+# package → oldest and first unsupported version, as in pyproject.toml
 SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.14"),
     "torch": ("2.4", None),
@@ -31,9 +30,9 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
 # Package → first version whose private names were not compared, see `raygnn.compat`.
 UNSEEN = {"torch": "2.16", "ray": "2.61", "lightning": "2.7"}
 HIGH_LATENCY_MS = 5.0
-LOW_MBITS = 9_000.0  # what a line of 10 Gbit/s carries is 9.4
+LOW_MBITS = 9_000.0  # a line of 10 Gbit/s carries 9,400
 
-# variables that every node has its own value of
+# variables with a value for each node
 _PER_NODE = (
     *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
     *("NCCL_IB_HCA", "UCX_NET_DEVICES", "FI_PROVIDER_PATH"),
@@ -48,7 +47,7 @@ _LARGE_BUCKET_MB = 100
 def nodes_answer(job: JobFacts) -> Iterator[Finding]:
     """Every living node says what it has, within `cluster.probe_timeout`."""
     problems = {node.problem for node in job.silent}
-    if not job.nodes and len(problems) == 1:  # the fault is hardly each one's own
+    if not job.nodes and len(problems) == 1:  # hardly a fault of each node
         yield error(
             f"none of {some(len(job.silent), 'node')} gave facts: {problems.pop()}",
             "raise cluster.probe_timeout if the machines are busy or start Python slowly; else "
@@ -109,7 +108,7 @@ def versions_uniform(job: JobFacts) -> Iterator[Finding]:
     names = sorted({name for node in job.holding for name in node.versions})
     for name in ("python", *names):
         versions = {node.node: node.versions.get(name) for node in job.holding}
-        if name == "python":  # patch releases understand each other; all else has to be the same
+        if name == "python":  # patch releases are compatible
             versions = {node.node: ".".join(node.python.split(".")[:2]) for node in job.holding}
         remedy = f"install the same {name} everywhere"
         yield from _differ(job, "versions_uniform", name, versions, remedy)
@@ -154,7 +153,7 @@ def _differ(
     remedy: str,
     missing: str = "missing",
 ) -> Iterator[Finding]:
-    """A finding if the nodes' values are not all the same; it is about those of the fewest.
+    """Yield a finding if the nodes' values differ, about the nodes with rare values.
 
     Args:
         values: node → its value.
@@ -265,7 +264,7 @@ def _several_addresses(job: JobFacts) -> bool:
 
 
 def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool) -> str | None:
-    """Gloo opens a device on each of the names, and takes them as they are."""
+    """Return the problem with ``GLOO_SOCKET_IFNAME``: gloo opens a device on each name."""
     for name in given.split(","):
         if name not in interfaces:
             return f"there is no interface {name!r}; there are: {', '.join(sorted(interfaces))}"
@@ -279,7 +278,8 @@ def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool
 
 
 def _nccl_problem(given: str, interfaces: Mapping[str, Interface]) -> str | None:
-    """NCCL takes prefixes, ``=`` for whole names, ``^`` for all but those; any that is there."""
+    """Return the problem with ``NCCL_SOCKET_IFNAME``: any of a list of prefixes must exist; ``=``
+    before it means complete names, ``^`` all others."""
     names = [name for name in given.lstrip("=").split(",") if name]
     if given.startswith("^") or not names:
         return None
@@ -302,7 +302,7 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
     for level, nodes in nodes_of.items():
         if level in ("OFF", "INFO"):
             continue
-        # torch wraps the default process group then, and DDP's logger dies on what it wraps
+        # torch then wraps the default process group, and DDP's logger crashes on it
         fatal = "DistributedDataParallel dies of a segmentation fault with it"
         effect = fatal if level == "DETAIL" else "torch knows OFF, INFO and DETAIL"
         yield error(
@@ -334,7 +334,7 @@ def open_files(job: JobFacts) -> Iterator[Finding]:
 
 def network_reach(job: JobFacts) -> Iterator[Finding]:
     """Each node reaches the next one around a ring by TCP, with small and large messages."""
-    # A link on which nothing came back is worse than one that carries small messages.
+    # a link without any answer is worse than one that carries small messages
     bad = [link for link in job.links if link.problem]
     bad.sort(key=lambda link: bool(link.latency_ms))
     if not bad:
@@ -401,7 +401,7 @@ def _way(link: Link) -> str:
 
 
 def _others(bad: Sequence[Link], links: Sequence[Link]) -> str:
-    """How many links there are like the one that the sentence is about."""
+    """Return the number of links like the one in the sentence."""
     return f"; it is so on {len(bad)} of {len(links)} links" if len(bad) > 1 else ""
 
 
@@ -414,7 +414,7 @@ def _speed(mbits: float) -> str:
 
 
 def supported(version: str | None, oldest: str, limit: str | None) -> bool:
-    """Whether ``oldest <= version < limit``; local and pre-release suffixes do not count."""
+    """True if ``oldest <= version < limit``, without local and pre-release suffixes."""
     if version is None or not _numbers(version):
         return False
     numbers = _numbers(version)

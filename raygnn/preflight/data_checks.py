@@ -1,4 +1,4 @@
-"""Checks of the partition: that it is whole everywhere, and can be trained on."""
+"""Checks of the partition: it is complete on every node, and can be trained on."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def arrays_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def _of_task(name: str, finding: Finding) -> Finding:
-    """What a check says of one task alone, said of it among several."""
+    """Return the finding of one task, worded for a run with several."""
     if not name:
         return finding
     what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (finding.what, finding.remedy))
@@ -92,7 +92,7 @@ def _of_task(name: str, finding: Finding) -> Finding:
 
 
 def _seeds(job: JobFacts) -> Iterator[Finding]:
-    """There is one type of nodes, or of edges, to predict for."""
+    """Check that there is one target type of nodes or edges."""
     task, columns = job.config.task, job.partition.columns
     if isinstance(job.edges, tuple):
         yield error(*job.edges)
@@ -118,10 +118,10 @@ def _seeds(job: JobFacts) -> Iterator[Finding]:
 
 
 def _targets(job: JobFacts) -> Iterator[Finding]:
-    """What is predicted is there, and is class numbers or numbers; so are edges' relations."""
+    """Check that the target exists, with class numbers or numbers, and so do edges' relations."""
     task, columns = job.config.task, job.columns
     if task.of_graphs:
-        return  # the targets are no arrays of nodes; reading them has seen to them
+        return  # the reader has checked the targets of graphs
     if isinstance(job.edges, EdgeTarget):
         arrays, relation = job.partition.edges[job.edges.etype], job.edges.relation
         if not task.of_links and task.target in arrays:
@@ -171,15 +171,15 @@ def _are_numbers(column: ArrayType, whole: bool = False) -> bool:
 
 
 def _is_number(column: ArrayType, whole: bool = False) -> bool:
-    """One in each row."""
+    """True if a row is one number."""
     return _are_numbers(column, whole) and not column.shape
 
 
 def _inputs(
     job: JobFacts, ntype: str, arrays: Mapping[str, tuple[ArrayType, ...]]
 ) -> Iterator[Finding]:
-    """A node type has learned rows, or at least one of the arrays that the model reads, and they
-    are numbers."""
+    """Check that a node type has an embedding table or an input array, and that inputs are
+    numbers."""
     model = job.config.model
     names = [*model.feature_names, *model.categories]
     has_inputs = any(name in arrays for name in names)
@@ -200,7 +200,7 @@ def _inputs(
 
 
 def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
-    """An array that ``key`` names is of numbers, or of one category in each row."""
+    """Check that an array that ``key`` names has numbers, or one category in each row."""
     is_category = key.endswith("categories")
     kind = "whole numbers" if is_category else "numbers"
     if not _are_numbers(column, whole=is_category):
@@ -221,7 +221,7 @@ def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
 
 
 def _edge_inputs(job: JobFacts) -> dict[str, str]:
-    """Name of an edge array that the model reads → the key that names it."""
+    """Return the edge arrays that the model reads → the key that names them."""
     model = job.config.model
     of_features = dict.fromkeys(model.edge_feature_names, "model.edge_features")
     return of_features | dict.fromkeys(model.edge_category_widths, "model.edge_categories")
@@ -241,7 +241,7 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     inputs = (*model.feature_names, *model.categories)
     arrays = {name for columns in job.partition.columns.values() for name in columns}
     if arrays.isdisjoint(inputs):
-        return  # said for each node type already, or not known
+        return  # there is a finding for each node type, or they are not known
     for name in inputs:
         if name not in arrays:
             key = "model.categories" if name in model.categories else "model.features"
@@ -304,7 +304,7 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
             mark.format("val") + ", or set train.select to last",
         )
     folds = isinstance(graph, ManyGraphs) and graph.fold is not None
-    if splits.get("test") == 0 and not folds:  # the fold is what is reported on
+    if splits.get("test") == 0 and not folds:  # metrics are reported of the fold
         yield warn(f"the {whole} has no test {seeds} to report on")
 
 
@@ -340,12 +340,12 @@ def splits_agree(job: JobFacts) -> Iterator[Finding]:
 
 
 def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
-    """Whether no edge is for training in one and held out in the other, as far as can be told."""
+    """True if no edge is known to be for training in one split and held out in the other."""
     if one.etype != two.etype and one.etype != two.reverse and one.reverse != two.etype:
         return True  # of different edges
     if (one.shares, one.seed, one.time) != (two.shares, two.seed, two.time):
         return False
-    # shares are told by an edge's ends in their order, unless both are of one type
+    # splits by shares depend on the order of an edge's ends, unless both are of one type
     keyed = one.shares is not None and one.time is None
     return not keyed or one.etype == two.etype or one.etype[0] == one.etype[2]
 
@@ -383,16 +383,16 @@ def times_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def _seed_times(job: JobFacts) -> Iterator[Finding]:
-    """The seeds of one task have the arrays that say when they are."""
+    """Check that the seeds of one task have the arrays of their times."""
     config, time = job.config, job.config.sampling.time
     arrays: Mapping[str, ArrayType] = {n: c[0] for n, c in job.columns.items() if c}
     kind, keys = f"node type {job.ntype!r}", {config.seed_time: "sampling.time.seeds"}
     if isinstance(job.edges, EdgeTarget):
         arrays, kind = job.partition.edges[job.edges.etype], etype_str(job.edges.etype)
-        if time is not None:  # else edges would be seen when they are to be predicted
+        if time is not None:  # else an edge could be seen while it is predicted
             keys = {config.seed_time: "sampling.time.seeds", time.edges: "sampling.time.edges"}
     elif job.ntype is None:
-        return  # said already
+        return  # there is a finding already
     if config.split_time is not None:
         keys.setdefault(config.split_time, "task.split.time")
     for name, key in keys.items():
@@ -423,7 +423,7 @@ def parts_and_workers(job: JobFacts) -> Iterator[Finding]:
     """Parts divide evenly between the workers."""
     parts = job.partition.num_parts
     if job.config.task.of_graphs:
-        return  # every rank has all graphs in reach
+        return  # every rank reads all graphs
     workers = job.most
     if parts % workers and workers % parts:
         yield info(
@@ -451,7 +451,7 @@ def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:
     """Every array of edges is read by the model, the sampler or the task."""
     model = job.config.model
     if (job.config.task.of_graphs and model.takes_dgl) or not job.config.trains:
-        return  # a class of the user's is given whole graphs; and what was trained has been told
+        return  # a user-defined class gets whole graphs; and it was reported in training
     time = job.config.sampling.time
     read = {*MASKS, "label", job.config.sampling.edge_weight, time and time.edges}
     read |= _edge_inputs(job).keys()

@@ -1,8 +1,5 @@
-"""What preflight judges: plain facts about nodes, resources and the partition.
-
-Nothing here looks anything up; :mod:`raygnn.preflight.probe` and
-:mod:`raygnn.preflight.partition_facts` do. All sizes are in bytes.
-"""
+"""Plain facts about nodes, resources and the partition, as `raygnn.preflight.probe` and
+`raygnn.preflight.partition_facts` collect them. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +13,13 @@ from raygnn.graph.data import EdgeType
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU; what could not be found out is None.
+    """NVIDIA GPU; unknown facts are None.
 
     Attributes:
-        uuid: tells it from all others.
-        memory: in bytes.
-        driver: version of its driver, e.g. ``"550.54.15"``.
+        driver: version, e.g. ``"550.54.15"``.
         capability: compute capability, e.g. ``(9, 0)``; bf16 needs 8.0.
-        ecc: whether error correction is on.
-        processes: process ids that use it.
+        ecc: True if error correction is on.
+        processes: ids of the processes that use it.
     """
 
     model: str
@@ -38,36 +33,31 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node said about itself; what it could not tell is None.
+    """Facts that a node reports about itself; unknown ones are None.
 
     Attributes:
         node: its name in messages.
-        id: Ray's; empty on a Ray that is started for the job.
+        id: Ray's id; empty on an embedded Ray.
         python: e.g. ``"3.11.7"``.
-        versions: package → version, None where it is not installed.
-        code: SHA-256 over raygnn's own source files.
+        versions: package → version, None if it is not installed.
+        code: SHA-256 over raygnn's source files.
         cpu: the processor's model.
-        cpu_flags: what it has of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16``.
-        cpus: CPUs that a process may use there.
-        gpus: those that a process may use.
+        cpu_flags: those of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16`` that it has.
+        cpus, gpus: available to a process.
         memory, memory_available: of the machine or the container, whichever is smaller.
-        open_files: how many may be open; None = no limit.
-        network: how it is connected.
-        environment: variables of communication and threads that are set there already.
-        clock: how far its clock is ahead of the driver's, seconds.
-        shm_free: free in ``/dev/shm``.
-        cache: why the node cannot keep copies of parts where it should; None = it can.
-        cache_free: free there.
-        disk_free: free where ``storage`` lies.
-        storage: whether ``storage`` is the driver's and writable: ``"ok"``, ``"missing"``,
-            ``"other"`` (a directory of that name, but not the driver's) or ``"readonly"`` (it can
-            be neither made nor written).
-        storage_error: of a store that is not ``"ok"``: what is wrong, and what to do about it.
-        partition_files: path within the partition → size, of the files that it sees.
+        open_files: limit of open files; None = no limit.
+        environment: variables of communication and threads that are set already.
+        clock: seconds that its clock is ahead of the driver's.
+        shm_free: free space in ``/dev/shm``.
+        cache: why the node cannot cache parts in ``staging.path``; None = it can.
+        cache_free, disk_free: free space there, and in ``storage``.
+        storage: ``"ok"`` if ``storage`` is the driver's and writable; ``"missing"``, ``"other"``
+            (the same path, but not the driver's) or ``"readonly"``.
+        storage_error: for an object store that is not ``"ok"``: problem and remedy.
+        partition_files: path within the partition → size, of the files that the node sees.
         partition_fingerprint: SHA-256 over the partition's json files.
-        damaged: path within the partition → what is wrong with its content, of those of its
-            files that there was time to read.
-        problem: why there are no facts, where there are none.
+        damaged: path within the partition → problem, of the files that there was time to read.
+        problem: why there are no facts, if there are none.
     """
 
     node: str
@@ -99,14 +89,14 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What Ray may give away on one node."""
+    """CPUs and GPUs that Ray may assign on one node."""
 
     node: str
     cpus: float
     gpus: float
 
     def workers(self, cpus: float, gpus: float) -> int:
-        """How many workers of so many CPUs and GPUs each fit."""
+        """Return how many workers of so many CPUs and GPUs each fit."""
         fits = [int(self.cpus // cpus)] if cpus else []
         fits += [int(self.gpus // gpus)] if gpus else []
         return min(fits)
@@ -114,10 +104,10 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray may give away: on each node, used or not, and over all what other jobs leave now.
+    """Resources that Ray may assign: on each node, used or not, and the sums that are free now.
 
     Attributes:
-        growing: seconds that a job would wait for more of it; 0 where there will be no more.
+        growing: seconds that a job would wait for more nodes; 0 if none will come.
     """
 
     nodes: tuple[NodeResources, ...]
@@ -134,14 +124,13 @@ class Resources:
         return sum(node.gpus for node in self.nodes)
 
     def workers(self, cpus: float, gpus: float) -> int:
-        """How many workers of so many CPUs and GPUs each fit; none is split between nodes."""
+        """Return how many workers of so many CPUs and GPUs each fit, none split between nodes."""
         return sum(node.workers(cpus, gpus) for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came of one batch through a model of the user's own, as a finding says it; severity
-    None = it works."""
+    """Result of one batch through a user-defined model, as a finding; severity None = it works."""
 
     severity: Literal["error", "warn"] | None = None
     what: str = ""
@@ -150,7 +139,7 @@ class DryRun:
 
 @dataclass(frozen=True, order=True)
 class ArrayType:
-    """An array as one part holds it: its dtype (``"float32"``) and the shape of one row."""
+    """Type of an array in one part: dtype (``"float32"``) and shape of one row."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -161,21 +150,21 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """The partition as the driver sees it, or the graph before it is partitioned.
+    """Partition as the driver sees it, or the graph before it is partitioned.
 
     Attributes:
-        directory: where it lies; empty before it is made.
-        bytes: its size, or the graph's in memory.
+        directory: its path; empty before it is built.
+        bytes: its size, or that of the graph in memory.
         files: path within it → size.
-        fingerprint: SHA-256 over its json files; None before it is made.
-        nodes: node type → how many.
-        columns: node type → array → one column per part, or a single one where ``alike``.
-        splits: ``train``, ``val``, ``test`` → how many nodes of the type to predict for, or how
-            many graphs; only those that are known.
-        by_type: the same of each node type.
-        alike: every part has the same arrays, since they come, or will come, from one array each.
-        edges: edge type → array → its column, in the first part that has some.
-        reverses: edge type → the one that holds its edges the other way round, as far as known.
+        fingerprint: SHA-256 over its json files; None before it is built.
+        nodes: node type → number of nodes.
+        columns: node type → array → its type in each part; a single one if ``alike``.
+        splits: ``train``, ``val``, ``test`` → number of nodes of the target type, or of graphs;
+            known ones only.
+        by_type: node type → its ``splits``.
+        alike: every part has the same arrays, cut from one array each.
+        edges: edge type → array → its type in the first part that has edges.
+        reverses: edge type → the type of its reverse edges, if known.
     """
 
     directory: str

@@ -1,4 +1,4 @@
-"""What a check is: a function of a job's facts that yields findings."""
+"""Findings, and the checks that yield them from a job's facts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Severity = Literal["error", "warn", "info"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that stops the job (``error``), may hurt it (``warn``) or is good to know.
+    """Finding that refuses the job (``error``), warns (``warn``) or informs (``info``).
 
     Attributes:
-        check: the name of the check.
+        check: name of the check.
         what: one sentence, with the values in it.
         remedy: one sentence, what to do.
-        nodes: the nodes concerned; empty when it is about the job as a whole.
+        nodes: the nodes concerned; empty if it is about the job as a whole.
     """
 
     check: str
@@ -38,43 +38,43 @@ class Finding:
     def __str__(self) -> str:
         named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
         if all(re.search(pattern, self.what) for pattern in named):
-            return self.what  # which names them already, if there are any
+            return self.what  # it names them already, if there are any
         return f"{self.what} (on {', '.join(self.nodes)})"
 
     @property
     def text(self) -> str:
-        """All of it for people: severity, check, what it says, and the remedy."""
+        """Severity, check, sentence and remedy, for people."""
         remedy = f"\n  → {self.remedy}" if self.remedy else ""
         return f"{self.severity} [{self.check}]: {self}{remedy}"
 
 
 def error(what: str, remedy: str, nodes: Iterable[str] = ()) -> Finding:
-    """A finding that refuses the job, as a check yields it: :func:`run_checks` names the check."""
+    """Return a finding that refuses the job, for a check to yield; `run_checks` names the check."""
     return Finding("", "error", what, remedy, tuple(nodes))
 
 
 def warn(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
-    """A finding that the job may suffer from; else as :func:`error`."""
+    """Return a warning; else as `error`."""
     return Finding("", "warn", what, remedy, tuple(nodes))
 
 
 def info(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
-    """A finding that is good to know; else as :func:`error`."""
+    """Return a note; else as `error`."""
     return Finding("", "info", what, remedy, tuple(nodes))
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Everything a check may look at.
+    """Facts of a job that checks may read.
 
     Attributes:
-        nodes: those that answered; ``silent`` are the others.
-        workers: how many will run at first.
-        links: between nodes, as measured.
-        ntype: the node type to predict for; None where the partition has none such.
-        edges: what edges to predict for, or what is wrong with them and what to do about it;
-            None where the task is not of edges. Of several tasks `by_task` has both.
-        dry_run: of the model; None where there was none.
+        nodes: nodes that answered; ``silent`` are those that did not.
+        workers: number of workers at the start.
+        links: measured links between nodes.
+        ntype: node type of the targets; None if there is no such type.
+        edges: edges of the targets, or problem and remedy; None if the task is not on edges. With
+            multi-task learning, `by_task` has both.
+        dry_run: result of the model's dry run, if there was one.
     """
 
     config: Config
@@ -90,7 +90,7 @@ class JobFacts:
 
     @cached_property
     def by_task(self) -> dict[str, JobFacts]:
-        """Name of each task → the same for that one alone; "" where there is but one."""
+        """Name of each task → facts of the job for that task alone; "" for a single task."""
         if self.config.tasks is None:
             return {"": self}
         facts, jobs = self.partition, {}
@@ -104,7 +104,7 @@ class JobFacts:
 
     @cached_property
     def holding(self) -> tuple[NodeFacts, ...]:
-        """The nodes on which there is room for a worker; all, if there is room on none."""
+        """Nodes with capacity for a worker; all nodes, if none has."""
         cluster = self.config.cluster
         room = {
             node.node
@@ -115,19 +115,19 @@ class JobFacts:
 
     @property
     def fewest(self) -> int:
-        """With how many workers the job may go on, when others are lost."""
+        """Fewest workers with which the job may continue."""
         limits = self.config.cluster.limits
         return min(limits[0], self.workers) if limits else self.workers
 
     @property
     def most(self) -> int:
-        """How many workers a batch, and the partition, are made for."""
+        """Most workers; batches and the partition are planned for this number."""
         limits = self.config.cluster.limits
         return max(limits[1], self.workers) if limits else self.workers
 
     @property
     def columns(self) -> dict[str, tuple[ArrayType, ...]]:
-        """The arrays of the node type to predict for."""
+        """Arrays of the target node type."""
         return dict(self.partition.columns.get(self.ntype, {})) if self.ntype else {}
 
 
@@ -135,7 +135,7 @@ Check: TypeAlias = Callable[[JobFacts], Iterator[Finding]]
 
 
 def run_checks(job: JobFacts, checks: Iterable[Check]) -> tuple[Finding, ...]:
-    """All findings, errors first; errors that ``cluster.allow`` names become notes."""
+    """Return all findings, errors first; errors that ``cluster.allow`` names become notes."""
     allowed = job.config.cluster.allow
     findings = []
     for check in checks:
@@ -147,7 +147,7 @@ def run_checks(job: JobFacts, checks: Iterable[Check]) -> tuple[Finding, ...]:
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, then warnings, then notes; else as they are."""
+    """Sort findings: errors, warnings, notes."""
     order = {"error": 0, "warn": 1, "info": 2}
     return tuple(sorted(findings, key=lambda finding: order[finding.severity]))
 
@@ -158,7 +158,7 @@ def some(number: int, noun: str) -> str:
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """How many there are of each kind, errors first: ``1 error, 2 warnings``; empty for none."""
+    """Count findings by severity: ``1 error, 2 warnings``; empty for none."""
     counts = Counter[str](finding.severity for finding in findings)
     nouns = {"error": "error", "warn": "warning", "info": "note"}
     return ", ".join(some(counts[s], noun) for s, noun in nouns.items() if counts[s])

@@ -14,7 +14,7 @@ from raygnn.preflight.cluster_checks import supported
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
 
-# torch that fully shards: on CPUs, whose mean of gradients it once took for a sum, and on GPUs
+# torch that fully shards: on CPUs (older ones sum gradients instead of averaging), and on GPUs
 OLDEST_ON_CPU, OLDEST_ON_GPU = "2.9", "2.6"
 
 SHARE, CACHE, WEIGHTS, ROWS = (
@@ -23,7 +23,7 @@ SHARE, CACHE, WEIGHTS, ROWS = (
     "weights, gradients and optimizer state",
     "learned rows",
 )
-# what memory is used for → what to do if that is too much
+# use of memory → remedy if it is too much
 REMEDIES = {
     SHARE: "add nodes (cluster.workers), or use nodes with more memory",
     CACHE: "lower sampling.cache, or use nodes with more memory",
@@ -107,7 +107,7 @@ def devices_suit(job: JobFacts) -> Iterator[Finding]:
 
 
 def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
-    """What cannot go without DGL, and what can in its place."""
+    """Yield the uses of DGL in a configuration, and what to use instead."""
     if config.model.takes_dgl:
         instead = "set model.interface to pyg, or take a built-in model.kind"
         yield f"{config.model.kind} is given DGL's graphs", instead
@@ -118,7 +118,7 @@ def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
-    """A class of the user's may be built of dgl.nn, which goes only where DGL's kernels go."""
+    """Warn where a user-defined class could not run if it is built of dgl.nn."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
     if gpus and on_cpus:
@@ -244,11 +244,11 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
     yield from _gpu_memory_fits(job)
     uses, fewer = memory_plan(job, job.workers), sum(memory_plan(job, job.fewest).values())
     need = sum(uses.values())
-    # the partition is mapped: what is not used for long makes room
+    # the partition is mapped: pages that are not used are evicted
     held = need - uses[SHARE]
     told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
     remedy = REMEDIES[max(uses.keys() - {SHARE}, key=lambda use: uses[use])]
-    # a graph that is yet to be partitioned is in memory now, and goes before training begins
+    # a graph that is yet to be partitioned is in memory now, and freed before training
     freed = 0 if job.partition.directory else job.partition.bytes
     for node in job.holding:
         if node.memory is None or node.memory_available is None:
@@ -293,12 +293,12 @@ def disk_space(job: JobFacts) -> Iterator[Finding]:
     """`storage` has room for checkpoints, or `staging.path`, from where a store gets them."""
     config, in_store = job.config, job.config.store is not None
     key, place, low = "storage", f"storage {config.storage}", float(_DISK_LOW)
-    if in_store:  # those that are kept, one that is written, and one that is sent
+    if in_store:  # checkpoints that are kept, one that is written, and one that is uploaded
         key = place = "staging.path"
         low = max(low, (config.fault.keep + 2) * weight_bytes(job, 1))
     for node in job.nodes:
         if node.storage != "ok":
-            continue  # /proc and others of its kind have no room either
+            continue  # there is a finding already
         free = node.cache_free if in_store else node.disk_free
         if free is not None and free < low:
             finding = error if free < _DISK_NONE else warn
@@ -338,20 +338,16 @@ def cache_space(job: JobFacts) -> Iterator[Finding]:
             )
 
 
-# ------------------------------------------------------------------------------------ memory
-
-
 def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
-    """Bytes of a node with so many workers, about, by what they are kept for; batches and
-    activations come on top. With GPUs the weights are in theirs.
-    """
+    """Estimate the bytes on a node with so many workers, by use, without batches and activations.
+    With GPUs the weights are in GPU memory."""
     config, facts = job.config, job.partition
-    here = max(1, workers // max(1, len(job.holding)))  # workers that some node has at least
+    here = max(1, workers // max(1, len(job.holding)))  # at least, on some node
     part = min(1.0, here / max(1, workers))
     share, cache = facts.bytes * part, config.sampling.cache
     return {
         SHARE: share,
-        # of the rows of other nodes, once for all workers here
+        # rows of other nodes, shared by all workers of this one
         CACHE: 0.0 if cache == "auto" else cache * (facts.bytes - share),
         WEIGHTS: 0.0 if config.cluster.gpus_per_worker else weight_bytes(job, workers) * here,
         ROWS: _row_bytes(config, facts) * part,
@@ -359,8 +355,8 @@ def memory_plan(job: JobFacts, workers: int) -> dict[str, float]:
 
 
 def weight_bytes(job: JobFacts, workers: int) -> float:
-    """Of a worker's weights, gradients and optimizer state, in a step; see docs/performance.md. Of
-    the weights alone where nothing is trained."""
+    """Return the bytes of a worker's weights, and if it trains of gradients and optimizer state;
+    see docs/performance.md."""
     config, train = job.config, job.config.train
     weights = parameters(config, job.partition) * config.arithmetic.itemsize
     if not config.trains:
@@ -376,14 +372,14 @@ def weight_bytes(job: JobFacts, workers: int) -> float:
 
 
 def parameters(config: Config, facts: PartitionFacts) -> int:
-    """How many weights the network has, about: a matrix for each layer and edge type. Of a class
-    of the user's, and of a dataset that only the ranks open, 0."""
+    """Estimate the number of weights: a matrix for each layer and edge type; 0 for a user-defined
+    class or dataset."""
     model, task = config.model, config.task
     if ":" in model.kind or model.kind == NO_LAYERS:
         return 0
     widths = _widths(config, facts)
     into = [widths[etype[0]] for etype in facts.edges] or list(widths.values())
-    # the classes are not known yet; what reads edges or graphs gets as much as a hidden layer gives
+    # the number of classes is not known yet; decoders and readouts get a hidden layer's output
     last = model.hidden if config.tasks or task.of_edges or task.of_graphs else 1
     inputs = [sum(into), *[len(into) * model.hidden] * (model.depth - 1)]
     outputs = [*[model.hidden] * (model.depth - 1), last]
@@ -391,7 +387,7 @@ def parameters(config: Config, facts: PartitionFacts) -> int:
 
 
 def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
-    """Node type → width of what goes into the first layer."""
+    """Return node type → width of the first layer's input."""
     model, widths = config.model, {}
     for ntype in facts.nodes:
         columns = facts.columns.get(ntype, {})
@@ -405,7 +401,7 @@ def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
 
 
 def _row_bytes(config: Config, facts: PartitionFacts) -> float:
-    """Of all learned rows, and where they are trained the state of their optimizer."""
+    """Return the bytes of all embedding tables, and if they are trained of their optimizer."""
     embedding = config.model.embedding
     if embedding is None:
         return 0.0

@@ -1,5 +1,5 @@
-"""Is there a Ray at an address, and does it let us in? Asked before Ray is, which takes long to say
-no, and then ends this process."""
+"""Check whether a Ray cluster at an address accepts this process, before Ray's own connection,
+which takes long to fail and then ends the process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import sys
 from raygnn import compat
 from raygnn.errors import PreflightError, wrong_token
 
-_REACH = 5.0  # seconds for a head node to accept a connection, and again to say its first word
-_ADMIT = 30.0  # seconds for a process to import Ray and to be let in
-# HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
+_REACH = 5.0  # seconds for a head node to accept a connection, and again for its first bytes
+_ADMIT = 30.0  # seconds for a process to import Ray and to be accepted
+# HTTP/2 of gRPC: the client's preface, and the type of the server's first frame
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HEADER, _SETTINGS = 9, 4
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
 
 
 class Knock:
-    """Asks the head node at ``HOST:PORT`` in the background whether it lets this process in.
-
-    Any other form of address, which Ray looks up itself, is not asked.
+    """Background check whether the head node at ``HOST:PORT`` accepts this process; addresses of
+    other forms, which Ray resolves, are not checked.
 
     Raises:
-        PreflightError: the name does not resolve, nobody listens there, or it is no Ray.
+        PreflightError: the name does not resolve, nothing listens there, or it is not Ray.
     """
 
     def __init__(self, address: str):
@@ -51,10 +50,10 @@ class Knock:
         )
 
     def wait(self) -> None:
-        """Return when we are let in.
+        """Wait until this process is accepted.
 
         Raises:
-            PreflightError: we are not, or get no answer.
+            PreflightError: it is refused, or there is no answer.
         """
         if self._process is None:
             return
@@ -74,23 +73,19 @@ class Knock:
                 "the cluster refused us", f"cluster.address: {self._address}", sent=token
             )
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        # what this version of Ray does not know, its own connection will tell
+        # other errors, such as a name that this Ray lacks, are left to its own connection
         if self._process.returncode and lines and "RpcError" in lines[-1]:
             raise _unreachable(self._address, lines[-1], "look after the head node")
 
     def close(self) -> None:
-        """End the asking."""
+        """End the check."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 def _see_grpc_server(address: str, host: str, port: int) -> None:
-    """See that a gRPC server listens there.
-
-    Raises:
-        PreflightError: it does not.
-    """
+    """Raise PreflightError if no gRPC server listens there."""
     encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
     try:
         with socket.create_connection((host, port), timeout=_REACH) as connection:

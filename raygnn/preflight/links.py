@@ -1,11 +1,10 @@
 """Latency and bandwidth between two nodes, over plain TCP.
 
-A node that is to be measured listens (:class:`Responder`), another one asks it (:func:`measure`),
-and :func:`pairs` says who asks whom when. The asking side sends a token, then small messages that
-come back, then a stream. The receiver times the stream and stops it, so a slow line is never left
-with megabytes that have been sent but not carried.
+One node listens (`Responder`), another measures (`measure`), and `pairs` schedules them. The
+measuring side sends a token, then small messages that come back, then a stream. The receiver times
+the stream and stops it, so that no megabytes are left in transit on a slow line.
 
-Both sides speak in frames of one size: kind, and two whole numbers.
+Frames have one size: kind, and two whole numbers.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ _HELLO, _PING, _STREAM, _RESULT = range(4)
 
 _PINGS = 20
 _BLOCK = 2**18  # large enough that Python's share of the time is small, small enough for caches
-_SILENCE = 5.0  # seconds after which a peer that says nothing is given up
-_GUESTS = 16  # connections that have not shown a token yet
+_SILENCE = 5.0  # seconds after which a silent peer is dropped
+_GUESTS = 16  # connections that have not sent a token yet
 _SLOW_START = 12  # round trips in which TCP gets from 10 packets to any window
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two nodes.
+    """Measured link between two nodes, in one direction.
 
     Attributes:
-        source, target: the nodes' names in messages; the source sends.
+        source, target: names of the nodes; the source sends.
         latency_ms: median round trip of a small message; None if none came back.
-        mbits: Mbit/s of payload over one connection as the target saw it, once the rate is
-            steady; None if the stream failed.
-        problem: which step failed, and how; None if none did.
+        mbits: Mbit/s of payload that the target received over one connection at a steady rate;
+            None if the stream failed.
+        problem: the step that failed, and how; None if none did.
         local: both are on one machine, so that no network was measured.
     """
 
@@ -58,23 +57,19 @@ class Link:
 
 
 def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """A ring over the nodes, in rounds: in none of them does a node occur twice.
-
-    Returns:
-        Rounds of (source, target): none for one node, 3 for an odd number of nodes, else 2.
-        Over all rounds each node is source once and target once.
-    """
+    """Return a ring over the nodes in rounds of (source, target), with no node twice in a round:
+    none for one node, 3 for an odd number of nodes, else 2."""
     if len(nodes) < 2:
         return []
     ring = list(zip(nodes, [*nodes[1:], nodes[0]]))
     rounds = [ring[0::2], ring[1::2]]
     if len(nodes) % 2:
-        rounds.append([rounds[0].pop()])  # the last node and the first, who starts round 0
+        rounds.append([rounds[0].pop()])  # the last node and the first, which is in round 0
     return rounds
 
 
 class Responder:
-    """Answers :func:`measure` from threads of its own, one peer at a time; a context manager.
+    """Server for `measure`, one peer at a time; a context manager.
 
     Attributes:
         port: where it listens.
@@ -84,9 +79,9 @@ class Responder:
         """Listen.
 
         Args:
-            address: numeric, of the one interface to listen on.
-            token: 32 random bytes; a peer that does not present them first is cut off.
-            lifetime: seconds after which all is closed even if nobody calls :meth:`close`.
+            address: numeric address of the interface to listen on.
+            token: 32 random bytes that a peer must send first.
+            lifetime: seconds after which it closes by itself.
 
         Raises:
             OSError: this machine does not have that address.
@@ -95,7 +90,7 @@ class Responder:
         self._end = time.monotonic() + lifetime
         self._closed = threading.Event()
         self._turn = threading.Lock()  # held while a peer is served
-        self._guests: list[socket.socket] = []  # have not shown a token yet; the oldest first
+        self._guests: list[socket.socket] = []  # have not sent a token yet; the oldest first
         self._peers: dict[threading.Thread, socket.socket] = {}
         self._listener = socket.create_server((address, 0), family=_family(address))
         self.port: int = self._listener.getsockname()[1]
@@ -109,13 +104,13 @@ class Responder:
         self.close()
 
     def close(self) -> None:
-        """End it now, in the middle of a measurement too. Can be called again."""
+        """Close now, also during a measurement. Can be called again."""
         self._closed.set()
         _hang_up(self._listener)
         self._thread.join(_SILENCE)
 
     def _accept(self) -> None:
-        """Hand each connection to a thread of its own, until the end; then hang up on all."""
+        """Start a thread for each connection until the end; then hang up on all."""
         with self._listener:
             while not self._closed.is_set() and (left := self._end - time.monotonic()) > 0:
                 self._listener.settimeout(left)
@@ -137,7 +132,7 @@ class Responder:
             thread.join(_SILENCE)
 
     def _answer(self, peer: socket.socket) -> None:
-        """Serve a peer once it has presented the token and it is its turn."""
+        """Serve a peer after it has sent the token and previous peers are done."""
         with peer, contextlib.suppress(OSError):
             said = _read(peer, TOKEN_BYTES)
             with contextlib.suppress(ValueError):  # hung up on already
@@ -149,10 +144,10 @@ class Responder:
                 self._serve(peer)
 
     def _serve(self, peer: socket.socket) -> None:
-        """Do what a peer asks for.
+        """Answer a peer's frames.
 
         Raises:
-            OSError: it has gone, says nothing, or does not read its answers.
+            OSError: it has gone, is silent, or does not read its answers.
         """
         peer.sendall(_FRAME.pack(_HELLO, 0, 0))
         while True:
@@ -161,17 +156,17 @@ class Responder:
                 peer.sendall(_FRAME.pack(kind, first, second))
             elif kind == _STREAM:
                 peer.sendall(_FRAME.pack(_RESULT, *self._steady(peer, first, second)))
-                # To close with data unread could take the answer back: the peer closes first.
+                # closing with unread data could drop the answer: the peer closes first
                 while peer.recv(_BLOCK):
                     pass
             else:
                 return
 
     def _steady(self, peer: socket.socket, warm: int, span: int) -> tuple[int, int]:
-        """Take in a stream: the bytes that came in at least ``span`` ns, and in how many ns.
+        """Receive a stream; return the bytes of at least ``span`` ns, and those ns.
 
-        The first ``warm`` ns do not count. Both ends of the time are arrivals, so that on a slow
-        line the wait for the next packet does not.
+        The first ``warm`` ns do not count. Both ends of the time are arrivals, so that the wait
+        for a packet on a slow line does not count.
         """
         buffer = bytearray(_BLOCK)
         start = mark = count = 0
@@ -200,15 +195,15 @@ def measure(
     seconds: float = 0.4,
     deadline: float = 5.0,
 ) -> Link:
-    """Measure from this machine to a :class:`Responder`. Network trouble is a result, too.
+    """Measure from this machine to a `Responder`. Network trouble is a result, too.
 
     Args:
         source, target: names of this node and of the other one.
         address, port, token: the responder's; the address is numeric.
-        bind: numeric address of the local interface to use; None leaves it to the system.
-        seconds: how long to stream; longer where the round trip is long. A third of it does not
-            count: in it TCP finds its rate, and traffic shapers let a burst through.
-        deadline: seconds after which the link is given up as a whole.
+        bind: numeric address of the local interface to use; None = the system's choice.
+        seconds: duration of the stream; longer if the round trip is long. A third of it does not
+            count: TCP finds its rate, and traffic shapers let a burst through.
+        deadline: seconds for the whole measurement.
     """
     end = time.monotonic() + deadline
     peer = f"{address}:{port}"
@@ -217,7 +212,7 @@ def measure(
     step = f"binding to {bind}"
     try:
         with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
-            # Closing drops what has not been sent: the next measurement has the line for itself.
+            # closing drops unsent data, so that it does not disturb the next measurement
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if bind:
@@ -241,7 +236,7 @@ def measure(
 
 
 def _round_trip(sock: socket.socket, end: float, enough: float) -> float:
-    """Median round trip in ms; of fewer messages if it is ``enough`` o'clock."""
+    """Return the median round trip in ms; of fewer messages if the time is ``enough``."""
     times: list[float] = []
     for number in range(_PINGS + 1):
         start = time.monotonic()
@@ -254,7 +249,7 @@ def _round_trip(sock: socket.socket, end: float, enough: float) -> float:
 
 
 def _stream(sock: socket.socket, warm: float, span: float, end: float) -> float:
-    """Send until the receiver has seen enough; its figure, in Mbit/s. Times in seconds."""
+    """Send until the receiver answers; returns its rate in Mbit/s. Times in seconds."""
     sock.sendall(_FRAME.pack(_STREAM, int(warm * 1e9), int(span * 1e9)))
     block = memoryview(os.urandom(_BLOCK))  # a tunnel that compresses must not look fast
     poll = select.poll()
@@ -273,7 +268,7 @@ def _stream(sock: socket.socket, warm: float, span: float, end: float) -> float:
 
 
 def _answer(sock: socket.socket, kind: int, end: float) -> tuple[int, int]:
-    """The two numbers of the next frame, which has to be of this kind."""
+    """Return the two numbers of the next frame, which must be of this kind."""
     answered, first, second = _FRAME.unpack(_read(sock, _FRAME.size, end))
     if answered != kind:
         raise OSError("answered by another program")
@@ -281,11 +276,7 @@ def _answer(sock: socket.socket, kind: int, end: float) -> tuple[int, int]:
 
 
 def _read(sock: socket.socket, size: int, end: float | None = None) -> bytes:
-    """So many bytes; until ``end``, if there is one.
-
-    Raises:
-        OSError: the peer has gone, or is too late.
-    """
+    """Read ``size`` bytes. Raises OSError if the peer has gone, or at ``end``."""
     content = b""
     while len(content) < size:
         if end is not None:
@@ -298,7 +289,7 @@ def _read(sock: socket.socket, size: int, end: float | None = None) -> bytes:
 
 
 def _limit(sock: socket.socket, end: float) -> None:
-    """Let the next calls on the socket take until ``end``."""
+    """Set the socket's timeout to ``end``."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -306,7 +297,7 @@ def _limit(sock: socket.socket, end: float) -> None:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """End a connection that another thread waits on; that thread closes it."""
+    """Shut down a connection that another thread waits on and closes."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -316,7 +307,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _trouble(error: OSError, deadline: float) -> str:
-    """What went wrong, as it reads before "while connecting"."""
+    """Describe an error, to be followed by "while connecting"."""
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, TimeoutError):

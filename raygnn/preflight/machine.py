@@ -1,7 +1,6 @@
-"""Look at the machine that this runs on: processor, limits, network, environment, GPUs.
+"""Facts of this machine: processor, limits, network, environment, GPUs.
 
-Every function answers on any Linux, with None (or nothing) for what cannot be found out: a
-machine that is odd is a fact, not an error.
+Every function works on any Linux and returns None (or nothing) for unknown facts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ARM = {
     ("0x41", "0xd4f"): "Arm Neoverse-V2",
 }
 
-# Of communication and threads. Those of CUDA are named in full: many more begin like them.
+# Of communication and threads. Those of CUDA are named in full: others share their prefix.
 _VARIABLES = re.compile(
     r"(NCCL|GLOO|OMP|MKL|KMP|TORCH_DISTRIBUTED|TORCH_NCCL|TORCH_FR|UCX|FI)_.*"
     r"|CUDA_LAUNCH_BLOCKING|CUDA_VISIBLE_DEVICES"
@@ -47,7 +46,7 @@ _UNNAMED = "GPU"
 
 
 def cpus() -> int:
-    """CPUs of the process: the machine's, less affinity, less the container's quota."""
+    """Return the CPUs available to the process, within its affinity and the container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = [number(word) for word in words(_SYS / "fs/cgroup/cpu.max")]
@@ -57,10 +56,8 @@ def cpus() -> int:
 
 
 def cpu_model() -> str | None:
-    """The processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``.
-
-    Where the kernel gives only numbers, as on most Arm servers, it is made up of those.
-    """
+    """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; on most Arm
+    servers it is derived from the kernel's numbers."""
     fields = _fields(_PROC / "cpuinfo")  # of the first processor
     if model := fields.get("model name"):
         return model
@@ -71,12 +68,12 @@ def cpu_model() -> str | None:
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """What the processor has of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``; sorted."""
+    """Return which of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16`` it has, sorted."""
     return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
 
 
 def free_space(path: Path) -> int | None:
-    """Bytes free for this user on the file system that ``path`` lies on, or will lie on."""
+    """Return the bytes free for this user on the file system of ``path``."""
     try:
         return shutil.disk_usage(nearest_existing(path)).free
     except OSError:
@@ -84,13 +81,13 @@ def free_space(path: Path) -> int | None:
 
 
 def open_files() -> int | None:
-    """How many files a process may have open; None = no limit."""
+    """Return how many files a process may have open; None = no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def environment() -> dict[str, str]:
-    """The variables of communication and threads that are set; none that may be a secret."""
+    """Return the variables of communication and threads that are set, without secrets."""
     return {
         name: os.fsencode(value).decode(errors="replace")  # fit to be written anywhere
         for name, value in sorted(os.environ.items())
@@ -99,10 +96,8 @@ def environment() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """SHA-256 over path and content of the package's ``*.py``, the same on nodes of one code.
-
-    Hidden files (an editor's or a notebook's copies) do not count, nor what cannot be read.
-    """
+    """Return SHA-256 over path and content of the package's ``*.py`` files, without hidden files
+    (an editor's copies) and unreadable ones."""
     files = {
         file.relative_to(_PACKAGE).as_posix(): file
         for file in _PACKAGE.rglob("*.py")
@@ -119,10 +114,10 @@ def code_digest() -> str:
 
 
 def network(address: str | None) -> NodeNetwork:
-    """How this machine is connected. Takes up to 2 s where names are resolved badly.
+    """Return this machine's network; takes up to 2 s if its name does not resolve.
 
     Args:
-        address: IPv4, under which Ray knows it.
+        address: Ray's IPv4 address of it.
     """
     interfaces = _interfaces()
     return NodeNetwork(
@@ -135,7 +130,7 @@ def network(address: str | None) -> NodeNetwork:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    """In the kernel's order."""
+    """Return the network interfaces in the kernel's order."""
     addresses: dict[str, list[str]] = defaultdict(list)
     for label, entries in psutil.net_if_addrs().items():
         # "eth0:1" is a label of a further address of eth0.
@@ -155,7 +150,7 @@ def _interfaces() -> tuple[Interface, ...]:
 
 
 def _resolve(name: str) -> tuple[str, ...]:
-    """IPv4 addresses of a host name, sorted; none when it has none, or not in time."""
+    """Return the IPv4 addresses of a host name, sorted; none after 2 s."""
     addresses: list[str] = []
 
     def look() -> None:
@@ -165,7 +160,7 @@ def _resolve(name: str) -> tuple[str, ...]:
             return
         addresses.extend(sorted({str(answer[4][0]) for answer in answers}))
 
-    # It cannot be told to give up, and a daemon does not keep the process from ending.
+    # getaddrinfo has no timeout, and a daemon thread does not keep the process from ending
     thread = threading.Thread(target=look, name="resolve", daemon=True)
     thread.start()
     thread.join(_RESOLVE)
@@ -173,7 +168,7 @@ def _resolve(name: str) -> tuple[str, ...]:
 
 
 def _fields(file: Path) -> dict[str, str]:
-    """What one of the kernel's files says first under each name."""
+    """Return the first value of each name in one of the kernel's files."""
     fields: dict[str, str] = {}
     for line in lines(file):
         name, _, value = line.partition(":")
@@ -182,18 +177,15 @@ def _fields(file: Path) -> dict[str, str]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that the process may use, in the order of ``CUDA_VISIBLE_DEVICES``.
+    """Return the NVIDIA GPUs that the process may use, in the order of ``CUDA_VISIBLE_DEVICES``.
 
-    NVML comes with the driver and needs neither torch nor a CUDA context, which would take memory
-    on every GPU. A machine without it is looked at through the driver's files.
+    They are read from NVML, without a CUDA context, which would allocate memory on every GPU, or
+    else from the driver's files. Unknown facts are None; in a container, NVML may hide processes.
 
-    That variable is read as torch reads it: GPU indices or (beginnings of) ``GPU-`` UUIDs or
-    whole ``MIG-`` UUIDs, up to the first that is none; one that is named twice hides all. Indices
-    count in the order of the PCI bus, which is CUDA's where all GPUs are of one model. A GPU that
-    is cut into MIG slices counts as one unless the variable names slices.
-
-    Never raises: what NVML does not tell is None. ``processes`` are those that compute; in a
-    container NVML may not tell them.
+    ``CUDA_VISIBLE_DEVICES`` is parsed as torch does: GPU indices, (prefixes of) ``GPU-`` UUIDs or
+    complete ``MIG-`` UUIDs, up to the first invalid one; one that is named twice hides all. Indices
+    are in PCI bus order, which is CUDA's if all GPUs are of one model. A GPU that is cut into MIG
+    slices counts as one unless the variable names slices.
     """
     try:
         import pynvml
@@ -226,13 +218,13 @@ def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def _handles(nvml: Any) -> list[Any]:
-    """Handles of the GPUs that the process may use; None for one that does not answer."""
+    """Return the handles of the GPUs that the process may use; None for one that fails."""
     handles: list[Any] = []
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         try:
             handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError_NoPermission:
-            continue  # NVML counts those of others too; for CUDA they are not there
+            continue  # CUDA does not count it
         except nvml.NVMLError:
             handles.append(None)
     return handles
@@ -240,7 +232,7 @@ def _handles(nvml: Any) -> list[Any]:
 
 def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None) -> Gpu:
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    # What a MIG slice does not tell, the GPU that it is cut from does.
+    # some facts are those of the GPU that a MIG slice is cut from
     whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
     capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole)
     ecc = _ask(nvml, "nvmlDeviceGetEccMode", whole)
@@ -257,19 +249,17 @@ def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None) -> Gpu:
 
 
 def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
-    """The answer to a query of NVML; None when it has none."""
+    """Return the result of an NVML query, or None."""
     if None in arguments:
         return None
     try:
         return getattr(nvml, query)(*arguments)
     except Exception:
-        # NVMLError and what its wrapper raises besides, all "not here": a function that this
-        # version lacks, a structure that the driver does not know, a name that is no UTF-8.
-        return None
+        return None  # also a missing function, an unknown structure or a name that is not UTF-8
 
 
 def _text(answer: str | bytes | None) -> str | None:
-    """Older versions answer in bytes."""
+    """Decode bytes, which older versions of NVML return."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
@@ -278,7 +268,7 @@ def _from_files() -> tuple[Gpu, ...]:
     for file in sorted(_DRIVER_FILES.glob("*/information")):  # named after the PCI bus
         fields = _fields(file)
         uuid = fields.get("GPU UUID", "")
-        # Question marks stand for what the driver has not read off the GPU yet.
+        # question marks: the driver has not read it from the GPU yet
         known.append(
             Gpu(fields.get("Model") or _UNNAMED, uuid if uuid and "?" not in uuid else None)
         )
@@ -287,7 +277,7 @@ def _from_files() -> tuple[Gpu, ...]:
 
 
 def _visible(uuids: list[str | None]) -> list[int | str]:
-    """What ``CUDA_VISIBLE_DEVICES`` leaves of the GPUs: their indices, or UUIDs of MIG slices."""
+    """Return the indices of the GPUs, or the UUIDs of MIG slices, in ``CUDA_VISIBLE_DEVICES``."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return list(range(len(uuids)))
@@ -308,7 +298,7 @@ def _kind(word: str) -> str:
 
 
 def _entry(word: str, uuids: list[str | None]) -> int | str | None:
-    """The GPU or MIG slice that one entry names; None when it is invalid."""
+    """Return the GPU's index or the MIG slice that an entry names; None if it is invalid."""
     if _kind(word) == "MIG-":
         return word
     if _kind(word) == "GPU-":

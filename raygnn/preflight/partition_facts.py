@@ -1,5 +1,5 @@
-"""The partition as preflight looks at it, from its manifest and its files' sizes, and which of its
-nodes or edges a task predicts for."""
+"""Facts of a partition from its manifest and its files' sizes, and the target nodes or edges of a
+task."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _RELATION = "relation"
 
 
 class StoredFiles(NamedTuple):
-    """What lies in the directory of a partition or a collection.
+    """Files in the directory of a partition or a collection.
 
     Attributes:
-        sizes: path within the directory → bytes, of every file a node needs.
-        jsons: those that say what it is; of a partition DGL's json, and our manifest if it has one.
-        digests: SHA-256 of the files, as far as they are known.
+        sizes: path within the directory → bytes, of every file that a node needs.
+        jsons: its description; of a partition DGL's json, and our manifest if it has one.
+        digests: known SHA-256 of the files.
     """
 
     directory: AnyPath
@@ -46,7 +46,7 @@ class StoredFiles(NamedTuple):
 
     @property
     def fingerprint(self) -> str | None:
-        """SHA-256 over the contents of ``jsons``; None if one cannot be read here."""
+        """SHA-256 over the contents of ``jsons``; None if one cannot be read."""
         digest = hashlib.sha256()
         try:
             for name in self.jsons:
@@ -57,7 +57,7 @@ class StoredFiles(NamedTuple):
 
 
 def stored_files(meta: Stored) -> StoredFiles:
-    """Look at the files once, without reading them."""
+    """Collect the files of a partition or a collection, without reading them."""
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
     from raygnn.graph.partition.manifest import MANIFEST
@@ -81,11 +81,11 @@ def stored_files(meta: Stored) -> StoredFiles:
 def collection_facts(
     meta: CollectionMeta, splits: Mapping[str, int], *, stored: bool
 ) -> PartitionFacts:
-    """Those of a collection of graphs.
+    """Return the facts of a collection of graphs.
 
     Args:
-        splits: how many graphs there are in each.
-        stored: whether it lies where the ranks will look for it.
+        splits: number of graphs in each.
+        stored: True if it is where the ranks will read it.
     """
     files = stored_files(meta) if stored else None
     return PartitionFacts(
@@ -108,19 +108,16 @@ def collection_facts(
 
 
 def dataset_facts() -> PartitionFacts:
-    """Those of a dataset of the user's own: the ranks will see."""
+    """Return the facts of a user-defined dataset, which only the ranks read: none."""
     return PartitionFacts("", 1, 0, {}, None, {}, {}, {})
 
 
 def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The node type to predict for: ``task.ntype``, or the only one that has the target.
+    """Return the target node type: ``task.ntype``, or the only one that has the target; None if
+    there is no such type, if several have the target, or for tasks on edges or graphs.
 
     Args:
-        columns: node type → what is keyed by the names of its arrays.
-
-    Returns:
-        None when there is no such type, when several have the target, or when edges or graphs are
-        what is predicted for.
+        columns: node type → mapping by the names of its arrays.
     """
     task = config.task
     if not isinstance(task, NodeTaskConfig):
@@ -134,7 +131,7 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
 def goal_of(
     config: Config, facts: PartitionFacts
 ) -> tuple[str | None, EdgeTarget | tuple[str, str] | None]:
-    """What one task predicts for: `task_ntype`, and `edge_target` where it is of edges."""
+    """Return the targets of one task: `task_ntype`, and `edge_target` for a task on edges."""
     edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
     return task_ntype(config, facts.columns), edges
 
@@ -142,11 +139,11 @@ def goal_of(
 def edge_target(
     config: Config, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType] | None = None
 ) -> EdgeTarget | tuple[str, str]:
-    """What a task on edges predicts, or what is wrong and what to do about it.
+    """Return the target of a task on edges, or problem and remedy.
 
     Args:
-        arrays: edge type → what is keyed by the names of its arrays.
-        reverses: edge type → the one that holds its edges the other way round, as far as known.
+        arrays: edge type → mapping by the names of its arrays.
+        reverses: edge type → type of its reverse edges, if known.
     """
     task, model = config.task, config.model
     assert isinstance(task, EdgeTaskConfig)
@@ -217,7 +214,7 @@ def edge_target(
 def _etype(
     task: EdgeTaskConfig, arrays: _Arrays, made: set[EdgeType]
 ) -> EdgeType | tuple[str, str]:
-    """``made``: the types that only hold the reverses of others."""
+    """Return the target edge type, or problem and remedy; ``made``: types of reverse edges."""
     listed = ", ".join(map(etype_str, arrays))
     if task.etype is not None:
         named = [e for e in arrays if task.etype in (etype_str(e), e[1])]
@@ -246,7 +243,7 @@ def _reverse(
     arrays: _Arrays,
     reverses: Mapping[EdgeType, EdgeType],
 ) -> EdgeType | str | None:
-    """The type of the reverses; text = what is wrong."""
+    """Return the type of the reverse edges, if any; a text is a problem."""
     if task.exclude != "reverse":
         return None
     both = {other: one for one, other in reverses.items()} | dict(reverses)
@@ -266,10 +263,10 @@ def _reverse(
 
 
 def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
-    """Read the facts off the manifest, or off the parts where there is none.
+    """Return the facts of a partition from its manifest, or without one from its parts.
 
     Raises:
-        DataError: a part that others wrote cannot be read.
+        DataError: a part cannot be read.
     """
     files = stored_files(meta)
     if meta.manifest is None:
@@ -293,12 +290,12 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
 
 
 def known_splits(config: Config, splits: Mapping[str, int]) -> Mapping[str, int]:
-    """How many nodes are in each split; of those that are split by time only the ranks know."""
+    """Return the number of nodes in each split; of splits by time, only the ranks know it."""
     return {} if config.split_time else splits
 
 
 def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:
-    """The same facts of a graph in memory, as they will be once it has ``parts`` parts."""
+    """Return the facts of a graph in memory, as of a partition with ``parts`` parts."""
     columns = {
         ntype: {name: (_column(array),) for name, array in frame.data.items()}
         for ntype, frame in data.nodes.items()
@@ -327,7 +324,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
 
 
 def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
-    """What we wrote comes from one array each, so every part has the same."""
+    """Return types and counts from our manifest: every part has the same arrays."""
     columns: _Columns = {ntype: {} for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     named = {etype_str(etype): arrays for etype, arrays in edges.items()}
@@ -352,7 +349,7 @@ def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
-        read_in_edges(meta, number)  # a damaged file is an error here, not in the job
+        read_in_edges(meta, number)  # raises for a damaged file, before the job does
         for etype, arrays in read_edge_data(meta, number).items():
             edges[etype] = {name: _column(array) for name, array in arrays.items()} | edges[etype]
         for ntype, arrays in read_node_data(meta, number).items():
@@ -364,14 +361,14 @@ def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
         empty = [p for p, (first, last) in enumerate(meta.node_ranges[ntype]) if first == last]
         columns[ntype] = {}
         for name, parts in named.items():
-            # A part without nodes of the type need not have its arrays.
+            # a part without nodes of the type need not have its arrays
             filled = dict.fromkeys(empty, next(iter(parts.values()))) | parts
             columns[ntype][name] = tuple(filled[part] for part in sorted(filled))
     return columns, edges, {ntype: dict(count) for ntype, count in counts.items()}
 
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """``train``, ``val``, ``test`` → how many nodes; a mask that is not there marks none."""
+    """Return ``train``, ``val``, ``test`` → number of nodes; 0 without a mask."""
     masks = {split: arrays.get(f"{split}_mask") for split in SPLITS}
     return {split: 0 if mask is None else int(mask.sum()) for split, mask in masks.items()}
 

@@ -1,7 +1,7 @@
-"""Look at the nodes: what is installed there, what they have, what they see, and the links.
+"""Probes of the nodes: software, hardware, storage, partition, and the links between them.
 
-A local Ray is one node, looked at in this process. In a cluster every node gets one actor that
-asks for no CPU and has a deadline: a node that does not answer is a fact too.
+This machine is probed in this process. In a cluster, every node gets one actor that needs no CPU
+and has a deadline: a node that does not answer is a fact, too.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 _SHM = Path("/dev/shm")
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
-_FIRST = 30.0  # seconds for any node to answer: Python starts slowly on busy or remote disks
+_FIRST = 30.0  # seconds for the first answer: Python starts slowly on busy or remote disks
 _NETWORK = 8.0  # seconds for one round of measurements between nodes
-_CLOCKS = 64  # nodes whose clocks are compared with the driver's, one after the other
-_READING = 2.0  # seconds in which the partition's files are read; staging reads all of them
+_CLOCKS = 64  # nodes whose clocks are compared with the driver's, one by one
+_READING = 2.0  # seconds for reading the partition's files; staging reads all of them
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a node is asked to look for.
+    """Paths and files that a node checks.
 
     Attributes:
-        storage: the directory of runs, absolute, or another place; None = do not look for one.
-        token: a file that the driver has put into it, or into the nearest directory above it that
-            exists; None where there is one node.
-        cache: where a node keeps its copies of parts; None = in its temporary directory.
-        partition: its files; None where it has not been made yet.
-        share: which node of how many this is: each begins to read files at another one.
+        storage: location of runs; None = not checked.
+        token: a file that the driver has written into it, or into the nearest existing directory
+            above it; None on one node.
+        cache: ``staging.path``; None = the temporary directory.
+        partition: its files; None before it is built.
+        share: number of this node, and of all: each starts to read at another file.
     """
 
     storage: AnyPath | None
@@ -79,7 +79,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every living node, what Ray may give away, and the links between nodes."""
+    """Facts of all living nodes, Ray's resources, and the links between nodes."""
 
     nodes: tuple[NodeFacts, ...]
     resources: Resources
@@ -89,21 +89,21 @@ class Survey:
 def probe_local(
     config: Config, meta: Stored | None = None, *, question: Question | None = None
 ) -> Survey:
-    """Facts of this machine, and what a Ray that is started here will have to give away.
+    """Return the facts of this machine, and the resources of an embedded Ray.
 
     Args:
-        meta: the partition to look for; None before there is one.
-        question: instead of the one about the job.
+        meta: the partition; None before it is built.
+        question: replaces the one about the job.
     """
     facts = node_facts(question or Question.about(config, meta, token=None))
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
 class Probes:
-    """One on every living node of the Ray that this process is connected to; a context manager.
+    """Actors on all living nodes of the connected Ray, as a context manager.
 
-    They stay between questions, since a Python process is started for each. The links between
-    the nodes are measured with the first answers.
+    They are kept between questions, since each is a Python process. The links between the nodes
+    are measured after the first answers.
     """
 
     def __init__(self) -> None:
@@ -125,11 +125,11 @@ class Probes:
                 ray.kill(actor)
 
     def about(self, config: Config, meta: Stored | None = None) -> Survey:
-        """Ask about a job. A node that does not answer within ``cluster.probe_timeout`` is one
-        with a ``problem``.
+        """Probe the nodes for a job. A node that does not answer within
+        ``cluster.probe_timeout`` gets a ``problem``.
 
         Args:
-            meta: the partition to look for; None before there is one.
+            meta: the partition; None before it is built.
 
         Raises:
             InputError: the driver cannot write to the storage.
@@ -137,25 +137,24 @@ class Probes:
         with _token(_place(config)) as token:
             question = Question.about(config, meta, token)
             deadline = config.cluster.probe_timeout.seconds
-            # nodes that have just come start Python from a cold disk, each of them
+            # nodes that have just joined start Python from a cold disk
             return self.ask(question, max(deadline, _FIRST if config.cluster.wait_seconds else 0.0))
 
     def ask(self, question: Question, deadline: float) -> Survey:
-        """Ask every node, at the same time.
+        """Probe all nodes at the same time.
 
         Args:
-            deadline: seconds for each node to answer, from the first one's answer on; if none
-                answers, half a minute is waited for one.
+            deadline: seconds for each node, counted from the first answer, which may take 30 s.
         """
         alive = _alive()
         names = _names(alive)
         changed = {node["NodeID"] for node in alive} != self._actors.keys()
-        if changed:  # at first, or nodes came or went in the meantime
+        if changed:  # at first, or after nodes joined or left
             self._end()
             self._actors = {node["NodeID"]: _start(node) for node in alive}
         facts = _ask(alive, names, self._actors, question, deadline)
         if changed:
-            # those without anything to give away hold no rank, and may be behind other firewalls
+            # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
             answered = [n for n in facts if n.problem is None and n.node in given]
             self._links = tuple(_measure(answered, self._actors))
@@ -163,7 +162,7 @@ class Probes:
 
 
 def probe_resources(config: Config, local: bool) -> Resources:
-    """What Ray has to give away, or will have if it is to be started here (``local``)."""
+    """Return Ray's resources; ``local``: those of an embedded Ray."""
     if local:
         return _local(config, machine.cpus(), len(machine.gpus()))
     alive = _alive()
@@ -171,7 +170,7 @@ def probe_resources(config: Config, local: bool) -> Resources:
 
 
 class _Prober:
-    """Runs on a node, one method after the other."""
+    """Actor on a node."""
 
     def __init__(self) -> None:
         self._responder: Responder | None = None
@@ -183,7 +182,7 @@ class _Prober:
         return time.time()
 
     def listen(self, address: str, token: bytes) -> int:
-        """Wait for one peer's measurement; returns the port."""
+        """Listen for one peer's measurement; returns the port."""
         self.close()
         self._responder = Responder(address, token, lifetime=_NETWORK)
         return self._responder.port
@@ -205,7 +204,7 @@ def _start(node: dict[str, Any]) -> Any:
 
     place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": place}
-    if node["Resources"].get("GPU"):  # older ones hide the GPUs from who asks for none
+    if node["Resources"].get("GPU"):  # older Rays hide GPUs from actors that request none
         options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     return ray.remote(_Prober).options(**options).remote()
 
@@ -226,7 +225,7 @@ def _ask(
         asked = replace(question, share=(number, len(alive)))
         task = probers[key].facts.remote(asked, names[key], key, node["NodeManagerAddress"])
         tasks[key] = task
-    # how long starting Python takes here, the first answer tells
+    # the first answer shows how long starting Python takes here
     _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
     if late:
         _, late = ray.wait(late, num_returns=len(late), timeout=deadline)
@@ -242,13 +241,13 @@ def _ask(
             facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
             continue
         if len(facts) <= _CLOCKS:
-            with suppress(RayError):  # then nobody knows the time there
+            with suppress(RayError):  # then its clock is unknown
                 facts[-1] = replace(facts[-1], clock=_clock(probers[key], deadline))
     return facts
 
 
 def _clock(prober: Any, deadline: float) -> float:
-    """How far a node's clock is ahead of this one's, seconds, within half of the round trip."""
+    """Return the seconds that a node's clock is ahead of this one's, ± half a round trip."""
     import ray
 
     before = time.time()
@@ -257,7 +256,7 @@ def _clock(prober: Any, deadline: float) -> float:
 
 
 def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
-    """Each node to the next one around a ring, in rounds that do not share a node."""
+    """Measure each node to the next one around a ring, in rounds that do not share a node."""
     import ray
     from ray.exceptions import RayError
 
@@ -311,10 +310,10 @@ def _place(config: Config) -> AnyPath:
 
 @contextmanager
 def _token(storage: AnyPath) -> Iterator[AnyPath]:
-    """A file that only a node which has the same storage can see.
+    """Yield a file that only a node with the same storage can see.
 
-    Where there is no such directory yet it lies in the nearest one above: of several commands that
-    look at once, none makes or removes what another needs.
+    If the storage does not exist yet, it is in the nearest existing directory above, so that
+    concurrent commands do not create or remove what another needs.
     """
     name = f".probe-{uuid.uuid4().hex}"
     if isinstance(storage, RemotePath):
@@ -331,7 +330,7 @@ def _token(storage: AnyPath) -> Iterator[AnyPath]:
     except OSError as error:
         why = unwritable(storage) or error.strerror
         raise InputError(
-            f"it cannot be made or written: {why}",
+            f"storage cannot be created or written: {why}",
             where=str(storage),
             remedy="make it writable for this user, or change storage",
         ) from error
@@ -342,7 +341,7 @@ def _token(storage: AnyPath) -> Iterator[AnyPath]:
 
 
 def _alive() -> list[dict[str, Any]]:
-    """Ray's living nodes, which it lists in any order: node2 before node10."""
+    """Return Ray's living nodes in natural order: node2 before node10."""
     import ray
 
     def by_name(node: dict[str, Any]) -> list[tuple[int, str]]:
@@ -355,8 +354,8 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
-    """Node id → host name, with the address where two nodes share it, and the id where even that
-    is shared."""
+    """Return node id → host name, with the address if two nodes share the name, and the id if
+    they share that, too."""
     names = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
     for suffix in ("NodeManagerAddress", "NodeID"):
         taken = list(names.values())
@@ -372,17 +371,14 @@ def _last_line(error: Exception) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-# -------------------------------------------------------------------------------- on a node
-
-
 def node_facts(
     question: Question, node: str | None = None, id: str = "", address: str | None = None
 ) -> NodeFacts:
-    """Facts of the machine that this runs on.
+    """Return the facts of this machine.
 
     Args:
-        node: its name in messages; the host's name by default.
-        id, address: as Ray knows it.
+        node: its name in messages; None = the host name.
+        id, address: Ray's.
     """
     total, available = memory()
     partition = question.partition
@@ -420,7 +416,7 @@ def node_facts(
 
 
 def _storage(storage: Path, token: AnyPath | None) -> str:
-    if token is None:  # it will be made there
+    if token is None:  # it will be created there
         return "readonly" if unwritable(storage) else "ok"
     seen = Path(str(token))
     try:
@@ -428,13 +424,13 @@ def _storage(storage: Path, token: AnyPath | None) -> str:
             return "missing"
         if not seen.exists():
             return "other"
-    except OSError:  # it may not be looked at
+    except OSError:  # no permission
         return "missing"
     return "readonly" if unwritable(seen.parent) else "ok"
 
 
 def _store(storage: RemotePath, token: AnyPath | None) -> tuple[str, tuple[str, str] | None]:
-    """As `_storage`; a file is put there and removed."""
+    """Return the state of an object store, with problem and remedy; writes and removes a file."""
     state = "missing"
     try:
         if token is not None and not token.is_file():
@@ -447,9 +443,9 @@ def _store(storage: RemotePath, token: AnyPath | None) -> tuple[str, tuple[str, 
 
 
 def _put(storage: RemotePath, name: str) -> RemotePath:
-    """An empty file there, or in the nearest directory above that exists: to remove the only file
-    of a directory in an object store leaves an empty object in the directory's place. Where one
-    may write into the storage alone, it is there all the same.
+    """Write an empty file into the nearest existing directory at or above ``storage``: removing
+    the only file of a directory in an object store would leave an empty object instead of the
+    directory. Without permission there, it is written into ``storage``.
 
     Raises:
         DataError: it cannot be written.
@@ -468,7 +464,7 @@ def _put(storage: RemotePath, name: str) -> RemotePath:
 
 
 def _unusable(cache: Path) -> str | None:
-    """Why this user cannot keep copies of parts there; see `raygnn.graph.staging.node_cache`."""
+    """Return why parts cannot be cached there; see `raygnn.graph.staging.node_cache`."""
     with suppress(OSError):
         owner = cache.stat().st_uid
         if owner != os.getuid():
@@ -479,16 +475,16 @@ def _unusable(cache: Path) -> str | None:
 def _sizes(partition: StoredFiles) -> dict[str, int]:
     root = partition.directory
     if not isinstance(root, Path):
-        root = root.listed()  # one look rather than one at each file
+        root = root.listed()  # one request instead of one per file
     paths = {name: root / name for name in partition.sizes}
     return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
 
 
 def _damaged(partition: StoredFiles, number: int, of: int) -> dict[str, str]:
-    """What is wrong with the content of files, as many as can be read in the time there is."""
+    """Return the problems of files, as many as can be read in 2 s."""
     root, names, damaged = partition.directory, [*partition.sizes], dict[str, str]()
     if not isinstance(root, Path):
-        return {}  # far away; staging fetches and checks it
+        return {}  # staging downloads and checks it
     first, end = number * len(names) // of, time.monotonic() + _READING
     for name in [*names[first:], *names[:first]]:
         if name not in partition.digests or not (root / name).is_file():
@@ -509,8 +505,7 @@ def _damaged(partition: StoredFiles, number: int, of: int) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str | None]:
-    """Of the packages, and of the native libraries in them, as far as they can be told without
-    loading them."""
+    """Return the versions of packages and their native libraries, without loading them."""
     versions = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
     for cuda in ("cu11", "cu12", "cu13"):
         if version := _version(f"nvidia-nccl-{cuda}"):

@@ -1,4 +1,4 @@
-"""Preflight as a whole: facts in, findings, a verdict and what people read out."""
+"""The preflight report: from facts to findings, a verdict and its display."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _NO_GRAPH = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
 
 
 def described() -> dict[str, str]:
-    """The name of each check → what is looked at, one sentence."""
+    """Return the name of each check → what it checks, one sentence."""
     first = {check.__name__: (check.__doc__ or "").split("\n\n")[0] for check in CHECKS}
     return {name: " ".join(sentence.split()) for name, sentence in first.items()}
 
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a preflight.
+    """Outcome of a preflight.
 
     Attributes:
-        comm: how the ranks will communicate.
-        seconds: how long the checks took, without looking at the nodes.
-        of_job: whether it is about a job; else about the nodes alone, where ``comm`` is made up.
-        memory: see :func:`raygnn.preflight.job_checks.memory_plan`.
+        comm: communication plan of the ranks.
+        seconds: duration of the checks, without the probes of the nodes.
+        of_job: False if it is about the nodes alone, for which ``comm`` has no meaning.
+        memory: see `raygnn.preflight.job_checks.memory_plan`.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -66,17 +66,17 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the job may start."""
+        """True if the job may start."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """One line: ``ready`` or ``refused``, and how many findings there are of each kind."""
+        """``ready`` or ``refused``, with the number of findings of each severity."""
         listed = counted(self.findings)
         return ("ready" if self.ok else "refused") + (f": {listed}" if listed else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, what ``preflight.json`` holds."""
+        """Return the content of ``preflight.json``."""
         return {
             "ok": self.ok,
             "verdict": self.verdict,
@@ -95,10 +95,10 @@ class Report:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row per node, under :attr:`COLUMNS`, what differs from most of the nodes after a "≠".
+        """Return a row per node, under `COLUMNS`; "≠" marks a value unlike that of most nodes.
 
-        Memory and disk are what is free of them; the link is the one to the next node around a
-        ring, over one TCP connection. What is not known, or not looked at, is empty.
+        Memory and disk are free space; the link is one TCP connection to the next node around a
+        ring. Unknown values are empty.
         """
         links = {link.source: link for link in self.links}
         rows = [_row(node, links.get(node.node)) for node in self.nodes]
@@ -116,11 +116,7 @@ class Report:
 
 
 def refuse(findings: Sequence[Finding], config: Config) -> None:
-    """Refuse the job if a finding says so.
-
-    Raises:
-        PreflightError: with every error in it, each with its remedy.
-    """
+    """Raise PreflightError with every error among the findings and its remedy, if there is one."""
     errors = [finding for finding in findings if finding.severity == "error"]
     where = str(config.file) if config.file else None
     if len(errors) == 1:
@@ -136,25 +132,23 @@ def refuse(findings: Sequence[Finding], config: Config) -> None:
 def preflight(
     config: Config, facts: PartitionFacts, survey: Survey, dry_run: DryRun | None = None
 ) -> Report:
-    """Judge whether the job can run. Nothing is raised for a finding: see :func:`refuse`.
+    """Check whether the job can run. Nothing is raised for a finding: see `refuse`.
 
     Args:
-        facts: what :mod:`raygnn.preflight.partition_facts` read off the partition, or off the
-            graph before there is one.
-        survey: of the nodes, by :mod:`raygnn.preflight.probe`.
-        dry_run: of a model of the user's own, if there was one.
+        facts: of the partition, or of the graph before it is partitioned.
+        survey: facts of the nodes.
+        dry_run: result of a user-defined model's dry run, if there was one.
     """
     return _report(config, facts, survey, CHECKS, dry_run)
 
 
 def inspect(config: Config, survey: Survey) -> Report:
-    """Judge the nodes alone, whatever job may run on them; of ``config`` only ``cluster`` and
-    ``comm`` matter."""
+    """Check the nodes alone, without a job; of ``config``, ``cluster`` and ``comm`` are read."""
     return replace(_report(config, _NO_GRAPH, survey, CLUSTER_CHECKS), of_job=False)
 
 
 def before_graph(config: Config, survey: Survey) -> Report:
-    """Judge what can be judged of a job before anything is known of its graph."""
+    """Check all of a job that does not depend on its graph."""
     checks = tuple(check for check in CHECKS if check.__module__ != data_checks.__name__)
     return replace(_report(config, _NO_GRAPH, survey, checks), memory={})
 
@@ -188,7 +182,7 @@ def _report(
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:
-    """How many workers there will be at first: as many as fit, within ``cluster.workers``."""
+    """Return the number of workers at the start: as many as fit, within ``cluster.workers``."""
     cluster = config.cluster
     fewest, most = cluster.limits or (1, None)
     if fewest == most:
@@ -228,7 +222,7 @@ def _link(link: Link | None) -> str:
 
 
 class DisplayTable(NamedTuple):
-    """To be shown as one."""
+    """Table with a title, for `Display`."""
 
     title: str
     columns: Sequence[str]
@@ -236,16 +230,16 @@ class DisplayTable(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of characters that it takes with no cell folded, between blanks and lines."""
+        """Width in characters with no cell folded."""
         cells = zip(self.columns, *self.rows)
         return sum(max(map(len, column)) + 3 for column in cells) + 1
 
 
 def display_blocks(report: Report, width: int) -> Iterator[DisplayTable | str]:
-    """The nodes that answered, and how the ranks on them will communicate: tables where they fit,
-    else a line per node and per variable. What all nodes have alike is said once, before."""
+    """Yield the nodes and the communication variables: tables if they fit ``width``, else a line
+    per node and per variable, after a line with the values that all nodes share."""
     if all(node.problem for node in report.nodes):
-        return  # that is a finding
+        return  # there is a finding
     alike, table = _nodes(report)
     if alike:
         yield alike
@@ -259,7 +253,7 @@ def display_blocks(report: Report, width: int) -> Iterator[DisplayTable | str]:
 
 
 def _nodes(report: Report) -> tuple[str, DisplayTable | None]:
-    """What is said once, and a table of what is not: none for a single node."""
+    """Return a line with shared values, and a table of the others; None for a single node."""
     rows = report.rows()
     if len(rows) == 1:
         (row,) = rows

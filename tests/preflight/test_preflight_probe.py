@@ -136,7 +136,7 @@ def test_looks_at_one_storage_at_a_time_leave_nothing(tmp_path: Path) -> None:
 def test_a_storage_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(InputError, match="cannot be made or written: ") as caught,
+        pytest.raises(InputError, match="cannot be created or written: ") as caught,
         probe._token(tmp_path / place),
     ):
         pass
