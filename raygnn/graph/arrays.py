@@ -36,6 +36,11 @@ CODES = {dtype: code for code, dtype in DTYPES.items()} | {"bool": (1, 8)}
 _PIECE = 1 << 22  # bytes gathered at a time
 
 
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """Return numpy's dtype of elements of a dtype; int16 for bfloat16, which numpy lacks."""
+    return np.dtype("int16" if name == "bfloat16" else name)
+
+
 def index_type(limit: int) -> type[np.int32 | np.int64]:
     """Return the narrowest integer type for ids and positions below ``limit``."""
     return np.int32 if limit < 2**31 else np.int64
@@ -134,14 +139,16 @@ def element_bytes(array: Array | Tensor) -> memoryview:
 
 
 def csr_rows(indptr: Array, num: int, error: Callable[[str], Exception]) -> Array:
-    """Convert CSR row pointers to the row of each entry, int64 ``[num]``.
+    """Convert row pointers, checked, to the row of each entry, int64 ``[num]``."""
+    check_row_pointers(indptr, num, error)
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
-    Raises ``error(reason)`` unless the pointers rise from 0 to ``num``.
-    """
+
+def check_row_pointers(indptr: Array, num: int, error: Callable[[str], Exception]) -> None:
+    """Raise ``error(reason)`` unless CSR row pointers rise from 0 to ``num``."""
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != num:
         raise error(f"holds row pointers that do not run from 0 to {num}")
     # comparison, because differences may overflow and look right
     falls = indptr[1:] < indptr[:-1]
     if falls.any():
         raise error(f"holds row pointers that fall at row {int(np.argmax(falls))}")
-    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))

@@ -1,15 +1,14 @@
-"""The one door to DGL: a working DGL 2.1 to 2.4 on any torch, and what it can and cannot do here.
+"""Import of DGL 2.1 to 2.4 with any version of torch.
 
-DGL need not be there: there is none for Python 3.13. Without it :func:`dgl` says so.
+DGL is optional: there is none for Python 3.13. Without it, :func:`dgl` raises.
 
-DGL's core library does not depend on the torch version, but three of its native add-ons do:
-GraphBolt, dgl.sparse and tensoradapter exist only for the torch versions that DGL was built
-with, and ``import dgl`` fails outright where GraphBolt's is missing. Here the add-ons that are
-missing are replaced by placeholders before the first import, so that everything else of DGL
-works, and using a missing one is a :class:`CapabilityError` that says what to do.
+DGL's core library does not depend on the torch version, but GraphBolt and dgl.sparse exist only
+for the torch versions that DGL was built with, and ``import dgl`` fails if GraphBolt's library is
+missing. Here missing add-ons are replaced by placeholders before the first import, so that the
+rest of DGL works; using a placeholder raises a :class:`CapabilityError` with the remedy.
 
-A model of the user's own may say ``import dgl.nn`` as always, once :func:`dgl` has been called
-(our workers do so before they import any user code).
+User code can ``import dgl.nn`` as usual once :func:`dgl` has been called, as workers do before
+they import any user code.
 """
 
 from __future__ import annotations
@@ -35,25 +34,20 @@ from raygnn.graph.arrays import IntArray
 if TYPE_CHECKING:
     import torch
 
-# add-on → where its native library lies inside the package, for one torch version
+# add-on → path of its native library in the package, for one torch version
 _LIBRARIES = {
     "graphbolt": "graphbolt/libgraphbolt_pytorch_{torch}",
     "sparse": "dgl_sparse/libdgl_sparse_pytorch_{torch}",
-    "tensoradapter": "tensoradapter/pytorch/libtensoradapter_pytorch_{torch}",
 }
-_PLACEHOLDERS = ("graphbolt", "sparse")  # tensoradapter is no Python module: DGL does without it
 
 _REMEDIES = {
-    "graphbolt": "leave it out (raygnn's own sampler does not need it), or install a torch and a "
-    "DGL build that belong together (DGL 2.1.0 has GraphBolt for torch 2.0.0 to 2.2.1)",
-    "sparse": "write the layer with dgl.nn or torch operations, or install a torch and a DGL "
-    "build that belong together (DGL 2.1.0 has dgl.sparse for torch 2.0.0 to 2.2.1)",
-    "tensoradapter": "nothing to do: DGL falls back to its own memory allocator",
-    "cuda": "keep DGL graphs on the CPU (raygnn's own models run on any device), or install a "
-    "CUDA build of DGL",
+    "graphbolt": "do without it (raygnn's sampler does not need it), or install a DGL build for "
+    "this torch version (DGL 2.1.0 has GraphBolt for torch 2.0.0 to 2.2.1)",
+    "sparse": "write the layer with dgl.nn or torch operations, or install a DGL build for this "
+    "torch version (DGL 2.1.0 has dgl.sparse for torch 2.0.0 to 2.2.1)",
 }
 
-# dgl.distributed: a partition book's look-ups, and what a DistGraph is asked of nodes and edges
+# dgl.distributed: look-ups of a partition book, and functions of a DistGraph that take ids
 _LOOK_UPS = (
     *("nid2partid", "eid2partid", "map_to_homo_nid", "map_to_homo_eid"),
     *("map_to_per_ntype", "map_to_per_etype"),
@@ -70,12 +64,12 @@ _reasons: dict[str, str] = {}
 
 
 def installed() -> bool:
-    """Whether there is a DGL; imports nothing."""
+    """Return True if DGL is installed, without importing it."""
     return _root() is not None
 
 
 def dgl() -> ModuleType:
-    """The working ``dgl`` module; imported at the first call, the same object ever after.
+    """Return the ``dgl`` module, imported at the first call.
 
     Raises:
         CapabilityError: DGL is not installed, or its core cannot be loaded here.
@@ -87,37 +81,28 @@ def dgl() -> ModuleType:
         return _module
 
 
+def has_cuda() -> bool:
+    """Return True if DGL was built with CUDA. Imports DGL; raises as :func:`dgl`."""
+    return "device_api.cuda" in dgl().list_global_func_names()
+
+
 def missing() -> dict[str, str]:
-    """Capability → why DGL lacks it here. Imports DGL; raises CapabilityError as :func:`dgl`."""
+    """Return missing add-on → reason. Imports DGL; raises CapabilityError as :func:`dgl`."""
     dgl()
     return dict(_reasons)
 
 
-def require(capability: str) -> None:
-    """Raise CapabilityError, saying why and what to do, if ``capability`` is missing here.
-
-    Args:
-        capability: ``"graphbolt"``, ``"sparse"``, ``"tensoradapter"`` or ``"cuda"``.
-    """
-    if capability not in _REMEDIES:
-        raise ValueError(f"unknown capability {capability!r}; known: {', '.join(_REMEDIES)}")
-    dgl()
-    if capability in _reasons:
-        raise _unavailable(capability, f"DGL's {capability}")
-
-
 def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
-    """METIS with the edge cut as its objective (Karypis & Kumar 1998), DGL's.
+    """Partition with DGL's METIS, minimising the edge cut (Karypis & Kumar 1998).
 
-    METIS seeds itself with a constant, and with one constraint the same input gives the same
-    parts. With several it reads memory that it has not written, and the parts depend on what was
-    there before.
+    METIS seeds itself with a constant, so with one constraint the same input yields the same
+    parts. With several constraints, DGL's METIS reads uninitialised memory, and parts vary.
 
     Args:
-        indptr, indices: int64, a symmetric graph without loops and multiple edges; neighbours
-            of node v are ``indices[indptr[v]:indptr[v+1]]``.
+        indptr, indices: int64, a symmetric graph without self-loops and duplicate edges; the
+            neighbours of node v are ``indices[indptr[v]:indptr[v+1]]``.
         parts: fewer than there are nodes.
-        weights: int64 ``[nodes, constraints]``; each column is divided evenly.
+        weights: int64 ``[nodes, constraints]``; each column is balanced.
 
     Returns:
         int64 ``[nodes]``, each node's part.
@@ -132,18 +117,18 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
     everything = torch.empty(0, dtype=torch.int64)
     graph = module.graph(("csc", (tensors[0], tensors[1], everything)), num_nodes=len(indptr) - 1)
     to_dgl = module.backend.zerocopy_to_dgl_ndarray
-    # Up to 8 parts METIS's authors advise recursive bisection. DGL always takes the other; on
-    # the Tolokers graph that cuts 13 % of the edges for 2 parts, bisection 7 %.
+    # METIS's authors advise recursive bisection for up to 8 parts. DGL always uses k-way, which
+    # on the Tolokers graph cuts 13 % of the edges for 2 parts; bisection cuts 7 %.
     mode = "recursive" if parts <= 8 else "k-way"
     try:
-        # not metis_partition_assignment: that copies the graph once more, and prints
+        # not metis_partition_assignment, which copies the graph once more, and prints
         function = module.partition._CAPI_DGLMetisPartition_Hetero
         with quiet():
             result = function(graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True)
     except module.DGLError as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
     finally:
-        # DGL has METIS put coarser graphs into files here, which it leaves when it fails
+        # METIS writes coarser graphs to files here, and leaves them behind when it fails
         for left in Path.cwd().glob(f"metis{os.getpid()}.*"):
             left.unlink(missing_ok=True)
     if len(result) != len(indptr) - 1:
@@ -154,10 +139,10 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the log lines of DGL's C++ code off the terminal while the block runs.
+    """Keep log lines of DGL's C++ code off the terminal while the block runs.
 
-    They go straight to file descriptor 2, so that is redirected, for the whole process. What
-    else was written there meanwhile (other threads' logs) is passed on at the end.
+    They are written to file descriptor 2, which is redirected for the whole process; output of
+    other threads is passed on at the end.
     """
     with _stderr_lock, tempfile.TemporaryFile() as caught:
         sys.stderr.flush()
@@ -175,12 +160,6 @@ def quiet() -> Iterator[None]:
             os.close(saved)
 
 
-def _unavailable(capability: str, what: str) -> CapabilityError:
-    return CapabilityError(
-        f"{what} is not available here: {_reasons[capability]}", remedy=_REMEDIES[capability]
-    )
-
-
 def _load() -> ModuleType:
     already = sys.modules.get("dgl")
     if already is not None and not hasattr(already, "DGLGraph"):
@@ -190,17 +169,12 @@ def _load() -> ModuleType:
             remedy="rename the file or package that hides the installed DGL",
         )
     module = _import()
-    if "device_api.cuda" not in module.list_global_func_names():
-        _reasons["cuda"] = "this is a CPU build of DGL"
-    for name in _LIBRARIES:
-        if name not in _reasons and (reason := _no_library(Path(module.__path__[0]), name)):
-            _reasons[name] = reason
     _accept_any_device(module.distributed)
     return module
 
 
 def _root() -> Path | None:
-    """Where DGL is installed; None also for a file or a plain directory of that name."""
+    """Return DGL's directory; None if it is not installed, or is a file or a plain directory."""
     spec = importlib.util.find_spec("dgl")
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
         return None
@@ -208,18 +182,18 @@ def _root() -> Path | None:
 
 
 def _import() -> ModuleType:
-    """Import DGL, with placeholders where its native add-ons do not fit this torch."""
+    """Import DGL, with placeholders for native add-ons that do not fit this torch."""
     root = _root()
     if root is None:
         raise CapabilityError(
             "DGL is not installed",
-            remedy="pip install dgl, with Python 3.12 or older, as there is none for newer ones; "
-            "built-in models, formats of files and ways to partition need none",
+            remedy="pip install dgl, with Python 3.12 or older, since there is none for newer "
+            "ones; built-in models, file formats and partition methods do not need it",
         )
-    # Otherwise DGL announces its backend on the terminal and writes ~/.dgl/config.json.
+    # Otherwise DGL prints its backend on the terminal and writes ~/.dgl/config.json.
     os.environ["DGLBACKEND"] = "pytorch"
-    _forget()  # an import that failed before us leaves half of the submodules behind
-    for name in _PLACEHOLDERS:
+    _forget()  # an earlier import that failed leaves some of the submodules behind
+    for name in _LIBRARIES:
         if reason := _no_library(root, name):
             _install_placeholder(name, reason)
     try:
@@ -227,7 +201,7 @@ def _import() -> ModuleType:
     except Exception as error:
         if "graphbolt" in _reasons:
             raise _broken(root, error) from error
-        # GraphBolt's library is there, but it does not load (no torchdata, another ABI, …).
+        # GraphBolt's library exists, but does not load (no torchdata, another ABI, …).
         _forget()
         _install_placeholder("graphbolt", f"{type(error).__name__}: {error}")
     try:
@@ -240,11 +214,10 @@ def _import_quietly() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of torch that DGL 2.1 triggers
         module = importlib.import_module("dgl")
-        for part in ("nn", "distributed"):  # which DGL 2.4 does not import by itself
+        for part in ("nn", "distributed"):  # DGL 2.4 does not import them by itself
             importlib.import_module(f"dgl.{part}")
-    for name in _PLACEHOLDERS:
-        if name in _reasons:
-            setattr(module, name, sys.modules[f"dgl.{name}"])
+    for name in _reasons:
+        setattr(module, name, sys.modules[f"dgl.{name}"])
     return module
 
 
@@ -264,7 +237,7 @@ def _forget() -> None:
 
 
 def _no_library(root: Path, name: str) -> str | None:
-    """Why the native library of an add-on cannot be loaded; None where it exists."""
+    """Return why the native library of an add-on cannot be loaded; None if it exists."""
     import torch
 
     version = torch.__version__.split("+")[0]
@@ -281,7 +254,7 @@ def _install_placeholder(name: str, reason: str) -> None:
 
 
 class _PlaceholderMeta(type):
-    """Classes that isinstance() accepts, and that cannot be used in any other way."""
+    """Metaclass of classes that isinstance() accepts and that raise on any other use."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise _unusable(cls)
@@ -293,14 +266,16 @@ class _PlaceholderMeta(type):
 
 
 def _unusable(cls: type) -> CapabilityError:
-    return _unavailable(cls.__module__.rpartition(".")[2], f"{cls.__module__}.{cls.__name__}")
+    add_on = cls.__module__.rpartition(".")[2]
+    return CapabilityError(
+        f"{cls.__module__}.{cls.__name__} is not available here: {_reasons[add_on]}",
+        remedy=_REMEDIES[add_on],
+    )
 
 
 class _Placeholder(ModuleType):
-    """Stands in for an add-on module of DGL that cannot be loaded here.
-
-    Every public name is a class, since dgl.distributed asks ``isinstance(x, gb.Something)``.
-    """
+    """Placeholder of an add-on module that cannot be loaded. Every public name is a class, because
+    dgl.distributed calls ``isinstance(x, gb.Something)``."""
 
     def __init__(self, name: str):
         super().__init__(f"dgl.{name}", f"dgl.{name} is not available here.")
@@ -315,13 +290,13 @@ class _Placeholder(ModuleType):
 
 
 def _accept_any_device(distributed: ModuleType) -> None:
-    """Let every look-up of ``dgl.distributed`` take ids of any device.
+    """Let every look-up of ``dgl.distributed`` accept ids on any device.
 
-    DGL 2.1 looks ids up with NumPy, on the CPU, and crashes on those of a CUDA tensor
-    (https://github.com/dmlc/dgl/issues/7333). Partitions, features and the graph lie on the CPU
-    anyway, so ids are copied there, and answers copied back to where the ids were. That holds for
-    which part owns a node or edge and what it is called there; for DistTensor and DistEmbedding;
-    and for sampling, subgraphs, ends and degrees of a DistGraph. Graphs stay on the CPU.
+    DGL 2.1 looks ids up with NumPy and crashes on CUDA tensors
+    (https://github.com/dmlc/dgl/issues/7333). Partitions, features and the graph are on the CPU
+    anyway, so ids are copied there, and results back to the device of the ids. This covers
+    partition books, DistTensor and DistEmbedding, and sampling, subgraphs, ends and degrees of a
+    DistGraph. Graphs stay on the CPU.
     """
     stores = distributed.kvstore.KVClient, distributed.standalone_kvstore.KVClient
     for place, names in (
@@ -334,7 +309,7 @@ def _accept_any_device(distributed: ModuleType) -> None:
 
 
 def _by_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on tensors of any device, of which it sees copies on the CPU."""
+    """Wrap a function so that it gets tensors of any device as copies on the CPU."""
     import torch
 
     @functools.wraps(function)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.dgl import dgl, require
+from raygnn.graph.dgl import dgl, has_cuda
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,7 @@ __all__ = [
     "Share",
     "dgl",
     "etype_str",
-    "require",
+    "has_cuda",
 ]
 
 

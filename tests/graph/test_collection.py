@@ -557,19 +557,21 @@ def test_damaged_files(damage: Any, message: str, file: Path, tmp_path: Path) ->
 def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> None:
     config = job(tmp_path / "runs", file)
     made = ensure_collection(config)
-    for name, keep, match in (
-        (made.nodes["_N"].offsets.file, 512, "do not rise from 0 to 6"),
-        (made.nodes["_N"].data["feat"].file, 0, "is no array file"),
+    offsets = np.array([0, 7, 5, 6]).nbytes
+    for name, cut, match in (
+        (made.nodes["_N"].offsets.file, offsets, "do not run from 0 to 6"),
+        (made.nodes["_N"].data["feat"].file, None, "is not a .npy file"),
     ):
         path = made.directory / name
         whole = path.read_bytes()
-        path.write_bytes(whole[:keep] + bytes(len(whole) - keep))
+        end = cut or len(whole)
+        path.write_bytes(whole[:-end] + bytes(end))
         with pytest.raises(DataError, match=match):
             open_samples(config, made.directory)
         path.write_bytes(whole)
     path = made.directory / made.nodes["_N"].offsets.file
-    path.write_bytes(path.read_bytes()[:512] + np.array([0, 7, 5, 6]).tobytes())
-    with pytest.raises(DataError, match="do not rise"):
+    path.write_bytes(path.read_bytes()[:-offsets] + np.array([0, 7, 5, 6]).tobytes())
+    with pytest.raises(DataError, match="fall at row 1"):
         open_samples(config, made.directory)
 
 
@@ -584,7 +586,7 @@ def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> No
         (lambda text: text.replace('"num_graphs": 3', '"num_graphs": 0'), "num_graphs"),
         (lambda text: text.replace('"num_graphs": 3', '"num_graphs": 4'), r"expected .*\[4\]"),
         (lambda text: text.replace('"float32"', '"float64"', 1), "holds float32"),
-        (lambda text: text.replace("node-0.0.npy", "node-9.npy", 1), "does not say what"),
+        (lambda text: text.replace("node-0.0.npy", "node-9.npy", 1), "does not list this file"),
     ],
 )
 def test_damaged_manifests(change: Any, match: str, file: Path, tmp_path: Path) -> None:

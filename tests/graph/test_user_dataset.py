@@ -266,10 +266,10 @@ def test_splits_as_the_config_says(samples: Any) -> None:
         ({"train": [-1]}, "graph -1 in train"),
         ({"train": [1, 1]}, "graph 1 twice in train"),
         ({"train": [0, 1], "val": [1]}, "graph 1 in train and in val"),
-        ({"train": [0.5]}, "no numbers of graphs for train"),
-        ({"train": [True, False, True, True]}, "no numbers of graphs for train"),
-        ({"train": "all"}, "no numbers of graphs for train"),
-        ({"train": torch.ones(2, 2, dtype=torch.int64)}, "no numbers of graphs for train"),
+        ({"train": [0.5]}, "no graph numbers for train"),
+        ({"train": [True, False, True, True]}, "no graph numbers for train"),
+        ({"train": "all"}, "no graph numbers for train"),
+        ({"train": torch.ones(2, 2, dtype=torch.int64)}, "no graph numbers for train"),
     ],
 )
 def test_splits_that_cannot_be(splits: Any, match: str, samples: Any) -> None:

@@ -55,7 +55,7 @@ def made(storage: Path, method: str, **partition: Any) -> Missing:
 @pytest.mark.usefixtures("no_dgl")
 def test_what_needs_dgl_says_so(tmp_path: Path) -> None:
     assert not door.installed()
-    for use in (door.dgl, door.missing, lambda: door.require("cuda")):
+    for use in (door.dgl, door.missing):
         with pytest.raises(CapabilityError, match="DGL is not installed") as error:
             use()
         assert "pip install dgl, with Python 3.12 or older" in (error.value.remedy or "")

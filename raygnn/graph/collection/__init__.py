@@ -1,6 +1,6 @@
-"""Datasets of many graphs: collections on disk, and datasets of the user's own.
+"""Datasets of graphs: collections on disk and the user's dataset classes.
 
-Neither torch nor dgl is loaded until graphs are to be read.
+Neither torch nor dgl is loaded until graphs are read.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = [
 
 
 def open_samples(config: Config, directory: AnyPath | None, *, others: bool = False) -> Samples:
-    """The graphs that a job is about.
+    """Open a job's graphs.
 
     Args:
-        directory: where their collection lies; None for a dataset of the user's own.
-        others: they are others than those of the training, which need no targets, and have no
-            splits but those that a dataset gives itself.
+        directory: their collection; None for a dataset class of the user.
+        others: the graphs are not those of the training: they need no targets, and have no splits
+            except the dataset's own.
 
     Raises:
-        ConfigError: the user's dataset cannot be imported or made, or the labels are not what
-            the task predicts.
+        ConfigError: the user's dataset cannot be imported or constructed, or the labels do not
+            fit the task.
         DataError: the graphs cannot be read.
     """
     graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")

@@ -1,8 +1,7 @@
-"""What a collection holds, as its ``collection.json`` says.
+"""Manifest of a collection (``collection.json``).
 
-A collection is a directory of plain ``.npy`` arrays: per node type, per edge type and per graph,
-each array of all graphs in one file, one graph after the other. bfloat16, which ``.npy`` has no
-name for, is stored as int16.
+A collection is a directory of plain ``.npy`` arrays, per node type, per edge type and per graph.
+Each file holds one array of all graphs, graph after graph. bfloat16 is stored as int16.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
+from raygnn.graph.arrays import stored_dtype
 from raygnn.graph.data import EdgeType
 from raygnn.graph.partition.manifest import FileFacts
 from raygnn.util.files import read_json
@@ -25,7 +25,7 @@ from raygnn.util.files import read_json
 MANIFEST = "collection.json"
 VERSION: Literal[1] = 1
 
-_REMEDY = "delete the directory: it is made again from the graphs"
+_REMEDY = "delete the directory: it is built again from the graphs"
 
 _Natural = Annotated[int, Field(ge=0)]
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -47,16 +47,12 @@ class PackedArray(Section):
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """What the file says that the elements are."""
-        return np.dtype("int16" if self.dtype == "bfloat16" else self.dtype)
+        return stored_dtype(self.dtype)
 
 
 class GraphColumn(PackedArray):
-    """An array with one row for each graph.
-
-    ``low`` and ``high`` are the least and greatest of whole numbers, else None; ``nonfinite`` is
-    the first graph with an infinity or NaN.
-    """
+    """An array with one row per graph. ``low`` and ``high``: range of integers, else None;
+    ``nonfinite``: first graph with an infinity or NaN."""
 
     low: int | None = None
     high: int | None = None
@@ -64,8 +60,8 @@ class GraphColumn(PackedArray):
 
 
 class PackedNodes(Section):
-    """The nodes of one type: how many in all and in the largest graph; ``offsets`` int64
-    ``[G+1]`` are where each graph's rows of ``data`` begin."""
+    """The nodes of one type: their number in all and in the largest graph; ``offsets``, int64
+    ``[G+1]``: first row of each graph in ``data``."""
 
     num: _Natural
     largest: _Natural
@@ -74,8 +70,7 @@ class PackedNodes(Section):
 
 
 class PackedEdges(Section):
-    """The edges of one type, likewise; ``src`` and ``dst`` are numbers of nodes within their own
-    graph."""
+    """The edges of one type, likewise; ``src`` and ``dst`` number the nodes within each graph."""
 
     etype: Annotated[tuple[str, str, str], Field(strict=False)]
     num: _Natural
@@ -87,14 +82,13 @@ class PackedEdges(Section):
 
 
 class CollectionMeta(Section):
-    """A collection: where it lies, and the contents of its ``collection.json``.
+    """Directory and manifest of a collection.
 
     Attributes:
-        source: what it was made from.
-        nodes: node type → its nodes.
-        graphs: name → array with one row for each graph, such as labels.
-        values: what renumbered labels and tags were called.
-        files: name → what the file must look like.
+        source: what it was built from.
+        graphs: name → array with one row per graph, such as labels.
+        values: original values of renumbered labels and tags.
+        files: name → expected size and hash.
     """
 
     directory: Path = Field(exclude=True)
@@ -123,11 +117,10 @@ class CollectionMeta(Section):
 
     @property
     def bytes(self) -> int:
-        """The size of all arrays."""
         return sum(file.bytes for file in self.files.values())
 
     def target(self, name: str) -> GraphColumn:
-        """The labels of this name. Raises ConfigError if there are none, naming those there."""
+        """Return the labels of this name. Raises ConfigError, which lists the existing ones."""
         if name not in self.graphs:
             names = ", ".join(map(repr, sorted(self.graphs))) or "none at all"
             raise ConfigError(
@@ -140,18 +133,18 @@ class CollectionMeta(Section):
         return self.graphs[name]
 
     def classes(self, name: str) -> int | None:
-        """How many classes labels of whole numbers stand for: the greatest + 1; else None."""
+        """Return the number of classes of integer labels: the greatest + 1; else None."""
         high = self.target(name).high
         return None if high is None else high + 1
 
     def check_target(self, task: TaskConfig, *, known: bool = True) -> None:
-        """Refuse labels that are not what the task predicts.
+        """Check that the labels fit the task.
 
         Args:
-            known: whether each graph must have one.
+            known: each graph must have a label.
 
         Raises:
-            ConfigError: there are none of this name, or not of this kind.
+            ConfigError: there are none of this name, or of another kind.
             DataError: a class below 0, or a number that is not finite.
         """
         if not known and task.target not in self.graphs:
@@ -186,11 +179,11 @@ class CollectionMeta(Section):
 
 
 def read_collection(directory: Path) -> CollectionMeta:
-    """Read what a collection holds, not its arrays.
+    """Read a collection's manifest, but not its arrays.
 
     Raises:
-        DataError: there is none, its manifest is damaged or of another version, or a file is
-            missing or of another size than it says.
+        DataError: there is no collection, its manifest is damaged or of another version, or a
+            file is missing or has another size.
     """
     path = directory / MANIFEST
     try:
@@ -220,12 +213,12 @@ def read_collection(directory: Path) -> CollectionMeta:
 
 
 def damaged(path: Path, message: str) -> DataError:
-    """The error for a file of a collection that is not what it should be."""
+    """Build the error for a damaged file of a collection."""
     return DataError(message, where=str(path), remedy=_REMEDY)
 
 
 def check_size(path: Path, expected: int) -> None:
-    """Refuse a file of a collection that is missing or of another size."""
+    """Raise DataError if a file of a collection is missing or has another size."""
     try:
         size = path.stat().st_size
     except OSError as error:

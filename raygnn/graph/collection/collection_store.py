@@ -1,4 +1,4 @@
-"""Collections: packed once, found again by digest, and never half there."""
+"""Collections: packed once, found again by digest, published only when complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raygnn.config.schema import Config
 
 _INSTEAD = "set storage or partition.path elsewhere"
-_PARSED = 40  # times its text a file as GIN's takes in memory, about
+_PARSED = 40  # memory of a parsed file in GIN's text format, over the file's size
 _SUFFIXES = (".bin", ".dgl")
 
 
@@ -40,11 +40,11 @@ class MissingCollection:
     """A collection that is yet to be packed.
 
     Attributes:
-        place: the directory where it will lie.
-        files: what to read for it, in this order.
+        place: its directory.
+        files: input files, in order.
         normalize: how to scale the features.
-        tags, labels: what text as GIN's numbers 0, 1, …; None = what a file has.
-        shared: where the directory is brought, if not all nodes see it.
+        tags, labels: values that GIN's text format numbers 0, 1, …; None = those of each file.
+        shared: object store that the directory is uploaded to, if not all nodes see it.
     """
 
     place: Path
@@ -57,19 +57,16 @@ class MissingCollection:
     shared: RemotePath | None = None
 
     def reading_bytes(self) -> int:
-        """Bytes of memory that packing takes at most, about: of text as GIN's, which is read as a
-        whole; else there is one graph in memory at a time."""
+        """Estimate the memory that packing takes, in bytes: a file in GIN's text format is read at
+        once; otherwise one graph at a time is in memory, which counts as 0."""
         (file, *others) = self.files
         return 0 if others or _head(file) == saved_graphs.MAGIC else _PARSED * check_file(file)
 
     def make(self, progress: Callable[[str], object] | None = None) -> CollectionMeta:
-        """Pack it.
-
-        Args:
-            progress: called with ``"pack"``.
+        """Pack it; ``progress`` is called with ``"pack"``.
 
         Raises:
-            ConfigError: a graph has not what ``graph`` asks of it.
+            ConfigError: a graph lacks what ``graph`` requires.
             DataError: a graph or the collection is damaged, or it cannot be written.
         """
         place = self.place.absolute()
@@ -90,11 +87,11 @@ class MissingCollection:
             file = directory / MANIFEST
             file.write_text(packed.model_dump_json(indent=1, by_alias=True))
             sync(file)
-            publish(directory, place)  # where another process was first, its result is the same
+            publish(directory, place)  # if another process was first, its result is the same
         existing = read_collection(place)
         if existing.digest != self.digest:
             raise DataError(
-                "another collection is here already",
+                "another collection exists here already",
                 where=str(place),
                 remedy="name another directory, or delete this one",
             )
@@ -103,18 +100,17 @@ class MissingCollection:
         return existing
 
     def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
-        """Graphs of either format, told apart by the first bytes; of several files all are
-        DGL's."""
+        """Open a file of either format, which its first bytes show; several files are all DGL's."""
         head = _head(file)
         if head == saved_graphs.MAGIC:
             for key in ("tags", "labels"):
                 if getattr(self, key) is not None:
                     raise ConfigError(
-                        f"{file} is no text as GIN's but what dgl.save_graphs wrote, of which "
-                        f"graph.{key} say nothing",
+                        f"{file} was written by dgl.save_graphs; graph.{key} applies only to GIN's "
+                        "text format",
                         where=f"graph.{key}",
-                        remedy="number tags and labels in the file as they are there, and set "
-                        "graph.tags and graph.labels to null",
+                        remedy="set graph.tags and graph.labels to null; tags and labels keep the "
+                        "numbers that they have in the file",
                     )
             return saved_graphs.read_all(file)
         if several or not head.split()[:1] or not head.split()[0].isdigit():
@@ -128,20 +124,19 @@ class MissingCollection:
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
-    """The collection that is there already, or else what is to be packed.
+    """Return the existing collection, or the one to be packed.
 
-    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
-    stands for the contents of the input files and what is made of them; how the graphs are split
-    is no part of it.
+    It is stored at ``partition.path``, or else at ``<storage>/partitions/<digest>``. The digest
+    covers the contents of the input files and how they are packed, but not the split of the graphs.
 
     Raises:
-        ConfigError: ``partition.path`` holds something else than asked for.
+        ConfigError: ``partition.path`` holds another collection than the config describes.
         DataError: the collection is damaged, or there are no input files.
     """
     place, graph = config.partition.path, config.graph
     if place is not None and not isinstance(place, Path):
         raise ConfigError(
-            f"{place} is not on a disk of this machine, where a collection of graphs must be",
+            f"{place} is not on a disk of this machine, as a collection of graphs must be",
             where=config.where("partition.path"),
             remedy="name a directory, or leave partition.path out",
         )
@@ -149,7 +144,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     if graph is None:
         if existing is None:
             raise ConfigError(
-                f"there is no collection at {place}, and no graphs to make one from",
+                f"there is no collection at {place}, and no graphs to pack",
                 where=config.where("partition.path"),
                 remedy="correct partition.path, or add a graph section",
             )
@@ -158,7 +153,9 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     assert graph.path is not None
     files = _input_files(graph.path)
     normalize = graph.normalize or "none"
-    made_from = {"content": _digest(files), "normalize": normalize, "version": VERSION}
+    contents = b"".join(bytes.fromhex(sha256(file)) for file in files)
+    content = hashlib.sha256(contents).hexdigest()
+    made_from = {"content": content, "normalize": normalize, "version": VERSION}
     named = {"tags": graph.tags, "labels": graph.labels}
     made_from |= {key: list(values) for key, values in named.items() if values is not None}
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -175,7 +172,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         return MissingCollection(place, files, normalize, digest, source, **named, shared=shared)
     if existing.digest != digest:
         before = existing.source.get("made_from", {})
-        difference = "it was made from other files, or from these before they changed"
+        difference = "it was packed from other files, or from these before they changed"
         for key in ("normalize", "tags", "labels"):
             if (old := before.get(key)) != (new := made_from.get(key)):
                 difference = f"graph.{key} is {old!r} there and {new!r} here"
@@ -183,15 +180,15 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         raise ConfigError(
             f"{place} holds another collection: {difference}",
             where=config.where("partition.path"),
-            remedy="name another directory, or delete this one to have it made again",
+            remedy="name another directory, or delete this one to pack it again",
         )
-    with contextlib.suppress(OSError):  # a directory that is read only
+    with contextlib.suppress(OSError):  # the directory may be read-only
         remove_stale(place)
     return existing
 
 
 def _head(file: Path) -> bytes:
-    """The first bytes of a file, which tell the two formats apart."""
+    """Return the first bytes of a file, which show its format."""
     with opened(file) as stream:
         return stream.read(len(saved_graphs.MAGIC))
 
@@ -205,7 +202,7 @@ def _input_files(path: Path) -> tuple[Path, ...]:
         raise DataError(
             f"the directory cannot be read: {error.strerror}",
             where=str(path),
-            remedy="check the rights of the directory",
+            remedy="check the permissions of the directory",
         ) from None
     if not files:
         raise DataError(
@@ -214,8 +211,3 @@ def _input_files(path: Path) -> tuple[Path, ...]:
             remedy="name the directory, or the file, that holds the graphs",
         )
     return tuple(files)
-
-
-def _digest(files: tuple[Path, ...]) -> str:
-    contents = b"".join(bytes.fromhex(sha256(file)) for file in files)
-    return hashlib.sha256(contents).hexdigest()

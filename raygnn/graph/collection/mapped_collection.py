@@ -1,4 +1,4 @@
-"""The graphs of a collection, each read out of the files' pages when it is asked for."""
+"""Graphs of a collection, each read from the mapped files on access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.graph import ManyGraphs
-from raygnn.graph.arrays import Array
+from raygnn.graph.arrays import Array, check_row_pointers
 from raygnn.graph.collection.collection_manifest import (
     CollectionMeta,
     PackedArray,
@@ -24,24 +24,20 @@ from raygnn.graph.graph_sample import Sample
 
 
 class Collection:
-    """All graphs of a collection, mapped read only. See `raygnn.graph.graph_sample.Samples`.
-
-    Attributes:
-        num_classes: the greatest target + 1 where targets are whole numbers, else None.
-    """
+    """All graphs of a collection, mapped read-only. See `raygnn.graph.graph_sample.Samples`."""
 
     def __init__(self, meta: CollectionMeta, target: str, graph: ManyGraphs | None):
         """Map the files.
 
         Args:
-            target: which labels are ``y``; one number for each graph is ``[]``, whether it was
-                saved as ``[G]`` or as ``[G, 1]``.
-            graph: how to split the graphs. Whole numbers are spread evenly over the splits. None =
-                they have no splits, and may have no such labels.
+            target: name of the labels that become ``y``; one number per graph is ``[]``, whether it
+                was saved as ``[G]`` or as ``[G, 1]``.
+            graph: how to split the graphs, stratified by integer labels. None = the graphs have no
+                splits and need no labels.
 
         Raises:
             ConfigError: there are no such labels, or more folds than graphs.
-            DataError: a file is missing, cut short or no such array.
+            DataError: a file is missing, cut short or another array.
         """
         self.meta = meta
         self.num = meta.num_graphs
@@ -92,14 +88,8 @@ class _MappedFrames:
 
     def __init__(self, meta: CollectionMeta, kind: PackedNodes | PackedEdges):
         self.offsets = _map(meta, kind.offsets, meta.num_graphs + 1)
-        if (
-            self.offsets[0] != 0
-            or self.offsets[-1] != kind.num
-            or (self.offsets[1:] < self.offsets[:-1]).any()
-        ):
-            raise damaged(
-                meta.directory / kind.offsets.file, f"its rows do not rise from 0 to {kind.num}"
-            )
+        file = meta.directory / kind.offsets.file
+        check_row_pointers(self.offsets, kind.num, lambda reason: damaged(file, reason))
         ends = (kind.src, kind.dst) if isinstance(kind, PackedEdges) else ()
         self.ends = [_map(meta, column, kind.num) for column in ends]
         self.columns = {
@@ -116,7 +106,7 @@ class _MappedFrames:
 
 
 def _copied(rows: Array, dtype: str) -> Tensor:
-    """A tensor of its own, so that who writes to it changes no file."""
+    """Copy rows to a tensor, so that writing to it changes no file."""
     tensor = torch.from_numpy(rows.copy())
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
@@ -125,12 +115,12 @@ def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
     path = meta.directory / column.file
     file = meta.files.get(column.file)
     if file is None:
-        raise damaged(path, "the manifest does not say what it must look like")
+        raise damaged(path, "the manifest does not list this file")
     check_size(path, file.bytes)
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise damaged(path, f"is no array file: {error}") from error
+        raise damaged(path, f"is not a .npy file: {error}") from error
     expected = (rows, *column.shape)
     if mapped.shape != expected or mapped.dtype != column.stored:
         raise damaged(
@@ -138,5 +128,5 @@ def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
             f"holds {mapped.dtype} of shape {list(mapped.shape)}, expected {column.dtype} of "
             f"shape {list(expected)}",
         )
-    # as a plain array: slices of a memmap cost many times as much
+    # a plain array, since slicing a memmap costs many times as much
     return np.asarray(mapped)

@@ -1,6 +1,6 @@
-"""From the graphs of a source, one at a time, to the files of a collection.
+"""Packs the graphs of a source, one at a time, into the files of a collection.
 
-Arrays grow row by row into ``.npy`` files, of whatever dtype holds all that came.
+Arrays grow row by row in ``.npy`` files, whose dtype is widened when rows need it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, dtype_name, element_bytes
+from raygnn.graph.arrays import Array, dtype_name, element_bytes, stored_dtype
 from raygnn.graph.collection.collection_manifest import (
     FLOATS,
     INTEGERS,
@@ -31,7 +31,6 @@ from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.graph.sources.transforms import normalize
 from raygnn.util.files import sync
 
-_HEADER_BYTES = 512  # enough for the header of an array of 16 dimensions
 _BUFFER_BYTES = 4 << 20
 _BUFFER_ARRAYS = 10_000
 
@@ -44,19 +43,19 @@ def pack(
     digest: str,
     source: dict[str, Any],
 ) -> CollectionMeta:
-    """Write all graphs into an empty directory, durably, all files but the manifest.
+    """Write all graphs durably to an empty directory: all files but the manifest.
 
-    One graph is in memory at a time, and a few megabytes of each array; with ``method``, each
-    type's features twice.
+    Memory: one graph and a few megabytes of each array; with ``method``, each type's features
+    twice.
 
     Args:
-        method: of scaling the array ``feat``, over all graphs.
-        digest, source: for the manifest; ``source["path"]`` is where the graphs are from.
+        method: how to scale the array ``feat`` over all graphs.
+        digest, source: for the manifest; ``source["path"]`` is the input.
 
     Raises:
-        ConfigError: there are no features to be scaled.
-        DataError: no graphs, or some that are damaged or unlike each other; the graph and the
-            array are named.
+        ConfigError: there are no features to scale.
+        DataError: there are no graphs, or a graph is damaged or differs from the others; the error
+            names graph and array.
     """
     started = time.perf_counter()
     packer = _Packer(directory)
@@ -84,7 +83,7 @@ def pack(
 
 
 class _Packer:
-    """Graphs that were packed so far."""
+    """The graphs packed so far."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -143,7 +142,7 @@ class _Packer:
         self.num += 1
 
     def finish(self, method: str) -> dict[str, Any]:
-        """The fields of `CollectionMeta` that say what was packed."""
+        """Return the fields of `CollectionMeta` that describe the arrays."""
         nodes = {ntype: frames.finish() for ntype, frames in self.nodes.items()}
         if method != "none":
             _normalize(nodes, self.directory, method)
@@ -157,10 +156,10 @@ class _Packer:
 
 
 class _FrameWriter:
-    """The nodes or edges of one type.
+    """Writer of the nodes or edges of one type.
 
-    The arrays are those of the first graph that has any; a graph without nodes or edges of the
-    type is like all others, whatever arrays it was saved with.
+    The first graph that has any decides which arrays there are; graphs without nodes or edges of
+    the type may have any arrays.
     """
 
     def __init__(self, directory: Path, name: str, *, ends: bool = False):
@@ -193,7 +192,7 @@ class _FrameWriter:
             column.add(data[name], f"{where}/{name}")
 
     def finish(self) -> dict[str, Any]:
-        """The fields of `PackedNodes` or `PackedEdges`."""
+        """Return the fields of `PackedNodes` or `PackedEdges`."""
         if self.columns is None:
             self.columns = self._new_columns(self.empty)
             for name, column in self.columns.items():
@@ -209,7 +208,7 @@ class _FrameWriter:
 
     def _new_columns(self, data: Mapping[str, Any]) -> dict[str, ColumnWriter]:
         return {
-            # matrices are features; a single column may be anything
+            # matrices are features, which must be finite; a single column may be anything
             name: ColumnWriter(
                 self.directory / f"{self.name}.{number}.npy",
                 finite=data[name].ndim > 1 or name == "feat",
@@ -219,7 +218,7 @@ class _FrameWriter:
 
 
 def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], where: str) -> None:
-    """Of names, or of edge types."""
+    """Raise DataError unless the types or arrays of a graph are those of the graphs before."""
     if names.keys() == before.keys():
         return
     here, others = (
@@ -234,7 +233,7 @@ def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], 
 
 
 def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -> None:
-    """Scale the features as one graph's would be, all graphs together, and write them again."""
+    """Scale the features of all graphs together, as those of one graph, and rewrite them."""
     data = GraphData("", {}, {})
     for ntype, facts in nodes.items():
         column: PackedArray | None = facts["data"].get("feat")
@@ -277,8 +276,8 @@ def _graph_column(writer: ColumnWriter) -> GraphColumn:
 
 
 def common_dtype(first: str, second: str) -> str | None:
-    """The smallest dtype that holds the values of both; None if one is no widening of the other's
-    kind (a float is none of an integer, however wide)."""
+    """Return the smallest dtype that holds the values of both; None if one is of integers and the
+    other of floats."""
     if first == second:
         return first
     if first in FLOATS and second in FLOATS:
@@ -290,7 +289,7 @@ def common_dtype(first: str, second: str) -> str | None:
 
 
 def plain(array: Any) -> tuple[Array, str]:
-    """An array as ``.npy`` can hold it, and the dtype that it stands for (bfloat16: int16)."""
+    """Return an array as ``.npy`` can hold it (bfloat16 as int16), and the name of its dtype."""
     name = dtype_name(array)
     if isinstance(array, np.ndarray):
         return array, name
@@ -300,7 +299,7 @@ def plain(array: Any) -> tuple[Array, str]:
 
 
 def convert(array: Array, old: str, new: str) -> Array:
-    """Elements of the dtype ``old``, as `plain` gives them, as those of ``new``."""
+    """Convert elements of dtype ``old``, as `plain` returns them, to dtype ``new``."""
     if old == new:
         return array
     if old == "bfloat16":
@@ -309,7 +308,7 @@ def convert(array: Array, old: str, new: str) -> Array:
 
 
 def finite_rows(array: Array, dtype: str) -> Array:
-    """Which rows hold finite numbers only, bool ``[N]``; elements as `plain` gives them."""
+    """Return which rows are finite, bool ``[N]``; elements as `plain` returns them."""
     if dtype == "bfloat16":
         finite = (array & 0x7F80) != 0x7F80
     elif dtype in FLOATS:
@@ -321,11 +320,11 @@ def finite_rows(array: Array, dtype: str) -> Array:
 
 @dataclass
 class ColumnWriter:
-    """One array of all graphs, being written.
+    """Writer of one array of all graphs.
 
     Attributes:
-        finite: whether infinities and NaN are refused.
-        dtype, shape: of what came so far; None before anything did.
+        finite: refuse infinities and NaN.
+        dtype, shape: of the rows so far; None before the first.
     """
 
     path: Path
@@ -336,31 +335,25 @@ class ColumnWriter:
     _waiting: list[tuple[Array, str]] = field(default_factory=list)
     _size: int = 0
 
-    def declare(self, dtype: str, shape: tuple[int, ...]) -> None:
-        """What the array is like if nothing is ever added."""
-        self.dtype, self.shape = dtype, shape
-
     def add(self, array: Any, where: str) -> None:
         """Append rows.
 
         Args:
-            array: ``[n, …]``, NumPy or torch; not written to before :meth:`finish`.
-            where: which graph and array, for errors.
+            array: ``[n, …]``, NumPy or torch; must not change before :meth:`finish`.
+            where: graph and array, for errors.
 
         Raises:
-            DataError: rows of another shape or of a dtype that does not fit, or not finite.
+            DataError: the rows have another shape, a dtype of another kind, or are not finite.
         """
         rows, dtype = plain(array)
         shape = rows.shape[1:]
         if self.shape is None or self.dtype is None:
-            self.declare(dtype, shape)
-        assert self.dtype is not None
+            self.dtype, self.shape = dtype, shape
         if shape != self.shape:
             raise DataError(
-                f"its rows have shape {list(shape)}, those of the graphs before "
-                f"{list(self.shape or ())}",
+                f"its rows have shape {list(shape)}, those of the graphs before {list(self.shape)}",
                 where=where,
-                remedy="give this array the same shape in all graphs, but for the first number",
+                remedy="give this array the same shape in all graphs, except the first dimension",
             )
         common = common_dtype(self.dtype, dtype)
         if common is None:
@@ -385,44 +378,40 @@ class ColumnWriter:
             self._flush()
 
     def finish(self) -> PackedArray:
-        """Write what is left, and the header; the file is not durable yet."""
+        """Write the remaining rows and the header; the file is not durable yet."""
+        self._flush()
+        with self.path.open("r+b") as file:
+            self._write_header(file)
+        facts = {"file": self.path.name, "dtype": self.dtype, "shape": self.shape}
+        return PackedArray.model_validate(facts)
+
+    def _write_header(self, file: BinaryIO) -> None:
+        """Write the header of the rows so far; NumPy keeps its length for any number of rows."""
         assert self.dtype is not None
         assert self.shape is not None
-        self._flush()
-        facts = {"file": self.path.name, "dtype": self.dtype, "shape": self.shape}
-        column = PackedArray.model_validate(facts)
-        with self.path.open("r+b") as file:
-            file.write(_header(column.stored, (self.rows, *self.shape)))
-        return column
+        shape = (self.rows, *self.shape)
+        header = {"descr": stored_dtype(self.dtype).str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
 
     def _flush(self) -> None:
         assert self.dtype is not None
-        if not self.path.exists():
-            self.path.write_bytes(bytes(_HEADER_BYTES))
         with self.path.open("ab") as file:
+            if not file.tell():
+                self._write_header(file)
             for rows, dtype in self._waiting:
                 file.write(element_bytes(convert(rows, dtype, self.dtype)))
         self._waiting.clear()
         self._size = 0
 
     def _widen(self, dtype: str) -> None:
-        """Give what is in the file another dtype."""
-        old = self.dtype
+        """Rewrite the file's elements in another dtype."""
+        old, self.dtype = self.dtype, dtype
         assert old is not None
-        self.dtype = dtype
         wider = self.path.with_suffix(".wider")
         with self.path.open("rb") as source, wider.open("wb") as target:
-            target.write(source.read(_HEADER_BYTES))
-            stored = np.dtype("int16" if old == "bfloat16" else old)
+            self._write_header(target)
+            source.seek(target.tell())  # dtypes of one kind have names of one length
             while data := source.read(_BUFFER_BYTES):
-                target.write(element_bytes(convert(np.frombuffer(data, stored), old, dtype)))
+                elements = np.frombuffer(data, stored_dtype(old))
+                target.write(element_bytes(convert(elements, old, dtype)))
         wider.replace(self.path)
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """A ``.npy`` header of the format's version 1.0, padded to a fixed length."""
-    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    text = repr(fields).encode()
-    magic = np.lib.format.magic(1, 0)
-    size = _HEADER_BYTES - len(magic) - 2
-    return magic + size.to_bytes(2, "little") + text.ljust(size - 1) + b"\n"

@@ -1,4 +1,4 @@
-"""Which graphs are for training, for validation and for test."""
+"""Split of graphs into training, validation and test."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from raygnn.graph.data import SPLITS
 
 
 def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dict[str, np.ndarray]:
-    """Divide graphs at random, by ``graph.seed``, each class as evenly as whole numbers allow.
+    """Divide graphs at random, by ``graph.seed``, stratified by class.
 
-    With ``graph.folds`` the graphs to test on are fold ``graph.fold`` of so many, all folds being
-    disjoint and of nearly one size, and ``graph.val`` is a share of the others; with
-    ``graph.fold_for: val`` the fold is to validate on and nothing to test on. Otherwise
-    ``graph.val`` and ``graph.test`` are shares of all. A share above 0 is one graph at least,
-    where that leaves one to train on.
+    With ``graph.folds``, the test graphs are fold ``graph.fold`` of disjoint folds of nearly equal
+    size, and ``graph.val`` is a share of the others; with ``graph.fold_for: val``, the fold is the
+    validation split and there is no test split. Otherwise ``graph.val`` and ``graph.test`` are
+    shares of all graphs. A share above 0 is at least one graph, if that leaves one to train on.
 
     Args:
-        num: how many graphs there are, from 1.
-        classes: integers ``[num]`` to spread evenly; None where there are none.
+        num: number of graphs, from 1.
+        classes: integers ``[num]``; None without classes.
 
     Returns:
-        "train", "val" and "test" → numbers of graphs, int64, ascending; together each is there
-        once.
+        "train", "val" and "test" → graph numbers, int64, ascending; each graph is in one of them.
 
     Raises:
-        ConfigError: more folds than graphs.
+        ConfigError: there are more folds than graphs.
     """
-    # RandomState, as its stream is the same in every version of NumPy
+    # RandomState, because its stream is the same in every version of NumPy
     order = np.random.RandomState(graph.seed).permutation(num)
     if classes is not None:
-        # the members of a class side by side: equal steps through them take equal shares of each
+        # sorted by class, so that equal steps take equal shares of each class
         order = order[np.argsort(classes[order], kind="stable")]
     if graph.folds is None:
         test, rest = _take(order, _count(graph.test, num, len(order)))
@@ -56,18 +54,18 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dic
 
 
 def no_splits() -> dict[str, np.ndarray]:
-    """Of graphs that are in none."""
+    """Return empty splits."""
     return {name: np.zeros(0, np.int64) for name in SPLITS}
 
 
 def _count(share: float, whole: int, available: int) -> int:
-    """``share`` of ``whole``, rounded; at least 1 if above 0, and leaving 1 of those there."""
+    """Return ``share`` of ``whole``, rounded; at least 1 if above 0, but less than available."""
     count = max(int(share * whole + 0.5), 1) if share else 0
     return min(count, available - 1)
 
 
 def _take(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` elements at equal steps, and the others."""
+    """Return ``count`` elements at equal steps, and the others."""
     taken = np.zeros(len(order), np.bool_)
     taken[(2 * np.arange(count) + 1) * len(order) // (2 * max(count, 1))] = True
     return order[taken], order[~taken]

@@ -1,4 +1,4 @@
-"""A dataset of the user's own: ``dataset[i]`` is a DGL graph and its label."""
+"""The user's dataset classes, whose ``dataset[i]`` is a DGL graph and its label."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
 
-# what OGB and others call our splits
+# names of the splits in OGB and elsewhere
 _OTHER_NAMES = {"valid": "val", "validation": "val", "testing": "test", "training": "train"}
 
 
@@ -29,23 +29,20 @@ class UserSamples:
     """All graphs of a user's dataset. See `raygnn.graph.graph_sample.Samples`.
 
     The dataset has ``__len__`` and ``__getitem__``. Its splits are those of ``get_idx_split()``,
-    as OGB's datasets have it, or of its attribute ``splits``; else the graphs are divided as the
-    config says, evenly by class if it has whole numbers as ``labels``. Its arrays keep their
-    dtypes, which may differ from one graph to the next.
+    as in OGB, or of its attribute ``splits``; otherwise the config splits the graphs, stratified
+    by integer ``labels`` if the dataset has them. Arrays keep their dtypes, which may differ
+    between graphs. ``num_classes`` is the dataset's, if it has one.
 
     Args:
         spec: ``"package.module:Class"``; the working directory is on the path.
         args: its keyword arguments.
-        graph: how to split the graphs, where the dataset does not say. None = graphs need neither
+        graph: how to split the graphs if the dataset has no splits. None = graphs need neither
             targets nor splits: ``dataset[i]`` may have None as label, or be a graph alone.
-        target: which of a graph's labels, where they are a dictionary.
-
-    Attributes:
-        num_classes: the dataset's own ``num_classes``, if it has such a number.
+        target: key of the label if labels are dictionaries.
 
     Raises:
-        ConfigError: it cannot be imported or made.
-        DataError: it has no graphs, or splits that cannot be.
+        ConfigError: the class cannot be imported or constructed.
+        DataError: the dataset has no graphs, or invalid splits.
     """
 
     def __init__(
@@ -114,9 +111,9 @@ class UserSamples:
     def _error(self, message: str, remedy: str) -> DataError:
         return DataError(message, where=f"graph.dataset {self._name}", remedy=remedy)
 
-    def _asking(self, question: str) -> AbstractContextManager[None]:
+    def _calling(self, method: str) -> AbstractContextManager[None]:
         remedy = "correct the dataset's class"
-        return _theirs(f"{question} failed", f"graph.dataset {self._name}", remedy, DataError)
+        return _user_code(f"{method} failed", f"graph.dataset {self._name}", remedy, DataError)
 
     def _length(self) -> int:
         for method in ("__len__", "__getitem__"):
@@ -124,18 +121,18 @@ class UserSamples:
                 message = f"{type(self._dataset).__name__} has no {method}"
                 remedy = f"define {method}: a dataset has a length and is indexed from 0"
                 raise self._error(message, remedy)
-        with self._asking("len(dataset)"):
+        with self._calling("len(dataset)"):
             num = len(self._dataset)
         if not num:
-            remedy = "check graph.args, and that its files are there on every node"
+            remedy = "check graph.args, and that its files exist on every node"
             raise self._error("the dataset is empty: its length is 0", remedy)
         return num
 
     def _given_splits(self) -> dict[str, np.ndarray] | None:
-        """Those that the dataset has itself; None if it has none."""
+        """Return the dataset's own splits; None if it has none."""
         if hasattr(self._dataset, "get_idx_split"):
             source = "get_idx_split()"
-            with self._asking(source):
+            with self._calling(source):
                 given = self._dataset.get_idx_split()
         else:
             source, given = "splits", getattr(self._dataset, "splits", None)
@@ -145,8 +142,8 @@ class UserSamples:
         def bad(message: str) -> DataError:
             return self._error(
                 f"{source} {message}",
-                "give a dictionary of train, val and test, each with numbers of graphs from 0, "
-                "each graph in one of them at most",
+                "return a dictionary of train, val and test, each with graph numbers from 0, "
+                "each graph in at most one of them",
             )
 
         if not isinstance(given, Mapping):
@@ -158,7 +155,7 @@ class UserSamples:
         for at, split in enumerate(SPLITS):
             tensor = _to_tensor(named.get(split, ()))
             if tensor is None or tensor.dim() != 1 or not _is_integral(tensor):
-                raise bad(f"holds no numbers of graphs for {split}")
+                raise bad(f"holds no graph numbers for {split}")
             numbers = np.sort(tensor.numpy().astype(np.int64))
             outside = numbers[(numbers < 0) | (numbers >= self.num)]
             if len(outside):
@@ -173,8 +170,8 @@ class UserSamples:
         return splits
 
     def _classes(self) -> np.ndarray | None:
-        """The dataset's ``labels``, where they are one whole number for each graph."""
-        with self._asking("labels"):
+        """Return the dataset's ``labels`` if they are one integer per graph."""
+        with self._calling("labels"):
             given = getattr(self._dataset, "labels", None)
         if isinstance(given, Mapping):
             given = given.get(self._target)
@@ -189,7 +186,7 @@ def _make(spec: str, args: Mapping[str, Any]) -> Any:
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
     remedy = "give package.module:Class, importable on every node"
-    with _theirs(f"{spec} could not be imported", "graph.dataset", remedy):
+    with _user_code(f"{spec} could not be imported", "graph.dataset", remedy):
         made: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if not callable(made):
         raise ConfigError(
@@ -198,15 +195,15 @@ def _make(spec: str, args: Mapping[str, Any]) -> Any:
             remedy="give package.module:Class of a dataset",
         )
     remedy = f"it is called as {name}(**graph.args); its signature is {_signature(made)}"
-    with _theirs(f"{spec} could not be constructed", "graph.args", remedy):
+    with _user_code(f"{spec} could not be constructed", "graph.args", remedy):
         return made(**args)
 
 
 @contextmanager
-def _theirs(
+def _user_code(
     problem: str, where: str, remedy: str, kind: type[RaygnnError] = ConfigError
 ) -> Iterator[None]:
-    """What the user's code raises, in our words."""
+    """Convert exceptions of the user's code."""
     try:
         yield
     except RaygnnError:
@@ -218,7 +215,7 @@ def _theirs(
 def _signature(made: Callable[..., Any]) -> str:
     try:
         return str(inspect.signature(made))
-    except Exception:  # of a default's repr, too
+    except Exception:  # even the repr of a default may raise
         return "not known"
 
 
@@ -232,17 +229,12 @@ def _is_integral(tensor: Tensor) -> bool:
 
 
 def _to_tensor(values: Any) -> Tensor | None:
-    """Numbers of any kind as a tensor of their own dtype (Python's floats: float32); None for
-    what are no numbers."""
+    """Convert numbers to a tensor of their dtype (Python's floats: float32); None for others."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
+    if not isinstance(values, (np.ndarray, np.generic, int, float, list, tuple, range)):
+        return None
     try:
-        if isinstance(values, (np.ndarray, np.generic)):
-            return torch.from_numpy(np.array(values))
-        if isinstance(values, float):
-            return torch.tensor(values, dtype=torch.float32)
-        if isinstance(values, (list, tuple)) and not values:
-            return torch.zeros(0, dtype=torch.int64)
-        return torch.tensor(values) if isinstance(values, (int, list, tuple, range)) else None
+        return torch.tensor(values, dtype=torch.int64 if np.shape(values) == (0,) else None)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from raygnn.compat import weight_gradient_of_bags
 from raygnn.errors import CapabilityError, ConfigError
 from raygnn.models.kernels import compiled
-from raygnn.sampling.batch import Adjacency, dgl, require
+from raygnn.sampling.batch import Adjacency, dgl, has_cuda
 
 Choice = Literal["auto", "torch", "dgl", "scatter"]
 Reduce = Literal["sum", "mean", "max"]
@@ -122,11 +122,9 @@ def _why_no_dgl(device: str, dtype: torch.dtype) -> str | None:
         return "it does not support float16 on a CPU"
     try:
         dgl()
-        if device == "cuda":
-            require("cuda")
+        return "this is a CPU build of DGL" if device == "cuda" and not has_cuda() else None
     except CapabilityError as error:
         return error.what
-    return None
 
 
 class _Native(Kernels):
