@@ -1,4 +1,4 @@
-"""Compiled passes over in-edge lists (numba, without the GIL, compiled once and cached)."""
+"""Compiled passes over in-edge lists (numba, GIL released, compiled once and cached)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _ONES = 0xFFFFFFFF  # 32 bits
 
 @njit(**_COMPILE)
 def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
-    """What entries of lists are drawn by in proportion to their weights, in constant time (Walker,
-    1977, built as in Vose, "A linear algorithm for generating random numbers with a given
-    distribution", 1991).
+    """Build alias tables, to sample entries of lists in proportion to their weights in constant
+    time (Walker, 1977; built as in Vose, "A linear algorithm for generating random numbers with a
+    given distribution", 1991).
 
     Args:
         indptr: ``[R+1]``; weight: ``[E]``, at least 0.
 
     Returns:
-        uint64 ``[E]``: the upper 32 bits are the share, of 2³², in which an entry stands for
-        itself, the lower ones which of its list it else stands for.
+        uint64 ``[E]``: upper 32 bits: probability, of 2³², to keep the entry itself; lower 32
+        bits: position in its list of the alternative.
     """
     out = np.empty(weight.shape[0], np.uint64)
     longest = np.int64(0)
@@ -33,10 +33,10 @@ def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
         total = 0.0
         for j in range(degree):
             total += weight[start + j]
-        if not total > 0:  # a place beyond the list, which is never drawn
+        if not total > 0:  # a position beyond the list, which is never sampled
             out[start : start + degree] = uint64(_ONES)
             continue
-        # entries with too little lie below small in the stack, those with too much from large on
+        # the stack holds entries with too little below small, those with too much from large on
         small, large = 0, degree
         for j in range(degree):
             share[j] = weight[start + j] / total * degree
@@ -56,7 +56,7 @@ def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
                 large += 1
                 stack[small] = more
                 small += 1
-        for j in range(small):  # what rounding has left
+        for j in range(small):  # left over by rounding
             out[start + stack[j]] = (uint64(_ONES) << uint64(32)) | uint64(stack[j])
         for j in range(large, degree):
             out[start + stack[j]] = (uint64(_ONES) << uint64(32)) | uint64(stack[j])

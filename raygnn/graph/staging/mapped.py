@@ -1,8 +1,8 @@
-"""Tables whose rows are files' pages, memory that processes share, and memory of this one.
+"""Tables whose rows are pages of files, shared memory and private memory.
 
-A gather or an ``embedding_bag`` takes its rows from one tensor by one index. With the rows of a
-host's workers mapped, and cached and fetched ones right behind them, all are in reach of it, and
-what the workers of a host have in common is in memory once.
+A gather or an ``embedding_bag`` reads rows of one tensor by one index. A table maps the rows of a
+host's workers, followed by cached and fetched rows, so that one index reaches all of them and the
+workers of a host share their rows in memory.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
 _PRIVATE = mmap.MAP_PRIVATE | _MAP_NORESERVE
 _LARGE_PAGE = 2 << 20
-_ROWS = 0.6  # of the available memory, that rows of files may take and be read ahead of
+_ROWS = 0.6  # share of the available memory up to which rows of files are read ahead
 _FAILED = ctypes.c_void_p(-1).value
-_MADV_COLLAPSE = 25  # since Linux 6.1; it also works where shared memory gets no large pages
+_MADV_COLLAPSE = 25  # since Linux 6.1; works even if shared memory gets no large pages otherwise
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of a file that a table shows.
+    """Rows of a file that a table maps.
 
     Attributes:
-        at: the table's row that the first of them is.
-        file: of an array of a node's cache, which was found whole.
-        array: what is in it, of shape ``[N, …]``.
-        first, rows: which of its rows; within ``0 … N``.
-        keep: held until the memory is unmapped.
+        at: position of the first row in the table.
+        file: file of a node's cache with ``array``, of shape ``[N, …]``.
+        first, rows: first row and number of rows; within ``0 … N``.
+        keep: object to keep alive until the memory is unmapped.
     """
 
     at: int
@@ -68,25 +67,24 @@ def map_table(
     handle: int | None = None,
     large: bool = False,
 ) -> Tensor:
-    """One contiguous tensor ``[total, *tail]``, whose rows take memory when they are touched.
+    """Map one contiguous tensor ``[total, *tail]``, whose rows take memory when they are touched.
 
-    The rows of files are the files' pages, shared with whoever maps them, until they are written
-    to: that copies a page and leaves the file as it is. Those below ``shared`` that are of no file
-    are memory of ``handle``, the same in all processes that map it in a table like this. All
-    others are zeros of this process. It is unmapped when the tensor's storage is freed.
+    Rows of files are the files' pages, shared between processes; writing copies a page and leaves
+    the file unchanged. Other rows below ``shared`` are memory of ``handle``, the same in all
+    processes that map it in such a table. The remaining rows are private zeros. The memory is
+    unmapped when the tensor's storage is freed.
 
     Args:
-        files: apart by `PAGE` rows, so that no page is of two, each ``at`` as far beyond a
-            multiple of `PAGE` as its ``first`` is. Rows in between have no meaning.
-        shared: a multiple of `PAGE`, and as far beyond the last row that processes share.
-        handle: of a file without a name that holds so many rows; None = no other
-            process is to see them.
-        large: get the memory of this process in large pages, where the system has them. Reading
-            rows at random from small pages takes up to half as long again, as nearly every row
-            misses the processor's table of pages. For shared rows see `use_large_pages`.
+        files: at least `PAGE` rows apart, so that no page belongs to two, and with ``at`` equal to
+            ``first`` modulo `PAGE`. Rows in between are undefined.
+        shared: a multiple of `PAGE` beyond the last shared row.
+        handle: descriptor of an anonymous file of so many rows; None = the rows are private.
+        large: put private memory on large pages if the system has them. Random reads from small
+            pages take up to 50 % longer, as nearly every row misses the TLB. For shared rows see
+            `use_large_pages`.
 
     Raises:
-        DataError: a file is shorter than it was, or cannot be opened.
+        DataError: a file has become shorter, or cannot be opened.
         TrainingError: the system grants no address space.
     """
     width = math.prod(tail) * dtype.itemsize
@@ -105,13 +103,13 @@ def map_table(
     if (rest := _whole_pages(size) - common) > 0:
         _mmap(base + common, rest, _PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
         if large:
-            _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # or the system has none
+            _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # may fail: there are none
     scarce = bool(places) and outgrows(sum(one.rows for one, _ in places) * width, _ROWS)
     for one, begin in places:
         start = lead + one.at * width
-        skip = start % PAGE  # a mapping begins with a page
+        skip = start % PAGE  # a mapping begins at a page
         if begin % PAGE != skip:
-            raise _not_whole(one, "is laid out in another way than its neighbour")
+            raise _damaged_file(one, "its elements have another offset than those of other files")
         with _opened(one, begin + one.rows * width) as opened:
             length = _whole_pages(skip + one.rows * width)
             _mmap(base + start - skip, length, _PRIVATE | _MAP_FIXED, opened, begin - skip)
@@ -122,17 +120,14 @@ def map_table(
 
 
 def outgrows(size: int, share: float) -> bool:
-    """Whether so many bytes of a file take more than a share of the available memory. If they are
-    read at random, what the system reads ahead then drives out what is needed."""
+    """Return True if so many bytes of a file exceed a share of the available memory. The pages that
+    the system reads ahead around random reads would then evict needed ones."""
     return size > share * available_memory.memory()[1]
 
 
 def use_large_pages(rows: Tensor) -> bool:
-    """Move rows of shared memory that have been written to large pages, as far as they fill them.
-
-    Returns:
-        Whether the system does so (Linux 6.1).
-    """
+    """Move written rows of shared memory to large pages, as far as they fill them. Return True if
+    the system does so (since Linux 6.1)."""
     start = _whole_pages(rows.data_ptr())
     length = (rows.data_ptr() + rows.nbytes) // PAGE * PAGE - start
     return length <= 0 or _libc.madvise(start, length, _MADV_COLLAPSE) == 0
@@ -140,11 +135,7 @@ def use_large_pages(rows: Tensor) -> bool:
 
 @cache
 def large_pages(shared: bool) -> bool:
-    """Whether the system gives memory in large pages to who asks for it.
-
-    Args:
-        shared: memory that processes share.
-    """
+    """Return True if the system provides large pages, for private or ``shared`` memory."""
     try:
         if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
             return False
@@ -166,28 +157,29 @@ def _opened(rows: FileRows, size: int) -> Iterator[int]:
     try:
         handle = os.open(rows.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _not_whole(rows, f"cannot be read: {error.strerror or error}") from error
+        raise _damaged_file(rows, f"cannot be read: {error.strerror or error}") from error
     try:
         if os.fstat(handle).st_size < size:
-            raise _not_whole(rows, "is cut short")
+            raise _damaged_file(rows, "is cut short")
         yield handle
     finally:
         os.close(handle)
 
 
-def _not_whole(rows: FileRows, what: str) -> DataError:
-    return DataError(what, where=str(rows.file), remedy="delete it: it is made again")
+def _damaged_file(rows: FileRows, what: str) -> DataError:
+    return DataError(what, where=str(rows.file), remedy="delete it: it is built again")
 
 
 def _reserve(size: int, keep: object) -> tuple[int, Any]:
-    """Addresses that begin with a large page: the first, and what gives them back when it goes."""
+    """Reserve addresses from a large page on: the first, and an object that frees them when it is
+    garbage-collected."""
     length = _whole_pages(size) + _LARGE_PAGE
     start = _mmap(None, length, _PRIVATE | mmap.MAP_ANONYMOUS, protection=_PROT_NONE)
     base = -(-start // _LARGE_PAGE) * _LARGE_PAGE
-    # a class of its own, as a plain array of ctypes takes no weak references
+    # a new class, because plain arrays of ctypes do not support weak references
     memory = type("Mapped", (ctypes.c_char * size,), {}).from_address(base)  # type: ignore[attr-defined]
     finalizer = weakref.finalize(memory, _unmap, start, length, keep)
-    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
+    finalizer.atexit = False  # other threads may still read; the end of the process unmaps it, too
     return base, memory
 
 
@@ -220,7 +212,7 @@ def _mmap(
     place = _libc.mmap(address, size, protection, flags, handle, offset)
     if place == _FAILED:
         raise TrainingError(
-            f"{size:,} bytes of address space cannot be had: {os.strerror(ctypes.get_errno())}",
+            f"{size:,} bytes of address space are not available: {os.strerror(ctypes.get_errno())}",
             remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
         )
     return int(place)

@@ -1,15 +1,14 @@
-"""A node's cache of plain arrays, made once and mapped by every worker on the node.
+"""A node's cache of plain arrays, built once and mapped by every worker on the node.
 
-An entry is a directory of ``.npy`` files and ``stage.json``, which says what they are. It is made
-in a temporary directory and renamed when it is whole and on disk. Of several workers that want
-the same entry one makes it, under a lock that ends with its process, and the others wait. Who has
-an entry mapped holds a shared lock on it, and so it is not removed when room is made.
+An entry is a directory of ``.npy`` files, described by ``stage.json``. It is built in a temporary
+directory and renamed when it is complete and on disk. One worker builds it, under a lock that ends
+with its process, while others that need it wait. A process that maps an entry holds a shared lock
+on it, which protects it from eviction.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -18,7 +17,6 @@ import mmap
 import os
 import re
 import secrets
-import stat
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +28,8 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, element_bytes
-from raygnn.util.files import new_directory, publish, remove, sync_file
+from raygnn.graph.arrays import Array, element_bytes, stored_dtype
+from raygnn.util.files import new_directory, publish, remove, storage_errors, sync_file
 from raygnn.util.locks import try_flock, try_lock
 
 if TYPE_CHECKING:
@@ -46,17 +44,16 @@ FACTS = "stage.json"
 
 _ENTRY = re.compile(r"[a-z]+-\d+-\d+-[0-9a-f]{32}")
 _TEMPORARY = re.compile(rf"\.({_ENTRY.pattern})\.tmp-.*")
-_POLL = 0.05  # seconds between looks whether another worker has finished
+_POLL = 0.05  # seconds between checks whether another worker has finished
 _GB = 10**9
-_LARGEST = 64 * 2**20  # bytes of what is said about arrays
-# nothing but a file of the entry's own: a link could lead anywhere, a FIFO is waited for
+# no symbolic links, which could lead anywhere, and no waiting for the writer of a FIFO
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NORESERVE = 0x4000  # MAP_NORESERVE; the mmap module names it in new Pythons only
+_NORESERVE = 0x4000  # MAP_NORESERVE, which the mmap module has only in new Pythons
 
 
 class StoredArray(BaseModel):
-    """One array of an entry: its file, dtype (also ``"bfloat16"``, stored as int16), shape, and
-    where in the file its elements begin."""
+    """One array of an entry: file, dtype (``"bfloat16"`` is stored as int16), shape, offset of the
+    elements in the file, and size of the file."""
 
     file: Annotated[str, Field(pattern=r"^[0-9]+\.npy$")]
     dtype: str
@@ -66,11 +63,11 @@ class StoredArray(BaseModel):
 
     @property
     def stored(self) -> np.dtype[Any]:
-        return np.dtype("int16" if self.dtype == "bfloat16" else self.dtype)
+        return stored_dtype(self.dtype)
 
 
 class _Facts(BaseModel):
-    """The contents of ``stage.json``."""
+    """Contents of ``stage.json``."""
 
     version: Literal[1]
     made_from: dict[str, Any]
@@ -78,7 +75,7 @@ class _Facts(BaseModel):
 
 
 class CacheEntry:
-    """A whole entry, kept while this object or an array of it is alive."""
+    """A complete entry, locked while this object or an array of it is alive."""
 
     def __init__(self, path: Path, arrays: dict[str, StoredArray], lock: int):
         self.path = path
@@ -89,21 +86,20 @@ class CacheEntry:
         return self.path / self.arrays[name].file
 
     def array(self, name: str, *, at_random: bool = False) -> Array:
-        """The elements, mapped; read-only. bfloat16 comes as int16. ``at_random``: nothing is read
-        ahead of what is asked for."""
+        """Map an array read-only; bfloat16 as int16. ``at_random`` disables read-ahead."""
         array = self._map(name, at_random)
         array.flags.writeable = False
         return array
 
     def tensor(self, name: str) -> Tensor:
-        """The same as a tensor. What is written to it copies a page, and never reaches the file."""
+        """Map an array as a tensor. Writing to it copies a page, and never changes the file."""
         import torch
 
         tensor = torch.from_numpy(self._map(name))
         return tensor.view(torch.bfloat16) if self.arrays[name].dtype == "bfloat16" else tensor
 
     def below(self, prefix: str) -> dict[str, str]:
-        """What follows the prefix → the array's name, of the arrays whose names begin with it."""
+        """Return rest of the name → name, of the arrays whose names begin with the prefix."""
         return {key.removeprefix(prefix): key for key in self.arrays if key.startswith(prefix)}
 
     def _map(self, name: str, at_random: bool = False) -> Array:
@@ -128,7 +124,7 @@ class _Memory(mmap.mmap):
 
 
 class Draft:
-    """An entry that is being made in ``directory``."""
+    """An entry that is being built in ``directory``."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -136,7 +132,7 @@ class Draft:
         self._writers: list[ArrayWriter] = []
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> ArrayWriter:
-        """A file to which exactly the elements of ``shape`` are to be appended, row after row."""
+        """Create a file, to which exactly the rows of ``shape`` must be appended."""
         file = f"{len(self._arrays)}.npy"
         facts = StoredArray(file=file, dtype=dtype, shape=shape, offset=0, bytes=0)
         stream = (self._directory / file).open("wb")
@@ -149,7 +145,7 @@ class Draft:
         return self._writers[-1]
 
     def finish(self, made_from: Mapping[str, Any]) -> None:
-        """Write what there is to say about the arrays, and put all of it on the disk."""
+        """Write ``stage.json``, and flush all files to the disk."""
         for writer, (name, array) in zip(self._writers, self._arrays.items()):
             sync_file(writer.stream)
             size = writer.stream.tell()
@@ -161,7 +157,7 @@ class Draft:
 
     def close(self) -> None:
         for writer in self._writers:
-            with contextlib.suppress(OSError):  # said when it was flushed
+            with contextlib.suppress(OSError):  # was raised by the flush already
                 writer.stream.close()
 
 
@@ -183,10 +179,10 @@ class Stage:
     """The cache of one node.
 
     Args:
-        root: its directory; made, for this user only, if it is not there.
-        max_bytes: beyond this, entries go that nobody uses, those first that were not used for
-            longest; None = half of the disk.
-        wait: seconds for which another worker may take to make an entry.
+        root: its directory; created for this user only if it does not exist.
+        max_bytes: size from which on unused entries are evicted, least recently used first; None =
+            half of the disk.
+        wait: seconds to wait for another worker to build an entry.
     """
 
     def __init__(self, root: Path, max_bytes: int | None = None, *, wait: float = 1800.0):
@@ -196,7 +192,6 @@ class Stage:
 
     @classmethod
     def from_config(cls, config: StagingConfig) -> Stage:
-        """The cache that a configuration names; by default in the temporary directory."""
         return cls(config.root, None if config.max_gb is None else int(config.max_gb * _GB))
 
     def entry(
@@ -206,20 +201,21 @@ class Stage:
         made_from: Mapping[str, Any],
         build: Callable[[Draft], None],
     ) -> CacheEntry:
-        """An entry; made now, by ``build``, if it is not there or not as it was made.
+        """Return an entry, built now by ``build`` if it does not exist or is damaged.
 
         Args:
-            kind: in small letters; span: the parts in it, first and one past the last.
-            made_from: JSON values; all that decides the content.
+            kind: in lower case; span: its parts, first and one past the last.
+            made_from: JSON values that determine the content.
 
         Raises:
             DataError: the directory cannot be used or is full, or another worker took too long.
-                What ``build`` raises passes through. Nothing unfinished is left behind.
+                Exceptions of ``build`` pass through. Nothing unfinished is left behind.
         """
         facts = {"version": VERSION, "what": kind, "span": list(span), **made_from}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         path = self.root / f"{kind}-{span[0]}-{span[1]}-{digest[:32]}"
-        with self._storage_errors():
+        larger = "set staging.path to a larger disk of this node"
+        with storage_errors(self.root, DataError, larger):
             self._prepare()
             entry = _open_entry(path)
             if isinstance(entry, CacheEntry):
@@ -229,7 +225,7 @@ class Stage:
                 if isinstance(entry, CacheEntry):
                     return entry
                 if entry is not None:
-                    log.warning("%s: %s; it is made again", path, entry)
+                    log.warning("%s: %s; it is built again", path, entry)
                     self._remove(path)
                 self._sweep(path.name)
                 with new_directory(path) as directory:
@@ -240,7 +236,7 @@ class Stage:
                 entry = _open_entry(path)
                 if not isinstance(entry, CacheEntry):
                     raise DataError(
-                        f"was damaged at once: {entry}",
+                        f"was damaged right after it was written: {entry}",
                         where=str(path),
                         remedy="set staging.path to another disk",
                     )
@@ -254,12 +250,12 @@ class Stage:
                 raise DataError(
                     f"staging.path belongs to another user (id {status.st_uid})",
                     where=str(self.root),
-                    remedy="set staging.path to a directory of your own, which need not exist",
+                    remedy="set staging.path to a directory that is yours, or does not exist yet",
                 )
 
     @contextlib.contextmanager
     def _lock(self, name: str, wait: float) -> Iterator[None]:
-        """Be the only one to make or remove an entry. Raises _Busy when others take too long."""
+        """Lock an entry, to build or remove it. Raises _Busy after ``wait`` seconds."""
         path = self.root / f".{name}.lock"
         deadline = time.monotonic() + wait
         while (handle := try_lock(path)) is None:
@@ -269,12 +265,12 @@ class Stage:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # those who wait make it anew
+            path.unlink(missing_ok=True)  # waiting processes create a new one
             os.close(handle)
 
     def _sweep(self, name: str) -> None:
-        """Remove what processes left that died at work: on this entry, whose lock we have, and
-        on others that nobody works on."""
+        """Remove temporary directories of processes that died: of this entry, which is locked, and
+        of entries that no process works on."""
         for path in self.root.iterdir():
             match = _TEMPORARY.fullmatch(path.name)
             if match and match[1] == name:
@@ -284,10 +280,8 @@ class Stage:
                     _delete(path)
 
     def _trim(self) -> None:
-        """Make room: remove entries that nobody uses, those first that were not for longest."""
-        limit = self.max_bytes
-        if limit is None:
-            limit = disk_usage(self.root).total // 2
+        """Evict unused entries, least recently used first, until the rest fits."""
+        limit = disk_usage(self.root).total // 2 if self.max_bytes is None else self.max_bytes
         sizes = {path: _size(path) for path in self.root.iterdir() if _ENTRY.fullmatch(path.name)}
         total = sum(sizes.values())
         for path in sorted(sizes, key=_last_use):
@@ -316,21 +310,6 @@ class Stage:
             self._remove(path)
         return True
 
-    @contextlib.contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """Turn errors of the file system into ours."""
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            raise DataError(
-                f"staging.path cannot be written: {error.strerror or error}",
-                where=str(self.root),
-                remedy="free some space there, or set staging.path to a larger disk of this node"
-                if full
-                else "make it writable, or set staging.path to a directory on a disk of this node",
-            ) from error
-
 
 class _Busy(DataError):
     def __init__(self, lock: Path, wait: float):
@@ -338,62 +317,42 @@ class _Busy(DataError):
         with contextlib.suppress(OSError):
             pid = lock.read_text()
         super().__init__(
-            f"process {pid or '(unknown)'} has been making this for more than {wait:g} s",
+            f"process {pid or '(unknown)'} has been building this for more than {wait:g} s",
             where=str(lock.with_name(lock.name[1:].removesuffix(".lock"))),
-            remedy="look what that process does, and end it if it hangs: another then takes over",
+            remedy="check that process, and terminate it if it hangs: another one then takes over",
         )
 
 
 def _open_entry(path: Path) -> CacheEntry | str | None:
-    """The entry, or what is wrong with it, or None if it is not there."""
+    """Return the entry, or what is wrong with it, or None if it does not exist."""
     if path.is_symlink():
         return "it is a symbolic link"
     if not path.is_dir():
         return None
-    try:
-        handle = os.open(path / FACTS, _OPEN)
-    except FileNotFoundError:
-        return f"{FACTS} is missing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return f"{FACTS} is a symbolic link"
-    try:
-        if not try_flock(handle, shared=True) or not os.fstat(handle).st_nlink:
-            raise BlockingIOError
-        arrays = _read_facts(handle)
-        for array in arrays.values():
-            status = (path / array.file).lstat()
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{array.file} is no file")
-            if status.st_size != array.bytes:
-                raise ValueError(f"{array.file} has {status.st_size} bytes, expected {array.bytes}")
-        with contextlib.suppress(OSError):  # a cache that is read only
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = os.open(path / FACTS, _OPEN)
+            stack.callback(os.close, handle)
+            if not try_flock(handle, shared=True) or not os.fstat(handle).st_nlink:
+                return None  # it is being removed
+            with open(handle, "rb", closefd=False) as file:
+                arrays = _Facts.model_validate_json(file.read()).arrays
+            for array in arrays.values():
+                if (size := (path / array.file).lstat().st_size) != array.bytes:
+                    return f"{array.file} has {size} bytes, expected {array.bytes}"
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            return f"{FACTS} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except OSError as error:
+            return str(error)
+        with contextlib.suppress(OSError):  # the cache may be read-only
             os.utime(path / FACTS)
+        stack.pop_all()
         return CacheEntry(path, arrays, handle)
-    except BlockingIOError:  # it is being removed
-        os.close(handle)
-        return None
-    except (OSError, ValueError) as error:
-        os.close(handle)
-        return str(error)
-
-
-def _read_facts(handle: int) -> dict[str, StoredArray]:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-        raise ValueError(f"{FACTS} is none of ours")
-    try:
-        with open(handle, "rb", closefd=False) as file:
-            return _Facts.model_validate_json(file.read()).arrays
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{FACTS} is garbled: {key}: {first['msg']}") from None
 
 
 def _delete(path: Path) -> None:
-    with contextlib.suppress(OSError):  # it is tried again with the next entry
+    with contextlib.suppress(OSError):  # the next entry tries again
         remove(path)
 
 

@@ -1,7 +1,7 @@
-"""What a node keeps of a partition: topology, node data and feature tables of a span of parts.
+"""Entries of a node's cache for a partition: topology, node data and feature tables.
 
-The span ``(p, q)`` means the parts p … q-1. Their rows follow each other, so that the entry holds
-one range of type-wise ids of every type. One part at a time is in memory while an entry is made.
+An entry covers a span ``(p, q)``: the parts p … q-1, whose rows follow each other, hence one range
+of type-wise ids of every type. Building an entry takes the memory of one part at a time.
 """
 
 from __future__ import annotations
@@ -32,34 +32,32 @@ from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.graph.staging.node_cache import ArrayWriter, CacheEntry, Draft, Stage
 
 _CHUNK = 1 << 22  # bytes
-_ROWS = 1 << 20  # rows that are copied at a time
+_ROWS = 1 << 20  # rows copied at a time
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A partition as one node's cache has it.
+    """A partition in a node's cache.
 
-    Raises:
-        DataError: by its methods, when a file is damaged, or parts differ in an array's dtype or
-            shape, or edges lack the masks.
+    Its methods raise DataError if a file is damaged, parts differ in an array's dtype or shape, or
+    edges lack the masks.
     """
 
     stage: Stage
     meta: PartitionMeta
 
     def topology(self, span: Span, edge_arrays: Sequence[str] = ()) -> CacheEntry:
-        """``indptr/<etype>`` int64 ``[R+1]``, ``src/<etype>`` int32 where ids fit, else int64
-        ``[E]``; ``keys/<ntype>`` ``[R]`` original ids, int32 where they fit; and of the edge
-        arrays those that the type has, ``edge/<etype>/<name>`` ``[E, …]``, aligned with src
-        (bfloat16 as float32)."""
+        """Return ``indptr/<etype>`` int64 ``[R+1]``; ``src/<etype>`` ``[E]`` and original ids
+        ``keys/<ntype>`` ``[R]``, int32 if they fit, else int64; and the edge arrays that a type
+        has, ``edge/<etype>/<name>`` ``[E, …]``, aligned with src (bfloat16 as float32)."""
         names = sorted(set(edge_arrays))
         build = partial(_write_topology, meta=self.meta, span=span, names=names)
         return self._entry("topology", span, build, edge_arrays=names)
 
     def edge_split(self, span: Span, split: EdgeSplit) -> CacheEntry:
-        """Of the in-edges of type ``split.etype``, aligned with `topology`: ``split`` int8 ``[E]``
-        (see `raygnn.graph.partition.edges`), ``number`` int64 ``[E]``, in the user's graph."""
+        """Return ``split`` int8 ``[E]`` (see `raygnn.graph.partition.edges`) and ``number`` int64
+        ``[E]``, in the user's graph, of the in-edges of type ``split.etype``, as in `topology`."""
 
         def build(draft: Draft) -> None:
             rows = _rows(self.meta.edge_ranges[split.etype], span)
@@ -73,18 +71,6 @@ class Staged:
 
         return self._entry("edgesplit", span, build, split=split.to_dict())
 
-    def messages(
-        self, span: Span, edge_arrays: Sequence[str], splits: Sequence[EdgeSplit]
-    ) -> CacheEntry:
-        """As `topology`, without the edges for validation and test of some splits, and their
-        reverses: what messages pass along where edges are predicted."""
-        whole = self.topology(span, edge_arrays)
-        codes = [self.edge_split(span, split) for split in splits]
-        hides = list(zip(splits, codes))
-        build = partial(_write_messages, meta=self.meta, span=span, whole=whole, splits=hides)
-        names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in splits]
-        return self._entry("messages", span, build, edge_arrays=names, splits=listed)
-
     def lists(
         self,
         span: Span,
@@ -92,23 +78,26 @@ class Staged:
         hide: Sequence[EdgeSplit] = (),
         time: str | None = None,
     ) -> CacheEntry:
-        """What messages pass along: `messages` where edges are hidden, else `topology`.
+        """Return the in-edge lists that messages pass along, as `topology` has them.
 
         Args:
-            time: the array that each list ascends by, for the edge types that have it.
+            hide: splits whose edges for validation and test, and their reverses, are left out.
+            time: array that each list ascends by, for the edge types that have it.
         """
+        entry = self.topology(span, edge_arrays)
         if hide:
-            entry = self.messages(span, edge_arrays, hide)
-        else:
-            entry = self.topology(span, edge_arrays)
+            hides = [(split, self.edge_split(span, split)) for split in hide]
+            build = partial(_write_messages, meta=self.meta, span=span, whole=entry, splits=hides)
+            names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in hide]
+            entry = self._entry("messages", span, build, edge_arrays=names, splits=listed)
         if time is None:
             return entry
         for etype in self.meta.etypes:
             array = entry.arrays.get(f"edge/{etype_str(etype)}/{time}")
             if array is not None and (array.stored.kind not in "iu" or len(array.shape) > 1):
                 raise DataError(
-                    f"edges of type {etype_str(etype)} have {time!r} as {array.dtype} "
-                    f"{list(array.shape)}, which says no times",
+                    f"array {time!r} of edge type {etype_str(etype)} is {array.dtype} "
+                    f"{list(array.shape)}, not one integer time per edge",
                     where="sampling.time.edges",
                     remedy="give each edge one whole number, or name another array",
                 )
@@ -123,10 +112,10 @@ class Staged:
         names: Sequence[str],
         dtype: torch.dtype,
     ) -> Tensor:
-        """Arrays of the edges of one type side by side, ``[E, F]``, mapped; see `table`.
+        """Map arrays of the edges of one type, concatenated to ``[E, F]``; see `table`.
 
         Args:
-            lists: the entry of the lists that they are aligned with, for ``span``.
+            lists: entry of the lists that they are aligned with, for ``span``.
         """
         keys = [f"edge/{etype_str(etype)}/{name}" for name in names]
         arrays = {key: lists.tensor(key) for key in keys}
@@ -139,8 +128,8 @@ class Staged:
         return self._entry("edgetable", span, build, **more).tensor("table")
 
     def alias(self, lists: CacheEntry, span: Span, etype: EdgeType, weight: str) -> Array:
-        """What edges are drawn by in proportion to their weights, uint64 ``[E]``: see
-        `alias_tables`. ``lists``: see `edge_table`."""
+        """Return the alias tables for sampling edges in proportion to their weights, uint64
+        ``[E]``: see `alias_tables`. ``lists``: see `edge_table`."""
         name = etype_str(etype)
 
         def build(draft: Draft) -> None:
@@ -152,17 +141,14 @@ class Staged:
         return self._entry("alias", span, build, **more).array("alias")
 
     def node_data(self, span: Span) -> CacheEntry:
-        """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``."""
+        """Return ``data/<ntype>/<name>`` ``[R, …]`` as stored, and ``original/<ntype>`` ``[R]``."""
         return self._entry("nodes", span, partial(_write_node_data, meta=self.meta, span=span))
 
     def table(
         self, span: Span, ntype: str, names: Sequence[str], dtype: torch.dtype
     ) -> tuple[CacheEntry, str]:
-        """One array ``[R, F]`` of node arrays side by side, each flattened to a matrix.
-
-        Returns:
-            The entry and the name of the array in it: the stored one, if it is such already.
-        """
+        """Return entry and name of an array ``[R, F]``: node arrays, each flattened to a matrix,
+        concatenated. A stored array that is such already is not copied."""
         nodes = self.node_data(span)
         keys = [f"data/{ntype}/{name}" for name in names]
         target = str(dtype).removeprefix("torch.")
@@ -179,7 +165,7 @@ class Staged:
         self, kind: str, span: Span, build: Callable[[Draft], None], **more: Any
     ) -> CacheEntry:
         manifest = self.meta.manifest
-        # two partitions made from the same input may differ, so the digest is not enough
+        # two partitions of the same input may differ, so the digest is not enough
         files = json.dumps(manifest.model_dump()["files"] if manifest else None, sort_keys=True)
         made_from = {
             "digest": self.meta.digest,
@@ -230,7 +216,7 @@ def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
             rows = _rows(meta.node_ranges[ntype], span)
             for name, values in arrays.items() if rows or not meta.num_nodes(ntype) else ():
                 columns.append(f"data/{ntype}/{name}", values, rows)
-    # parts without nodes of a type need not have its arrays, but every rank must know of them
+    # parts without nodes of a type may lack its arrays, but every rank must know their dtypes
     for ntype in meta.ntypes:
         sizes = np.diff(meta.node_ranges[ntype], axis=1)[:, 0]
         if sizes.any() and not sizes[slice(*span)].any():
@@ -240,7 +226,7 @@ def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
 
 
 class _Columns:
-    """Arrays, each in a file that is begun when its first rows say what it is like."""
+    """Writer of arrays, each in a file that is created when its first rows show dtype and shape."""
 
     def __init__(self, draft: Draft, meta: PartitionMeta):
         self._draft, self._meta = draft, meta
@@ -249,11 +235,11 @@ class _Columns:
         self._done: dict[str, int] = {}
 
     def append(self, key: str, values: Tensor, rows: int) -> None:
-        """Add rows of one part to the array, which will have ``rows`` in all."""
+        """Append the rows of one part to an array of ``rows`` rows in all."""
         if key not in self._writers:
             self._like[key] = values[:0], rows
         if not len(values):
-            return  # a part without nodes of the type need not have the right kind
+            return  # a part without nodes of the type may have another dtype
         like, _ = self._like[key]
         if (like.dtype, like.shape[1:]) != (values.dtype, values.shape[1:]):
             kinds = {str((array.dtype, array.shape[1:])) for array in (like, values)}
@@ -291,8 +277,8 @@ def _write_messages(
     whole: CacheEntry,
     splits: Sequence[tuple[EdgeSplit, CacheEntry]],
 ) -> None:
-    """Copy a topology without what must not be seen. Memory: a byte for each edge of one type,
-    8 for each hidden edge of splits that hide reverses, and what lies in some rows."""
+    """Copy a topology without hidden edges. Memory: a byte for each edge of one type, 8 for each
+    hidden edge of splits that hide reverses, and a chunk of rows."""
     hidden = [Splitter(meta, s).hidden() if s.reverse is not None else None for s, _ in splits]
     for name in (name for name in whole.arrays if name.startswith("keys/")):
         _copy(draft, name, whole)
@@ -313,7 +299,7 @@ def _write_messages(
 
 
 def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], time: str) -> None:
-    """Copy lists, each in the order of its edges' times; those of one time stay in theirs."""
+    """Copy lists, each sorted by time; edges of equal times keep their order."""
     sorted_by = {etype_str(etype): f"edge/{etype_str(etype)}/{time}" for etype in etypes}
     for name in whole.arrays:
         if name.startswith(("keys/", "indptr/")):
@@ -345,7 +331,7 @@ def _hide(
     whole: CacheEntry,
     hidden: IntArray,
 ) -> None:
-    """Clear the places of edges whose reverse is hidden."""
+    """Clear ``keep`` at edges whose reverse is hidden."""
     name, ntype = etype_str(etype), etype[2]
     indptr, src = whole.array(f"indptr/{name}"), whole.array(f"src/{name}")
     first = int(meta.node_ranges[ntype][span[0], 0])
@@ -358,7 +344,7 @@ def _hide(
 
 
 def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None) -> None:
-    """Copy an array, or those of its rows that are to be kept."""
+    """Copy an array, or the rows of it to keep."""
     facts, rows = whole.arrays[name], whole.array(name)
     count = len(rows) if keep is None else int(np.count_nonzero(keep))
     writer = draft.array(name, facts.dtype, (count, *facts.shape[1:]))
@@ -382,13 +368,13 @@ def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype)
 
 
 def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Refuse what is no number, or none any more in the dtype that the model computes in."""
+    """Raise DataError if features are not finite, or overflow the dtype that models compute in."""
     for key, piece in pieces.items():
         _, kind, name = key.split("/")
         finite, where = torch.isfinite(piece), f"array {name!r} of {kind}"
         if not finite.all():
             message = f"features must be finite, and one is {piece[~finite][0]:g}"
-            raise DataError(message, where=where, remedy="replace it, or drop what it is of")
+            raise DataError(message, where=where, remedy="replace it, or drop its node or edge")
         lost = ~torch.isfinite(piece.to(dtype))
         if lost.any():
             raise DataError(
@@ -400,7 +386,7 @@ def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
 
 
 def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:
-    """Node type → original ids, part by part, int32 where they fit."""
+    """Read node type → original ids, part by part, int32 if they fit."""
     original: dict[str, list[Array]] = {ntype: [] for ntype in meta.ntypes}
     for part in range(*span):
         for ntype, ids in read_original_nodes(meta, part).items():
@@ -417,7 +403,7 @@ def _write_ids(draft: Draft, name: str, pieces: list[Array]) -> None:
 
 
 def flat_weights(weight: Array) -> Array:
-    """As compiled passes take them: one number per edge, of a type that numba knows."""
+    """Flatten weights to ``[E]``, in a dtype that numba supports."""
     flat = weight.reshape(len(weight)) if weight.ndim > 1 else weight
     return flat.astype(np.float32) if flat.dtype == np.float16 else flat
 

@@ -1,8 +1,8 @@
-"""What one worker sees of a partitioned graph.
+"""A worker's shard of a partitioned graph.
 
-A worker owns one contiguous range of ids of every node type. The ranges follow the parts, and
-cut through one where the number of workers does not divide the number of parts, so that any
-number of workers can train on any partition.
+A worker owns one contiguous range of ids of every node type. The ranges follow the parts, and cut
+through parts if their number is no multiple of the number of workers, so that any number of
+workers can train on any partition.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from raygnn.graph.staging.mapped import PAGE, FileRows, map_table, outgrows
 from raygnn.graph.staging.node_cache import CacheEntry, Stage
 from raygnn.graph.staging.parts import Staged, flat_weights
 
-_EDGES = 0.15  # of the available memory, that a rank's edges may take and be read ahead of
+_EDGES = 0.15  # share of the available memory up to which a rank's edges are read ahead
 SPLIT, NUMBER = "split", "number"  # arrays of the edges to predict
-# what is carried of edges
+# edge data in `InEdgeLists.carried`
 RELATION, FEATURES, CATEGORY, TIME = "relation", "features", "category:", "time"
 
 
 @dataclass(frozen=True)
 class EdgeReads:
-    """Arrays of the edges that messages pass along; an edge type has some of them, or none.
+    """Names of edge arrays that messages and sampling read; an edge type may lack some.
 
     Attributes:
-        features: what models read as numbers, joined and converted to ``dtype``.
-        categories: whole numbers that stand for categories.
-        whole: carry whole numbers among the features as they are, each by itself, as categories.
-        relation: whole numbers that stand for relations.
-        weight: what neighbours are drawn in proportion to.
-        time: whole numbers that say when; lists ascend by it.
-        elapsed: whether models read how long ago edges were.
+        features: numbers, concatenated and converted to ``dtype``.
+        categories: integers that stand for categories.
+        whole: keep integer features as categories, each by itself.
+        relation: integers that stand for relations.
+        weight: sampling weights of neighbours.
+        time: integer times; lists ascend by them.
+        elapsed: models read the age of edges.
     """
 
     features: tuple[str, ...] = ()
@@ -59,26 +59,25 @@ class EdgeReads:
 
 @dataclass(frozen=True)
 class InEdgeLists:
-    """In-edge lists of a contiguous range of destination nodes.
+    """In-edge lists of a contiguous range of destination nodes, mapped read-only.
 
-    All of it is mapped and read-only. The rows may be a window on those that the node holds, so
-    ``indptr`` need not begin with 0, and ``src`` may reach beyond the rows at both ends.
+    They may be a window on the lists of the node's cache, so ``indptr`` need not begin with 0, and
+    ``src`` may extend beyond the rows at both ends.
 
     Attributes:
         first: global id of the first row.
         indptr: int64 ``[R+1]``; row i has the entries ``indptr[i] … indptr[i+1]-1`` of ``src``.
-        src: int32, or int64 where the source type needs it; global ids of the sources, in
-            original edge order per row.
-        keys: int32 or int64 ``[R]``, what sampling is keyed by: the original id of each row's
-            node (its global id where a partition does not record original ids).
+        src: global ids of the sources, int32 or, if needed, int64; in original edge order per row.
+        keys: int32 or int64 ``[R]``, keys for sampling: the original id of each row's node (its
+            global id if the partition does not record original ids).
         data: edge array → ``[len(src), …]``, aligned with ``src``.
-        carried: what blocks carry of edges, aligned with ``src``: `RELATION` and `CATEGORY` with a
-            name, whole numbers ``[E]``; `FEATURES` ``[E, F]``, the features side by side in the
-            compute dtype; `TIME` ``[E]``, where models read it.
-        times: of the edges, whole numbers ``[len(src)]``, ascending within each list; None where
-            they have none, or nobody asks for it.
-        weights: of the edges, ``[len(src)]``, at least 0, and what edges are drawn by in proportion
-            to them, uint64 ``[len(src)]``: see `alias_tables`. None where they have none.
+        carried: edge data that blocks carry, aligned with ``src``: `RELATION` and `CATEGORY` +
+            name, integers ``[E]``; `FEATURES` ``[E, F]`` in the compute dtype; `TIME` ``[E]`` if
+            models read it.
+        times: integers ``[len(src)]``, ascending within each list; None if edges have no times, or
+            they are not requested.
+        weights: sampling weights ``[len(src)]``, at least 0, and their alias tables, uint64
+            ``[len(src)]`` (see `alias_tables`); None without weights.
     """
 
     first: int
@@ -100,7 +99,7 @@ class InEdgeLists:
 
     @property
     def nbytes(self) -> int:
-        """Of these rows alone."""
+        """Size of these rows in bytes."""
         per_edge = [array[:0] for array in (self.src, *self.data.values())]
         widths = (math.prod(array.shape[1:]) * array.itemsize for array in per_edge)
         return int(self.indptr.nbytes + self.keys.nbytes) + self.num_edges * sum(widths)
@@ -108,13 +107,13 @@ class InEdgeLists:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Where the rows of a node type lie in its tables: see `map_table`.
+    """Positions of a node type's rows in its tables: see `map_table`.
 
     Attributes:
-        starts: int64 ``[W]``, where the rows of each rank begin; -1 = they have to be fetched.
-        cached: where cached rows begin.
-        room: where rows begin that a batch fetches, which no other process may see.
-        total: rows of a table, of which only those that are used take memory.
+        starts: int64 ``[W]``, first row of each rank; -1 = its rows must be fetched.
+        cached: first cached row.
+        room: first row fetched by a batch, private to the process.
+        total: number of rows, of which only touched ones take memory.
     """
 
     starts: np.ndarray
@@ -124,7 +123,7 @@ class TableLayout:
 
     @staticmethod
     def local_only(bounds: np.ndarray, rank: int) -> TableLayout:
-        """That of a table with a rank's own rows and room for all others."""
+        """Build the layout of a table with a rank's owned rows and room for all others."""
         own = int(bounds[rank + 1] - bounds[rank])
         starts = np.where(np.arange(len(bounds) - 1) == rank, 0, -1)
         return TableLayout(starts, own, own, int(bounds[-1]))
@@ -132,17 +131,15 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Shard:
-    """One worker's share.
+    """One worker's shard, mapped from ``staged``.
 
     Attributes:
         bounds: node type → int64 ``[W+1]``; rank r owns the ids ``bounds[r] … bounds[r+1]-1``.
-        topology: edge type → the in-edge lists that this worker holds: of the nodes it owns, or
-            of all nodes when the topology is replicated.
+        topology: edge type → in-edge lists of the owned nodes, or of all nodes if ``replicated``,
+            which is the same on all ranks.
         node_data: node type → name → tensor ``[owned, …]`` as stored, mapped.
         original: node type → int32 or int64 ``[owned]`` original ids, mapped.
-        replicated: whether every rank holds the in-edge lists of all nodes: the same on all ranks.
-        staged: where it is mapped from.
-        span, held: the parts, first and one past the last, that have owned nodes, and those
+        span, held: first and one past the last of the parts with owned nodes, and of the parts
             whose edges are mapped.
     """
 
@@ -159,42 +156,43 @@ class Shard:
     held: tuple[int, int]
 
     def first(self, ntype: str) -> int:
-        """Global id of the first node of ``ntype`` that this worker owns."""
+        """Return the global id of the first owned node of ``ntype``."""
         return int(self.bounds[ntype][self.rank])
 
     def owned(self, ntype: str) -> int:
-        """How many nodes of ``ntype`` this worker owns."""
+        """Return the number of owned nodes of ``ntype``."""
         return int(self.bounds[ntype][self.rank + 1]) - self.first(ntype)
 
     def num_nodes(self, ntype: str) -> int:
         return int(self.bounds[ntype][-1])
 
     def in_degree(self, etype: EdgeType) -> Tensor:
-        """In-edges of every owned node of the destination type, int64 ``[owned]``."""
+        """Return the in-degree of every owned node of the destination type, int64 ``[owned]``."""
         rows, ntype = self.topology[etype], etype[2]
         low = self.first(ntype) - rows.first
         indptr = rows.indptr[low : low + self.owned(ntype) + 1]
         return torch.from_numpy(np.diff(indptr))
 
     def own_sources(self, etype: EdgeType) -> np.ndarray:
-        """Source ids of all in-edges of the owned nodes, mapped: see `InEdgeLists.src`."""
+        """Return the sources of all in-edges of the owned nodes, mapped: see `InEdgeLists.src`."""
         return self.topology[etype].src[slice(*self.own_edges(etype))]
 
     def own_edges(self, etype: EdgeType) -> tuple[int, int]:
-        """Where in ``topology[etype].src``, and in the arrays of edges, those into owned nodes
-        stand: the first, and one past the last."""
+        """Return the range of edges into owned nodes in ``topology[etype].src`` and the arrays of
+        edges: the first, and one past the last."""
         rows, ntype = self.topology[etype], etype[2]
         low = self.first(ntype) - rows.first
         return int(rows.indptr[low]), int(rows.indptr[low + self.owned(ntype)])
 
     def edge_first(self, etype: EdgeType) -> int:
-        """Where the first of ``topology[etype].src`` stands in the order of all parts' in-edge
-        lists, one after the other: its position and those after it name edges alike in every
-        topology and for any number of workers."""
+        """Return the position of the first edge of ``topology[etype]`` in the concatenated in-edge
+        lists of all parts. Such positions identify edges in every topology, for any number of
+        workers."""
         return int(self.staged.meta.edge_ranges[etype][self.held[0], 0])
 
     def layout(self, ntype: str, ranks: Sequence[int], cached: int = 0) -> TableLayout:
-        """A layout with the rows of some ranks, this one among them, and of a cache."""
+        """Build the layout of a table with the rows of some ranks, this one included, and of a
+        cache."""
         bounds, end = self.bounds[ntype], 0
         starts = np.full(len(bounds) - 1, -1)
         for rank in ranks:
@@ -213,12 +211,11 @@ class Shard:
         layout: TableLayout,
         handle: int | None = None,
     ) -> Tensor:
-        """Rows of node arrays side by side, ``[layout.total, F]``: mapped are those of the ranks
-        that the layout has, which all workers of the node share; what is written to them stays in
-        this process.
+        """Map a table of node arrays, concatenated to ``[layout.total, F]``: rows of the layout's
+        ranks are shared by all workers of the node; writing to them is private to this process.
 
         Args:
-            names: arrays of floats or whole numbers; each is flattened to ``[owned, …]``.
+            names: arrays of floats or integers; each is flattened to ``[owned, …]``.
             handle: see `map_table`.
         """
         files = []
@@ -230,43 +227,42 @@ class Shard:
         return map_table(dtype, tail, layout.total, files, shared=layout.room, handle=handle)
 
     def rows(self, ntype: str, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """The own rows of `table`, ``[owned, F]``, mapped."""
+        """Map the owned rows of `table`, ``[owned, F]``."""
         entry, name, first, rows = self._staged(ntype, names, dtype, self.rank)
         return entry.tensor(name)[first : first + rows]
 
     def _staged(
         self, ntype: str, names: Sequence[str], dtype: torch.dtype, rank: int
     ) -> tuple[CacheEntry, str, int, int]:
-        """The array that has a rank's rows, its name there, the first of them, and how many."""
+        """Return entry and name of the array with a rank's rows, the first of them, and their
+        number."""
         workers, parts = len(self.bounds[ntype]) - 1, self.staged.meta.num_parts
         entry, name = self.staged.table(_span(rank, workers, parts), ntype, names, dtype)
         first, last = self.bounds[ntype][rank : rank + 2]
         return entry, name, self._skipped(ntype, rank), int(last - first)
 
     def _skipped(self, ntype: str, rank: int) -> int:
-        """Rows of its parts that come before a rank's own."""
+        """Return how many rows of a rank's first part precede its owned rows."""
         ranges, bounds = self.staged.meta.node_ranges[ntype], self.bounds[ntype]
         return int(bounds[rank] - ranges[_span(rank, len(bounds) - 1, len(ranges))[0], 0])
 
 
 def _next_piece(end: int) -> int:
-    """Where in a table what follows can begin: in a page of its own, however wide rows are."""
+    """Return the next row of a table at which other rows may begin: on a new page, however wide
+    rows are."""
     return (end // PAGE + 2) * PAGE if end else 0
 
 
 def _span(rank: int, workers: int, parts: int) -> tuple[int, int]:
-    """The parts that have a rank's nodes: one at least, also for a rank that owns nothing, which
-    must know dtypes and shapes."""
+    """Return the parts with a rank's nodes; at least one, from which a rank without nodes learns
+    dtypes and shapes."""
     return rank * parts // workers, -(-(rank + 1) * parts // workers)
 
 
 def ownership(ranges: np.ndarray, workers: int) -> np.ndarray:
-    """Cut the parts' ranges ``[P, 2]`` of one node type into one range per worker.
-
-    Returns:
-        int64 ``[workers+1]``. Worker r gets the parts ``r·P/W … (r+1)·P/W``; a fraction of a part
-        is that fraction of its nodes.
-    """
+    """Divide the parts' ranges ``[P, 2]`` of one node type among workers: bounds, int64
+    ``[workers+1]``. Worker r gets the parts ``r·P/W … (r+1)·P/W``; a fraction of a part is that
+    fraction of its nodes."""
     parts = len(ranges)
     bounds = np.empty(workers + 1, np.int64)
     for r in range(workers):
@@ -289,16 +285,16 @@ def load_shard(
     split: EdgeSplit | None = None,
     hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
-    """What worker ``rank`` of ``workers`` needs, mapped from its node's cache.
+    """Map the shard of worker ``rank`` of ``workers`` from its node's cache.
 
     Args:
         replicated: hold the in-edge lists of all nodes, not only of the owned ones.
-        stage: the cache; what it lacks is made there, or waited for.
-        edge_arrays: names of edge arrays to hold; edge types that lack one go without.
+        stage: the cache; missing entries are built, or waited for.
+        edge_arrays: names of edge arrays to hold; edge types may lack some.
         reads: arrays that messages and sampling read, which are held as well.
-        split: of the edges to predict: their type has also the arrays `SPLIT` int8 and `NUMBER`
+        split: split of the edges to predict, whose type gets the arrays `SPLIT` int8 and `NUMBER`
             int64, in the user's graph.
-        hide: whose edges for validation and test, and their reverses, to leave out.
+        hide: splits whose edges for validation and test, and their reverses, are left out.
 
     Raises:
         DataError: a part is missing, unreadable or changed, parts differ in an array's dtype or
@@ -308,7 +304,7 @@ def load_shard(
     span = _span(rank, workers, meta.num_parts)
     staged = Staged(stage, meta)
     held = (0, meta.num_parts) if replicated else span
-    assert split is None or not hide  # positions of edges are of all of them
+    assert split is None or not hide  # positions of edges count all of them
     topology = staged.lists(held, [*edge_arrays, *reads.arrays], hide, reads.time)
     nodes = staged.node_data(span)
     rows = {}
@@ -356,7 +352,7 @@ def load_shard(
 def _read(
     staged: Staged, topology: CacheEntry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
 ) -> dict[str, Any]:
-    """``carried``, ``times`` and ``weights`` of `InEdgeLists`."""
+    """Return ``carried``, ``times`` and ``weights`` of `InEdgeLists`."""
     names = topology.below(f"edge/{etype_str(etype)}/")
     carried, times, weights = {}, None, None
     if reads.relation in names:
@@ -381,7 +377,7 @@ def _read(
 
 
 def describe_shard(shard: Shard) -> str:
-    """One line for a rank's log."""
+    """Describe the shard in one line, for a rank's log."""
     nodes = ", ".join(f"{shard.owned(t):,} of {shard.num_nodes(t):,} {t}" for t in shard.ntypes)
     edges = ", ".join(f"{r.num_edges:,} {etype_str(e)}" for e, r in shard.topology.items())
     return f"owns {nodes} nodes; holds {edges} edges"
