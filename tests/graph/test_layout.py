@@ -254,10 +254,10 @@ def test_a_manifest_that_is_damaged(meta: PartitionMeta, case: str) -> None:
     path, to = DAMAGE[case]
     file = meta.directory / "raygnn.json"
     edit(file, lambda manifest: put(manifest, path, to))
-    with pytest.raises(DataError, match="does not say what the partition is") as error:
+    with pytest.raises(DataError, match="does not describe the partition") as error:
         read_meta(meta.directory)
     assert error.value.where == str(file)
-    assert "make the partition again" in (error.value.remedy or "")
+    assert "partition the graph again" in (error.value.remedy or "")
 
 
 def test_a_manifest_of_another_version_or_without_a_file(meta: PartitionMeta) -> None:

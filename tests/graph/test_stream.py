@@ -171,7 +171,7 @@ def test_passes_that_differ_are_refused() -> None:
         calls.append(0)
         return [(np.arange(9), np.arange(9) + 1)] * (1 if len(calls) == 3 else 2)
 
-    with pytest.raises(ValueError, match="a pass gave 9 edges, the first 18"):
+    with pytest.raises(ValueError, match="a pass has 9 edges, the first had 18"):
         assign_by_streaming(10, passes, 2)
 
 

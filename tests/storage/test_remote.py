@@ -150,7 +150,7 @@ def test_none_is_made_there(tmp_path: Path) -> None:
     place = uri(tmp_path / "none")
     graph = {"format": "planted", "nodes": 100}
     job = {"name": "a", "storage": str(tmp_path), "partition": {"path": place}, "model": MODEL}
-    with pytest.raises(ConfigError, match="none can be made there") as error:
+    with pytest.raises(ConfigError, match="none can be built there") as error:
         find_partition(load_config({**job, "graph": graph}), 2)
     assert "copy" in str(error.value.remedy)
     assert "partition.path" in str(error.value.where)

@@ -97,7 +97,7 @@ def make_out_of_core(
                     "delete it if there will be none, or if the input or partition changes"
                 )
             raise
-        return missing.bring(made, tell)
+        return missing.upload(made, tell)
 
 
 def _check(config: Config, missing: Missing, expected: Needs) -> None:

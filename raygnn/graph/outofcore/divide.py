@@ -88,7 +88,7 @@ def _partition(
     sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
     results = work.run("write", _write, tasks, sizes)
     assembly = DiskAssembly(data, numbering, shuffled)
-    written = [WrittenPart.from_json(result) for result in results]
+    written = [WrittenPart.model_validate(result) for result in results]
     manifest = write_description(data, assembly, directory, missing.method, written)
     finish(manifest, directory, missing.digest, missing.source, work.seconds)
     place = missing.draft.absolute()
@@ -122,4 +122,4 @@ def _write(
     figures: Figures, stored: StoredNumbering, shuffled: Shuffled, part: int, directory: Path
 ) -> dict[str, Any]:
     assembly = DiskAssembly(figures.data(), stored.mapped(), shuffled)
-    return write_part(assembly, part, directory).to_json()
+    return write_part(assembly, part, directory).model_dump()

@@ -1,10 +1,10 @@
-"""From a graph and the part of each node to the contents of DGL's partition files.
+"""Contents of DGL's partition files, from a graph and the part of each node.
 
-The convention is DGL's: homogeneous ids run part by part and type by type, a part owns the
-in-edges of its nodes, and its graph holds every edge that touches one of its nodes, so the
-out-edges to other parts too (one hop of halo). Within a part, nodes of a type keep their
-original order, and edges are numbered by type, destination and original id: in-edge lists are
-in original order however the graph is divided.
+As in DGL, homogeneous ids run part by part and type by type, a part owns the in-edges of its
+nodes, and its graph holds every edge that touches one of its nodes, hence also out-edges to other
+parts (one hop of halo). Within a part, nodes of a type keep their original order, and edges are
+numbered by type, destination and original id, so that in-edge lists are in original order for any
+partition.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from raygnn.graph.partition.edge_kernels import IndexArray
 
 @dataclass(frozen=True)
 class PartGraph:
-    """The content of a part's ``graph.dgl``, and what the manifest says of it.
+    """Content of a part's ``graph.dgl``, and its numbers in the manifest.
 
     Attributes:
-        src, dst: int64 ``[E_local]`` local ids; own nodes come first, then the halo.
+        src, dst: int64 ``[E_local]`` local ids; owned nodes come first, then the halo.
         ndata, edata: DGL's reserved fields.
-        halo: nodes of other parts that own in-edges come from.
-        cut: own in-edges that come from other parts.
+        halo: number of nodes of other parts that are sources of owned in-edges.
+        cut: number of owned in-edges from other parts.
     """
 
     num_nodes: int
@@ -46,13 +46,13 @@ class PartGraph:
 
 @dataclass(frozen=True)
 class _RenumberedEdges:
-    """Edges of one type: the in-edge lists of the input (see `passes`), and what is new.
+    """Edges of one type: in-edge lists of the input (see `edge_kernels`), and their renumbering.
 
     Attributes:
-        indptr, order, src: the lists in input ids; ``src`` by place in the input.
-        new_indptr: int64 ``[n_dst + 1]``, where the lists start once the rows are renumbered.
-        leaving: ``[parts + 1]``; from there on are the edges that leave each part, in ``heads``
-            (type-wise ids of the destinations) and ``places`` (type-wise ids of the edges).
+        indptr, order, src: the lists in input ids; ``src`` in input order.
+        new_indptr: int64 ``[n_dst + 1]``, starts of the lists after renumbering the rows.
+        leaving: ``[parts + 1]``, starts of the edges that leave each part, in ``heads`` (type-wise
+            ids of the destinations) and ``places`` (type-wise ids of the edges).
     """
 
     indptr: IntArray
@@ -66,13 +66,13 @@ class _RenumberedEdges:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Which nodes each part owns, and what they are called there; by node type.
+    """Nodes of each part and their ids there, by node type.
 
     Attributes:
-        starts: int64 ``[parts + 1]``, where each part's nodes start in ``order``.
+        starts: int64 ``[parts + 1]``, start of each part's nodes in ``order``.
         order: input ids, part by part.
         new_id: homogeneous ids, by input id.
-        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as DGL's json has them.
+        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as in DGL's json.
     """
 
     starts: dict[str, IntArray]
@@ -82,7 +82,7 @@ class Numbering:
 
     @classmethod
     def from_assignment(cls, assignment: Mapping[str, IndexArray], parts: int) -> Numbering:
-        """That of nodes whose part is given."""
+        """Number the nodes of each part; ``assignment``: node type → part of each node."""
         groups = {t: edge_kernels.group(part, parts) for t, part in assignment.items()}
         starts = {ntype: group[0] for ntype, group in groups.items()}
         order = {ntype: group[1] for ntype, group in groups.items()}
@@ -97,25 +97,24 @@ class Numbering:
 
     @property
     def bounds(self) -> IntArray:
-        """int64 ``[parts + 1]``: where the homogeneous ids of each part start."""
+        """Start of the homogeneous ids of each part, int64 ``[parts + 1]``."""
         return np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
 
     def describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
-        """Type number (int32) and part (int64) of homogeneous node ids."""
+        """Return type number (int32) and part (int64) of homogeneous node ids."""
         starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)
         at = np.searchsorted(starts, nodes, side="right") - 1
         return (at % len(self.node_map)).astype(np.int32), at // len(self.node_map)
 
 
 class PartedGraph(ABC):
-    """A graph renumbered for its parts; gives what each part's files hold.
+    """A graph renumbered for its parts, with the contents of each part's files.
 
     Args:
-        edge_starts: edge type → int64 ``[parts + 1]``, where each part's edges start.
+        edge_starts: edge type → int64 ``[parts + 1]``, start of each part's edges.
 
     Attributes:
-        node_map: node type → int64 ``[parts, 2]`` homogeneous id ranges, as DGL's json has them.
-        edge_map: edge type → the same.
+        node_map, edge_map: type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json.
     """
 
     def __init__(
@@ -129,19 +128,19 @@ class PartedGraph(ABC):
         self.parts = len(numbering.bounds) - 1
 
     def num_nodes(self, part: int) -> dict[str, int]:
-        """Own nodes of one part, by type."""
+        """Return the numbers of owned nodes of one part, by type."""
         return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
 
     def num_edges(self, part: int) -> dict[EdgeType, int]:
-        """Own edges of one part, by type."""
+        """Return the numbers of owned edges of one part, by type."""
         return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
 
     def original_nodes(self, part: int) -> dict[str, Tensor]:
-        """Node type → int64, original ids of the part's own nodes."""
+        """Return node type → original ids of the part's owned nodes, int64."""
         return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
 
     def node_data(self, part: int) -> dict[str, Rows]:
-        """``"<type>/<name>"`` → rows of the part's own nodes."""
+        """Return ``"<type>/<name>"`` → rows of the part's owned nodes."""
         own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
         return {
             f"{ntype}/{name}": Rows(array, ids)
@@ -151,15 +150,15 @@ class PartedGraph(ABC):
 
     @abstractmethod
     def original_edges(self, part: int) -> Mapping[str, Tensor | OnDemand]:
-        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
+        """Return ``"src:rel:dst"`` → original ids of the part's owned edges, int64."""
 
     @abstractmethod
     def edge_data(self, part: int) -> Mapping[str, Rows | OnDemand]:
-        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
+        """Return ``"src:rel:dst/<name>"`` → rows of the part's owned edges."""
 
     @abstractmethod
     def part(self, part: int) -> PartGraph:
-        """One part's graph."""
+        """Build one part's graph."""
 
     def _nodes(self, ntype: str, part: int) -> IntArray:
         first, last = self._node_starts[ntype][part : part + 2]
@@ -167,7 +166,7 @@ class PartedGraph(ABC):
 
 
 class Assembly(PartedGraph):
-    """One whose edges are in memory. Its methods may be called from several threads at once."""
+    """Renumbered graph whose edges are in memory. Its methods are thread-safe."""
 
     def __init__(self, data: GraphData, assignment: dict[str, IntArray], parts: int):
         numbering = Numbering.from_assignment(assignment, parts)
@@ -212,11 +211,9 @@ class Assembly(PartedGraph):
         return _RenumberedEdges(indptr, order, src, new_indptr, leaving, heads, places)
 
     def original_edges(self, part: int) -> dict[str, Tensor]:
-        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
         return {etype_str(t): torch.from_numpy(self._own(t, part)) for t in self.data.edges}
 
     def edge_data(self, part: int) -> dict[str, Rows]:
-        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
         own = {t: self._own(t, part) for t, frame in self.data.edges.items() if frame.data}
         return {
             f"{etype_str(etype)}/{name}": Rows(array, ids)
@@ -225,19 +222,18 @@ class Assembly(PartedGraph):
         }
 
     def _own(self, etype: EdgeType, part: int) -> IntArray:
-        """Places in the input of the part's own edges."""
+        """Return the input positions of the part's owned edges."""
         edges = self._edges[etype]
         places = np.empty(self.num_edges(part)[etype], dtype=np.int64)
         edge_kernels.places_of(edges.indptr, edges.order, self._rows(etype, part), places)
         return places
 
     def _rows(self, etype: EdgeType, part: int) -> IndexArray:
-        """Input ids of the part's own nodes of the destination type."""
+        """Return the input ids of the part's owned nodes of the destination type."""
         first, last = self._node_starts[etype[2]][part : part + 2]
         return self._node_order[etype[2]][first:last]
 
     def part(self, part: int) -> PartGraph:
-        """One part's graph."""
         first, last = (int(bound) for bound in self._bounds[part : part + 2])
         outer = [self._outer_edges(etype, part) for etype in self.data.edges]
         out_src, out_dst, out_ids = map(np.concatenate, zip(*outer, strict=True))
@@ -245,14 +241,14 @@ class Assembly(PartedGraph):
         own = sum(sizes)
         types = np.arange(len(outer), dtype=np.int32)
         out_types = np.repeat(types, [len(ids) for *_, ids in outer])
-        if self.typed:  # sorted runs, one for each type and part: merged rather than sorted
+        if self.typed:  # sorted runs, one for each type and part, which a stable sort merges
             by_id = np.argsort(out_ids, kind="stable")
             out_src, out_dst, out_ids, out_types = (
                 array[by_id] for array in (out_src, out_dst, out_ids, out_types)
             )
         del outer
 
-        # The part's own edges come first; they have one range of ids.
+        # Owned edges come first; they have one range of ids.
         src, dst = (np.empty(own + len(out_ids), dtype=np.int64) for _ in range(2))
         src[own:], dst[own:] = out_src, out_dst
         far = np.zeros(self._bounds[-1], dtype=np.bool_)
@@ -296,18 +292,10 @@ class Assembly(PartedGraph):
         if self.typed:
             ndata["_TYPE"] = node_type
             edata["_TYPE"] = np.concatenate([np.repeat(types, sizes), out_types])
-        return PartGraph(
-            num_nodes=len(nodes),
-            src=src,
-            dst=dst,
-            ndata=ndata,
-            edata=edata,
-            halo=halo,
-            cut=int(cut),
-        )
+        return PartGraph(len(nodes), src, dst, ndata, edata, halo, int(cut))
 
     def _outer_edges(self, etype: EdgeType, part: int) -> tuple[IndexArray, IndexArray, IntArray]:
-        """Homogeneous ids of both ends, and of the edges, that leave the part."""
+        """Return homogeneous ids of both ends, and of the edges, of edges that leave the part."""
         edges, ntype = self._edges[etype], etype[2]
         chosen = slice(*edges.leaving[part : part + 2])
         heads, places = edges.heads[chosen], edges.places[chosen]
@@ -331,7 +319,8 @@ class Assembly(PartedGraph):
 
 
 def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
-    """Where each type's parts start, type-wise ``[parts+1]`` → homogeneous ``[parts, 2]``."""
+    """Convert starts of each type's parts, type-wise ``[parts+1]``, to homogeneous ranges
+    ``[parts, 2]``."""
     sizes = np.stack([np.diff(each) for each in starts.values()], axis=1)  # [parts, types]
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
     return {

@@ -1,12 +1,12 @@
-"""DGL's two binary file formats, read and written without DGL.
+"""Reader and writer of DGL's two binary file formats, without DGL.
 
 Tensor files (``dgl.data.utils.save_tensors``) hold named arrays, graph files
-(``dgl.save_graphs``) hold graphs with node and edge data. DGL's own reader trusts what it reads:
-a file cut short can crash the process, or come back as uninitialised memory without any error.
-This one checks every length against the file and raises DataError with the file's name.
-What is written here is byte for byte what DGL writes, except that padding is zero.
-Arrays are numpy's, so that a file can be refused without the seconds that torch takes to import;
-only bfloat16, which numpy lacks, comes as torch tensors. Large ones are mapped.
+(``dgl.save_graphs``) hold graphs with node and edge data. DGL's reader does not validate files: a
+truncated one can crash the process or return uninitialised memory. This reader checks every length
+against the file and raises DataError with the file's name. The writer's output is byte for byte
+DGL's, except that padding is zero. Arrays are numpy's, so that a file can be refused without
+importing torch; only bfloat16, which numpy lacks, is read as torch tensors. Large arrays are
+mapped.
 
 The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc``
 in its sources), little-endian throughout.
@@ -37,6 +37,7 @@ from raygnn.graph.arrays import (
     dtype_name,
     element_bytes,
     storable,
+    stored_dtype,
 )
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition.manifest import FileFacts, compare
@@ -62,24 +63,24 @@ _FORMAT_BITS = {"coo": 1, "csr": 2, "csc": 4}
 _ALL_FORMATS = 7
 _NEW_STYLE = 1 << 32  # marks format codes as bit sets
 _MAX_DIMS = 16
-_CHUNK = 1 << 20  # bytes that are hashed while the processor's cache has them
-_MAPPED = 1 << 24  # bytes from which on an array of a local file is mapped, and not copied
+_CHUNK = 1 << 20  # bytes hashed at a time, while they are in the processor's cache
+_MAPPED = 1 << 24  # bytes from which on arrays of local files are mapped instead of copied
 
 Sparse = tuple[Array, Array, Array]
 
 
 @dataclass
 class Relation:
-    """The edges of one type: ``formats`` maps ``coo`` to (src, dst, edge ids) and ``csr``/``csc``
-    to (indptr, indices, edge ids); empty edge ids stand for 0 … E-1."""
+    """Edges of one type: ``formats`` maps ``coo`` to (src, dst, edge ids) and ``csr``/``csc`` to
+    (indptr, indices, edge ids); empty edge ids mean 0 … E-1."""
 
     src_type: int
     dst_type: int
     formats: dict[str, Sparse] = field(default_factory=dict)
 
     def ends(self, error: Callable[[str], Exception]) -> Sparse:
-        """Sources, destinations and ids of all edges, int32 or int64 ``[E]``; empty ids stand for
-        0 … E-1. Raises what ``error`` makes of the reason where the arrays do not fit together."""
+        """Return sources, destinations and ids of all edges, int32 or int64 ``[E]``; empty ids mean
+        0 … E-1. Raises ``error(reason)`` if the arrays do not fit together."""
         name, (first, second, ids) = next(iter(self.formats.items()))
         if name != "coo":
             first = csr_rows(first, len(second), error)
@@ -104,8 +105,8 @@ class StoredGraph:
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph file that is open: how many graphs it holds, the arrays saved as labels (as they
-    are, of any length), and the graphs, to be read once while it is open."""
+    """An open graph file: number of graphs, label arrays of any length, and the graphs, which can
+    be iterated once."""
 
     count: int
     labels: dict[str, Array | Tensor]
@@ -113,19 +114,19 @@ class GraphFile:
 
 
 def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, Array | Tensor]:
-    """The named arrays of a tensor file.
+    """Read the named arrays of a tensor file.
 
     Args:
-        expected: what the file must look like; it is hashed while it is read.
+        expected: expected size and hash, which is computed while reading.
 
     Raises:
-        DataError: it is anything but a whole tensor file, or not what is expected.
+        DataError: the file is no complete tensor file, or not the expected one.
     """
     with _open(path, expected) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
         declared = reader.u64()
         arrays = reader.named_arrays()
-        # DGL writes the number of entries twice, the first one 0 for an empty dictionary
+        # DGL writes the number of entries twice; the first is 0 for an empty dictionary
         if declared not in (0, len(arrays)):
             raise reader.bad(f"says {declared} tensors and holds {len(arrays)}")
         reader.end()
@@ -133,7 +134,7 @@ def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, 
 
 
 def read_tensor(path: AnyPath, name: str) -> Array | Tensor | None:
-    """One of the arrays of a tensor file, the others skipped; None if it is not there."""
+    """Read one array of a tensor file and skip the others; None if it does not exist."""
     with _open(path) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
         reader.skip(8)
@@ -141,14 +142,14 @@ def read_tensor(path: AnyPath, name: str) -> Array | Tensor | None:
 
 
 def read_graphs(path: AnyPath, expected: FileFacts | None = None) -> list[StoredGraph]:
-    """The graphs of a graph file. Arguments and errors as of :func:`read_tensors`."""
+    """Read the graphs of a graph file. Arguments and errors as of :func:`read_tensors`."""
     with open_graphs(path, expected) as file:
         return list(file.graphs)
 
 
 @contextlib.contextmanager
 def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[GraphFile]:
-    """A graph file, to be read graph by graph; see :func:`read_graphs`."""
+    """Open a graph file, to read it graph by graph; see :func:`read_graphs`."""
     with _open(path, expected) as reader:
         reader.magic(_GRAPH_FILE, "graph file")
         if (version := reader.u64()) != _GRAPH_VERSION:
@@ -165,10 +166,8 @@ def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[Gr
 
 
 def write_tensors(path: Path, arrays: Mapping[str, AnyArray]) -> FileFacts:
-    """Write a tensor file, durably, that ``dgl.data.utils.load_tensors`` reads.
-
-    Raises ValueError for an array that DGL cannot store; OSError as writing files does.
-    """
+    """Write a tensor file, durably, for ``dgl.data.utils.load_tensors``. Raises ValueError for a
+    dtype that DGL cannot store, and OSError."""
     with path.open("wb") as file:
         writer = _DglWriter(file)
         writer.u64(_TENSOR_FILE, len(arrays))
@@ -184,7 +183,7 @@ def write_graph(
     ndata: Mapping[str, AnyArray],
     edata: Mapping[str, AnyArray],
 ) -> FileFacts:
-    """Write one homogeneous graph, in COO, durably, as a file that ``dgl.load_graphs`` reads.
+    """Write one homogeneous graph, in COO, durably, for ``dgl.load_graphs``.
 
     Args:
         src, dst: int64 ``[E]``, ids in ``0 … num_nodes-1``.
@@ -197,7 +196,7 @@ def write_graph(
 
 
 def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
-    """The same of a graph of any types, into a file that is open."""
+    """Write a graph of any types to an open file; see :func:`write_graph`."""
     places = {ntype: place for place, ntype in enumerate(graph.nodes)}
     writer = _DglWriter(file)
     writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
@@ -234,12 +233,12 @@ def _open(path: AnyPath, expected: FileFacts | None = None) -> _DglReader:
         raise DataError(
             f"cannot be opened: {error.strerror}",
             where=str(path),
-            remedy="check the path and its permissions, or make the partition again",
+            remedy="check the path and its permissions, or partition the graph again",
         ) from error
 
 
 class _DglReader:
-    """A cursor over a file that never reads, allocates or counts beyond its end."""
+    """Cursor over a file that never reads, allocates or counts beyond its end."""
 
     def __init__(self, path: AnyPath, file: BinaryIO, expected: FileFacts | None):
         self.path = path
@@ -265,14 +264,14 @@ class _DglReader:
         )
 
     def fits(self, count: int, width: int) -> int:
-        """``count``, once it is sure that so many items of ``width`` bytes can still follow."""
+        """Return ``count`` if so many items of ``width`` bytes fit in the rest of the file."""
         if not 0 <= count * width <= self.size - self.at:
             raise self.bad("is cut short or garbled")
         return count
 
     def skip(self, count: int) -> None:
         end = self.at + self.fits(count, 1)
-        while self._expected is not None and self.at < end:  # all is hashed
+        while self._expected is not None and self.at < end:  # the hash covers all bytes
             self.raw(min(_CHUNK, end - self.at))
         self.at = end
         self.file.seek(end)
@@ -335,8 +334,8 @@ class _DglReader:
         return torch.from_numpy(array).view(torch.bfloat16)
 
     def mapped(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-        """The array whose elements follow, if it is large and the file system maps files: pages
-        that are in memory while they are looked at. What is written to it stays in this process."""
+        """Map the array whose elements follow, copy-on-write; None if it is small, or the file
+        system cannot map files."""
         size = math.prod(shape) * dtype.itemsize
         if size < _MAPPED or not isinstance(self.path, Path):
             return None
@@ -348,25 +347,25 @@ class _DglReader:
         return array
 
     def array_head(self) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
-        """Name of the dtype, shape, and the dtype in memory of the array whose elements follow."""
+        """Read dtype name, shape and dtype in memory of the array whose elements follow."""
         self.magic(_NDARRAY, "array")
         _, _, _, ndim, code, bits, lanes = struct.unpack("<QiiiBBH", self.raw(24))
         name = DTYPES.get((code, bits))
         if name is None or lanes != 1 or not 0 <= ndim <= _MAX_DIMS:
             raise self.bad(f"holds an array of unknown type (code {code}, {bits} bits)")
-        dtype = np.dtype(np.int16 if name == "bfloat16" else name)
+        dtype = stored_dtype(name)
         shape = struct.unpack(f"<{ndim}q", self.raw(8 * ndim))
         # numpy and torch refuse shapes whose strides overflow, even without elements
         if min(shape, default=1) < 0 or math.prod(max(n, 1) for n in shape) >= 2**60:
             raise self.bad(f"holds an array of impossible shape {shape}")
         elements = math.prod(shape)
         if self.u64() != elements * dtype.itemsize:
-            raise self.bad(f"holds an array whose size does not fit its shape {shape}")
+            raise self.bad(f"holds an array whose size does not match its shape {shape}")
         self.fits(elements, dtype.itemsize)
         return name, shape, dtype
 
     def named_arrays(self, only: str | None = None) -> dict[str, Array | Tensor]:
-        """Those of the name ``only`` alone, the others skipped, unless that is None."""
+        """Read arrays; with ``only``, skip those of other names."""
         arrays: dict[str, Array | Tensor] = {}
         for _ in range(self.fits(self.u64(), 8)):
             name = self.string()
@@ -409,7 +408,7 @@ class _DglReader:
         count = len(dst_types)
         src_types = csr_rows(indptr, count, self.bad)
         if len(order) and not np.array_equal(np.sort(order), np.arange(count)):
-            raise self.bad("holds a meta graph whose edges are not each there once")
+            raise self.bad("holds a meta graph whose edge ids are not 0, 1, … in some order")
         if self.u64() != count:
             raise self.bad("does not hold one matrix for each edge type")
         place = np.argsort(order) if len(order) else range(count)
@@ -425,7 +424,7 @@ class _DglReader:
         return StoredGraph(ntypes, etypes, num_nodes, relations, ndata, edata)
 
     def graphs(self, count: int) -> Iterator[StoredGraph]:
-        """All graphs; after the last one, that the file ends there."""
+        """Yield all graphs, then check that the file ends there."""
         for _ in range(count):
             yield self.graph()
         # The trailer lists where each graph starts; a file without it was cut short.
@@ -437,7 +436,7 @@ class _DglReader:
     def relation(self, relation: Relation) -> Relation:
         self.magic(_UNIT_GRAPH, "graph of one edge type")
         saved = self.u64()
-        self.skip(8)  # the formats that may be made from it
+        self.skip(8)  # formats that DGL may create from it
         if not saved & _NEW_STYLE:  # DGL before 0.8 saved one: 1 = COO, 2 = CSR, 3 = CSC
             saved = 1 << (saved - 1) if 1 <= saved <= 3 else 0
         for name, bit in _FORMAT_BITS.items():
@@ -451,7 +450,7 @@ class _DglReader:
 
 
 class _DglWriter:
-    """Writes and hashes at once, so that nothing is read back for its checksum."""
+    """Writer that hashes while it writes, so that nothing is read back for the checksum."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -493,7 +492,7 @@ class _DglWriter:
             self.array(array)
 
     def meta_graph(self, num: int, ends: list[tuple[int, int]]) -> None:
-        """The graph of ``num`` node types, of which each edge type joins two."""
+        """Write the graph of ``num`` node types, in which an edge is an edge type."""
         sources, targets = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         order = np.argsort(sources, kind="stable")
         rows = np.searchsorted(sources[order], np.arange(num + 1))

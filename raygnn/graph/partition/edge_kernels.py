@@ -1,8 +1,8 @@
-"""Compiled passes over edge lists (numba, without the GIL, compiled once and cached).
+"""Compiled passes over edge lists (numba, GIL released, compiled once and cached).
 
-An edge list may come in any order; *lists* are its in-edge lists: ``indptr`` ``[rows+1]``, and
-``order`` ``[E]``, the edges' places in the input; an empty ``order`` says that the input lies in
-this order already, which most do and which saves a random access and the memory for it.
+An edge list may be in any order; *lists* are its in-edge lists: ``indptr`` ``[rows+1]``, and
+``order`` ``[E]``, the edges' positions in the input. An empty ``order`` means that the input is
+sorted already, as most are, which saves the memory for it and a random access.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit, uint64
 from raygnn.graph.arrays import IntArray, index_type
 from raygnn.util import hashing
 
-IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
+IndexArray = np.ndarray[Any, Any]  # int32 if that is wide enough, else int64
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
@@ -23,7 +23,8 @@ _mix = njit(inline="always")(hashing.mix)
 
 
 def group(keys: IndexArray, groups: int) -> tuple[IntArray, IndexArray]:
-    """Stable counting sort: (int64 ``[groups+1]`` where each group starts, places by group)."""
+    """Sort stably by counting: starts of the groups, int64 ``[groups+1]``, and positions by
+    group."""
     starts = starts_of(keys, groups)
     order = np.empty(len(keys), dtype=index_type(len(keys)))
     _scatter(keys, starts[:-1].copy(), order)
@@ -31,14 +32,14 @@ def group(keys: IndexArray, groups: int) -> tuple[IntArray, IndexArray]:
 
 
 def in_lists(dst: IndexArray, num: int) -> tuple[IntArray, IndexArray]:
-    """The in-edge lists of an edge list: see the module's text."""
+    """Build the in-edge lists of an edge list: see the module's docstring."""
     if rising(dst):
         return starts_of(dst, num), np.empty(0, dtype=index_type(len(dst)))
     return group(dst, num)
 
 
 def starts_of(keys: IndexArray, groups: int) -> IntArray:
-    """int64 ``[groups+1]``: where each key's run starts once the keys are sorted."""
+    """Return the start of each key's run in the sorted keys, int64 ``[groups+1]``."""
     starts = np.zeros(groups + 1, dtype=np.int64)
     add_counts(keys, starts)
     return np.cumsum(starts, out=starts)
@@ -46,7 +47,7 @@ def starts_of(keys: IndexArray, groups: int) -> IntArray:
 
 @njit(**_COMPILE)
 def rising(keys):  # type: ignore[no-untyped-def]
-    """Whether the keys are sorted."""
+    """Return True if the keys are sorted."""
     for i in range(1, len(keys)):  # noqa: SIM110 (slower as a generator)
         if keys[i] < keys[i - 1]:
             return False
@@ -69,10 +70,10 @@ def _scatter(keys, cursor, order):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
-    """Whether lists are those of a symmetric graph without loops and multiple edges, sorted.
+    """Return True if lists are sorted, and the graph symmetric without loops and multiple edges.
 
-    That each edge has its opposite is seen from sums of hashes of both directions, which differ
-    otherwise but for a chance of 2⁻⁶⁴: looking for it would take a random access for each edge.
+    Each edge has its reverse if the sums of hashes of both directions agree; they agree otherwise
+    with probability 2⁻⁶⁴. Searching for reverses would take a random access per edge.
     """
     total = uint64(0)
     for row in range(len(indptr) - 1):
@@ -110,7 +111,7 @@ def put_ends(src, dst, src_first, dst_first, cursor, ids):  # type: ignore[no-un
 
 @njit(**_COMPILE)
 def sort_lists(indptr, ids, out):  # type: ignore[no-untyped-def]
-    """The lists of a symmetric graph, each sorted: transposed, which it is its own of."""
+    """Sort each list of a symmetric graph by transposing the graph, which yields the same graph."""
     cursor = indptr[:-1].copy()
     for row in range(len(indptr) - 1):
         for k in range(indptr[row], indptr[row + 1]):
@@ -120,7 +121,7 @@ def sort_lists(indptr, ids, out):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
-    """Drop loops and repeated ids from sorted lists, in place; ``ids`` is used up to the end of
+    """Drop loops and repeated ids from sorted lists, in place; ``ids`` is valid up to the end of
     the new ``indptr``."""
     kept, begin = 0, 0
     for row in range(len(indptr) - 1):
@@ -137,7 +138,7 @@ def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def degrees_in(indptr, rows, out):  # type: ignore[no-untyped-def]
-    """``out[i+1]`` = entries of all lists up to that of ``rows[i]``."""
+    """Set ``out[i+1]`` to the number of entries of the lists of ``rows[: i + 1]``."""
     total = 0
     for i in range(len(rows)):
         total += indptr[rows[i] + 1] - indptr[rows[i]]
@@ -148,8 +149,8 @@ def degrees_in(indptr, rows, out):  # type: ignore[no-untyped-def]
 def count_leaving(indptr, order, src, rows, row_part, src_part, counts):  # type: ignore[no-untyped-def]
     """Add the edges into ``rows`` from other parts to ``counts[part of the source]``.
 
-    ``rows`` are input ids in new order, ``row_part`` their parts in that order, ``src_part`` the
-    parts of the sources by input id.
+    ``rows``: input ids in new order; ``row_part``: their parts in that order; ``src_part``: parts
+    of the sources by input id.
     """
     sorted_already = len(order) == 0
     for i in range(len(rows)):
@@ -161,7 +162,8 @@ def count_leaving(indptr, order, src, rows, row_part, src_part, counts):  # type
 
 @njit(**_COMPILE)
 def put_leaving(indptr, order, src, rows, row_part, src_part, new_indptr, cursor, heads, places):  # type: ignore[no-untyped-def]
-    """As `count_leaving`: put down the new row, and the place in the new lists, of these edges."""
+    """Store the new row, and the position in the new lists, of the edges that `count_leaving`
+    counts."""
     sorted_already = len(order) == 0
     for i in range(len(rows)):
         start = indptr[rows[i]]
@@ -176,15 +178,14 @@ def put_leaving(indptr, order, src, rows, row_part, src_part, new_indptr, cursor
 
 @njit(**_COMPILE)
 def own_edges(indptr, order, src, rows, new_id, first_row, first, last, far, sources, heads):  # type: ignore[no-untyped-def]
-    """Both ends of the edges into ``rows``, list after list.
+    """Store both ends of the edges into ``rows``, list after list. Return the number of edges from
+    other parts.
 
     Args:
         rows: input ids; new_id: homogeneous ids of the sources by input id.
-        first_row: what the first row is called in ``heads``.
-        first, last: the part's own homogeneous ids; ``far`` is set for the sources outside.
-        sources, heads: are filled, with homogeneous ids and with row numbers.
-
-    Returns the number of edges from outside.
+        first_row: number of the first row in ``heads``.
+        first, last: the part's homogeneous ids; ``far`` is set for sources outside.
+        sources, heads: filled with homogeneous ids and with row numbers.
     """
     sorted_already = len(order) == 0
     at, cut = 0, 0
@@ -202,7 +203,7 @@ def own_edges(indptr, order, src, rows, new_id, first_row, first, last, far, sou
 
 @njit(**_COMPILE)
 def make_local(ids, first, last, local):  # type: ignore[no-untyped-def]
-    """Homogeneous ids → local ids, in place: own nodes come first, ``local`` has the others."""
+    """Convert homogeneous to local ids, in place: owned nodes first; ``local`` has the others."""
     for i in range(len(ids)):
         if first <= ids[i] < last:
             ids[i] -= first
@@ -212,7 +213,7 @@ def make_local(ids, first, last, local):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def places_of(indptr, order, rows, out):  # type: ignore[no-untyped-def]
-    """The input's places of the edges into ``rows``, list after list."""
+    """Store the input positions of the edges into ``rows``, list after list."""
     sorted_already = len(order) == 0
     at = 0
     for i in range(len(rows)):
@@ -223,7 +224,7 @@ def places_of(indptr, order, rows, out):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def sources_of(indptr, order, src, rows, new_indptr, heads, places, out):  # type: ignore[no-untyped-def]
-    """Sources (input ids) of the edges at ``places`` of the new lists, in rows ``heads``."""
+    """Store sources (input ids) of the edges at ``places`` of the new lists, in rows ``heads``."""
     sorted_already = len(order) == 0
     for i in range(len(heads)):
         k = indptr[rows[heads[i]]] + places[i] - new_indptr[heads[i]]

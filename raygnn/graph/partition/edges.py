@@ -1,9 +1,9 @@
-"""Which edges are predicted, and which of them are for training, validation and test.
+"""Split of the edges to predict into training, validation and test.
 
-What is to be predicted must not be seen: edges for validation and test are in no neighbourhood
-and count in no degree. The split is that of the edges' masks, or a keyed share: a function of the
-seed and of the two ends as the user numbers them, so that it is the same however the graph is
-partitioned, and an edge is never told by another between the same nodes.
+Held-out edges must not leak: those for validation and test are in no neighbourhood and count in no
+degree. The split follows masks or times of the edges, or is random: a function of the seed and the
+original ids of both ends, so that it is the same for any partition, and all edges between two
+nodes are in one split.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TRAIN, VAL, TEST, NONE = 0, 1, 2, -1  # in the order of `raygnn.graph.data.SPLIT
 
 @dataclass(frozen=True)
 class SplitEdges:
-    """The edges of the split's type into a part's nodes, as its in-edge lists have them.
+    """Edges of the split's type into a part's nodes, in the order of its in-edge lists.
 
     Attributes:
         src, dst: int64 ``[E]``, type-wise ids.
         codes: int8 ``[E]``, `TRAIN` ….
-        numbers: int64 ``[E]``, in the graph that was partitioned; their ids here where the
-            writer did not keep them.
+        numbers: int64 ``[E]``, original edge ids; ids in the partition if the writer did not keep
+            them.
     """
 
     src: IntArray
@@ -40,12 +40,10 @@ class SplitEdges:
 
 
 class Splitter:
-    """Reads a partition's files for the split of its edges, one part at a time.
+    """Split of a partition's edges, read one part at a time.
 
-    Memory: one part's edges, and of a graph without masks 8 bytes for each of its nodes.
-
-    Raises:
-        DataError: by its methods, when a part is damaged or lacks the masks.
+    Memory: one part's edges, and for a random split 8 bytes for each node. Its methods raise
+    DataError if a part is damaged or lacks the masks.
     """
 
     def __init__(self, meta: PartitionMeta, split: EdgeSplit):
@@ -63,7 +61,7 @@ class Splitter:
                 self._original[ntype] = np.concatenate(ids)
 
     def part(self, part: int) -> SplitEdges:
-        """The edges into one part's nodes."""
+        """Read the edges into one part's nodes."""
         from raygnn.graph.partition.read import read_in_edges, read_original_edges
 
         meta, etype = self._meta, self._split.etype
@@ -84,8 +82,8 @@ class Splitter:
         return SplitEdges(src, dst, codes, numbers)
 
     def hidden(self) -> IntArray:
-        """The edges for validation and test of all parts, sorted: ``source · D + destination``,
-        where there are D nodes of the destination type. 8 bytes for each."""
+        """Return the edges for validation and test of all parts, sorted, as int64 ``source · D +
+        destination`` with D nodes of the destination type."""
         num = self._meta.num_nodes(self._split.etype[2])
         hidden = [np.empty(0, np.int64)]
         for part in range(self._meta.num_parts):
@@ -94,7 +92,7 @@ class Splitter:
         return np.unique(np.concatenate(hidden))
 
     def _moments(self, name: str) -> tuple[int, int]:
-        """From when on edges are for validation, and for test."""
+        """Return the times from which on edges are for validation, and for test."""
         assert self._split.shares is not None
         times = [np.empty(0, np.int64)]
         if not all(isinstance(share, int) for share in self._split.shares):
@@ -102,13 +100,13 @@ class Splitter:
         return since(np.concatenate(times), *self._split.shares)
 
     def _times(self, part: int, order: Array | None) -> IntArray:
-        """When each edge of a part is."""
+        """Return the time of each edge of a part."""
         from raygnn.graph.partition.read import read_edge_data, read_in_edges
 
         etype, name = self._split.etype, str(self._split.time)
         stored = read_edge_data(self._meta, part)[etype].get(name)
         if stored is None and not len(read_in_edges(self._meta, part)[etype].src):
-            return np.empty(0, np.int64)  # a part without edges need not have their arrays
+            return np.empty(0, np.int64)  # a part without edges may lack their arrays
         if stored is None or stored.is_floating_point() or stored.dim() != 1:
             has = "no array" if stored is None else f"{stored.dtype} {list(stored.shape)} as"
             raise DataError(
@@ -152,12 +150,12 @@ class Splitter:
 
 
 def is_reverse_of_hidden(src: IntArray, dst: IntArray, hidden: IntArray, num_sources: int) -> Array:
-    """Which edges join the nodes of a hidden one the other way round, bool ``[E]``.
+    """Return which edges reverse a hidden edge, bool ``[E]``.
 
     Args:
         src, dst: int64 ``[E]``.
-        hidden: see `Splitter.hidden`; ``num_sources``: nodes of the edges' source type, which is
-            the destination type of the hidden ones.
+        hidden: see `Splitter.hidden`; ``num_sources``: number of nodes of the edges' source type,
+            which is the destination type of the hidden ones.
     """
     if not len(hidden):
         return np.zeros(len(src), bool)

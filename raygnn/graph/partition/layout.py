@@ -1,15 +1,14 @@
-"""What lies on disk: DGL's distributed partition layout.
+"""DGL's distributed partition layout on disk.
 
-A partition is a directory with ``<name>.json`` and ``part<p>/{graph,node_feat,edge_feat}.dgl``,
-as ``dgl.distributed.partition_graph`` and GraphStorm write it and as we do. Nodes and edges have
-been renumbered so that those of one part and type are contiguous; two numberings are in use:
+A partition is a directory with ``<name>.json`` and ``part<p>/{graph,node_feat,edge_feat}.dgl``, as
+``dgl.distributed.partition_graph``, GraphStorm and raygnn write it. Nodes and edges are renumbered
+so that those of one part and type are contiguous. There are two numberings:
 
-* *homogeneous* ids run over all types, part by part and within a part type by type: what the
-  files hold;
-* *type-wise* ids count within one type, part by part: what everything after this module uses.
+* *homogeneous* ids run over all types, part by part and type by type; files hold these;
+* *type-wise* ids count within one type, part by part; all code outside this module uses these.
 
-A part owns the in-edges of its nodes. Its graph also holds the far ends of these edges (the
-halo) without their data. DGL is not needed to read a partition, nor is torch for its description.
+A part owns the in-edges of its nodes. Its graph also holds the far ends of these edges (the halo)
+without their data. Reading a partition does not need DGL, and its description does not need torch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MAX_PARTS = 1 << 20
 
 @dataclass(frozen=True)
 class PartFiles:
-    """The files of one part. Original ids are None where the writer did not keep them."""
+    """Files of one part. Original ids are None if the writer did not keep them."""
 
     graph: AnyPath
     node_feats: AnyPath
@@ -55,17 +54,16 @@ class PartFiles:
 
 @dataclass(frozen=True)
 class PartitionMeta:
-    """A partition, without its data.
+    """Description of a partition, without its data.
 
     Attributes:
         directory, config_file: absolute paths; the latter is DGL's ``<name>.json``.
         ntypes, etypes: in the order of DGL's type ids.
-        node_ranges: node type → int64 ``[num_parts, 2]``, the type-wise ids that each part owns.
-        edge_ranges: the same for edge types.
-        node_map, edge_map: as the ranges, but in homogeneous ids, as the files have them.
-        manifest: the content of ``raygnn.json``; None for a partition that others wrote.
-        digest: identifies the content: the manifest's; for a partition without one, derived from
-            its json and from the sizes and modification times of its files.
+        node_ranges, edge_ranges: type → int64 ``[num_parts, 2]``, type-wise ids of each part.
+        node_map, edge_map: the same in homogeneous ids, as in the files.
+        manifest: content of ``raygnn.json``; None for a partition that another tool wrote.
+        digest: identifies the content: the manifest's digest; without a manifest, a hash of the
+            json and of the sizes and modification times of the files.
     """
 
     directory: AnyPath
@@ -83,57 +81,58 @@ class PartitionMeta:
     digest: str
 
     def expected(self, path: AnyPath) -> FileFacts | None:
-        """What one of its files must look like, as far as the manifest says."""
+        """Return expected size and hash of one of its files; None without a manifest."""
         name = within(path, self.directory)
         return self.manifest.files.get(name or "") if self.manifest else None
 
     def id_file(self, ntype: str) -> AnyPath | None:
-        """Where the user's ids of a node type lie; None where the numbers are all there is."""
+        """Return the file of a node type's original ids in the user's data; None if the user's ids
+        are just numbers."""
         kept = self.manifest is not None and ntype in self.manifest.ids
         return self.directory / "ids" / f"{ntype}.arrow" if kept else None
 
     @property
     def names(self) -> dict[str, list[Any]]:
-        """``"<type>/<array>"`` → what the codes 0, 1, … in it stand for, as far as is known."""
+        """``"<type>/<array>"`` → categories of its codes 0, 1, …, as far as known."""
         return self.manifest.names if self.manifest else {}
 
     @property
     def reverses(self) -> dict[EdgeType, EdgeType]:
-        """Edge type → the one that holds its edges the other way round, as far as is known."""
+        """Edge type → type with its edges reversed, as far as known."""
         etypes = {etype_str(etype): etype for etype in self.etypes}
         reverses = self.manifest.reverses if self.manifest else {}
         return {etypes[one]: etypes[other] for one, other in reverses.items()}
 
     def num_nodes(self, ntype: str) -> int:
-        """Nodes of one type, over all parts."""
+        """Return the number of nodes of one type in all parts."""
         return int(self.node_ranges[ntype][-1, 1])
 
     def num_edges(self, etype: EdgeType) -> int:
-        """Edges of one type, over all parts."""
+        """Return the number of edges of one type in all parts."""
         return int(self.edge_ranges[etype][-1, 1])
 
 
 def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
-    """Read a partition's description and check it; the parts themselves are not opened.
+    """Read and check a partition's description, without opening the parts.
 
     Args:
         path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs
             opens.
 
     Raises:
-        DataError: no partition there, a json that is damaged or contradicts itself, a part's
-            file that is missing or of another size than the manifest says, or a format that
-            cannot be read (GraphBolt's fused graphs, ids that are no ranges).
+        DataError: there is no partition, a json is damaged or contradicts itself, a file is
+            missing or has another size than in the manifest, or the format is not supported
+            (GraphBolt's fused graphs, ids that are no ranges).
     """
     path = any_path(path)
     if not path.exists():
         raise DataError(
             "there is no partition here",
             where=str(path),
-            remedy="check partition.path, or make the partition with `raygnn partition`",
+            remedy="check partition.path, or partition the graph with `raygnn partition`",
         )
     directory = path if path.is_dir() else path.parent
-    if isinstance(directory, RemotePath):  # one look rather than several at each file
+    if isinstance(directory, RemotePath):  # one listing instead of several requests for each file
         directory = directory.listed()
         path = directory if path == directory else directory / path.name
     manifest = read_manifest(directory)
@@ -165,14 +164,14 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
 
 
 def typewise(homogeneous: IntArray) -> IntArray:
-    """Ranges of one type in homogeneous ids → in type-wise ids, both ``[num_parts, 2]``."""
+    """Convert one type's ranges ``[num_parts, 2]`` from homogeneous to type-wise ids."""
     sizes = homogeneous[:, 1] - homogeneous[:, 0]
     ends = np.cumsum(sizes)
     return np.stack([ends - sizes, ends], axis=1)
 
 
 def _find_json(directory: AnyPath) -> AnyPath:
-    """The one json of a directory that describes a partition (GraphStorm leaves others there)."""
+    """Find the one json in a directory that describes a partition (GraphStorm writes others)."""
     jsons: list[AnyPath] = [*directory.glob("*.json")]
     descriptions = [
         path
@@ -197,7 +196,7 @@ def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
 
 
 def _contradiction(manifest: Manifest, meta: PartitionMeta) -> str | None:
-    """The first entry of a manifest that is not what DGL's json says."""
+    """Return the first key of a manifest that contradicts DGL's json, or None."""
     if manifest.num_parts != meta.num_parts or len(manifest.parts) != meta.num_parts:
         return "num_parts"
     for path in (meta.config_file, *(path for part in meta.files for path in part.all())):
@@ -228,7 +227,7 @@ def _contradiction(manifest: Manifest, meta: PartitionMeta) -> str | None:
 
 
 class _DglJson:
-    """DGL's partition json. Every method raises DataError naming file and key."""
+    """DGL's partition json. Every method raises DataError with file and key."""
 
     def __init__(self, path: AnyPath):
         self.path = path
@@ -238,7 +237,7 @@ class _DglJson:
         return DataError(
             what,
             where=f"{self.path}: {key}",
-            remedy="make the partition again, or correct the json",
+            remedy="partition the graph again, or correct the json",
         )
 
     def integer(self, key: str, low: int, high: int) -> int:
@@ -248,7 +247,7 @@ class _DglJson:
         return value
 
     def types(self, key: str, default: str) -> list[str]:
-        """Type names in the order of their ids."""
+        """Return type names in the order of their ids."""
         ids = self.values.get(key, {default: 0})
         if not isinstance(ids, dict) or not ids:
             raise self.bad(key, f"{ids!r} does not number the types")
@@ -271,7 +270,7 @@ class _DglJson:
     def ranges(
         self, key: str, types: list[str], num_parts: int, total_key: str
     ) -> dict[str, IntArray]:
-        """Type → int64 ``[num_parts, 2]``; also from the old spelling, which lists only ends."""
+        """Return type → int64 ``[num_parts, 2]``; the old format lists only ends."""
         given, total = self.values.get(key), self.values.get(total_key)
         if isinstance(given, list) and len(types) == 1:
             given = {types[0]: given}
@@ -313,7 +312,7 @@ class _DglJson:
             self._inside(f"part-{part}.{key}", entry.get(key))
             for key in ("part_graph", "node_feats", "edge_feats")
         )
-        # as DGL's dispatch tool calls them; the json does not mention them
+        # names that DGL's dispatch tool uses; the json does not mention them
         originals: list[AnyPath] = [graph.with_name(f"orig_{ids}.dgl") for ids in ("nids", "eids")]
         nids, eids = (path if path.is_file() else None for path in originals)
         return PartFiles(graph, nodes, edges, nids, eids)
@@ -333,6 +332,6 @@ class _DglJson:
             raise DataError(
                 "a file of the partition is missing",
                 where=str(path),
-                remedy="copy the whole directory, or make the partition again",
+                remedy="copy the complete directory, or partition the graph again",
             )
         return path

@@ -1,8 +1,8 @@
-"""Partitions: made once, found again by digest, and never half there.
+"""Partitions: built once, found again by digest, published only when complete.
 
-A partition is written to a temporary directory beside its place and renamed when it is complete
-and on disk, so a reader sees all of it or nothing, and of two processes that make the same one
-the first wins and the other takes what is there.
+A partition is written to a temporary directory beside its destination and renamed when it is
+complete and on disk, so that readers see all of it or nothing. Of two processes that build the
+same one, the second uses the partition of the first.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _SEED = 0  # fixed, so that runs with different training seeds share one partiti
 
 @dataclass(frozen=True)
 class Missing:
-    """A partition that is yet to be made.
+    """A partition that is yet to be built.
 
     Attributes:
-        place: the directory where it will lie.
-        graph: what to load for it.
-        draft: where on this machine it is made: there, or it is brought there (`bring`).
+        place: its directory.
+        graph: the graph to load.
+        draft: directory on this machine where it is built; `upload` moves it to ``place``.
     """
 
     place: AnyPath
@@ -58,7 +58,7 @@ class Missing:
     def make(
         self, data: GraphData, progress: Callable[[str], object] | None = None
     ) -> PartitionMeta:
-        """Make it from the loaded graph."""
+        """Build it from the loaded graph."""
         made = partition_graph(
             data,
             self.draft,
@@ -69,67 +69,67 @@ class Missing:
             seed=self.seed,
             progress=progress,
         )
-        return self.bring(made, progress)
+        return self.upload(made, progress)
 
-    def bring(
+    def upload(
         self, made: PartitionMeta, progress: Callable[[str], object] | None = None
     ) -> PartitionMeta:
-        """Bring a partition from where it was made to its place, if that is another.
-
-        Raises:
-            DataError: it cannot be written there.
-        """
+        """Move the built partition to ``place`` if that is an object store. Raises DataError if it
+        cannot be written."""
         if not isinstance(self.place, RemotePath):
             return made
         if progress is not None:
-            progress("bring")
+            progress("upload")
         upload_directory(self.draft, self.place, [MANIFEST, made.config_file.name])
         shutil.rmtree(self.draft, ignore_errors=True)
         return read_meta(self.place)
 
 
 def is_partition(place: AnyPath) -> bool:
-    """Whether all of a partition is there, of one that is being brought.
-
-    Raises:
-        DataError: the place cannot be looked at.
-    """
+    """Return True if the upload of a partition is complete: its json comes last. Raises DataError
+    if the location cannot be read."""
     return any(path.name != MANIFEST for path in place.glob("*.json"))
 
 
 def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
-    """The partition of a job that is there already, or else what is to be made.
+    """Return a job's existing partition, or the one to be built.
 
-    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
-    stands for the input files' contents and everything that decides the result. What is there
-    is reused without reading the graph. At ``partition.path``, a partition that others wrote is
-    taken as it is, ours whichever METIS made it, and with ``partition.parts: auto`` also whatever
-    its number of parts.
+    It is stored at ``partition.path``, or else at ``<storage>/partitions/<digest>``; the digest
+    covers the contents of the input files and everything else that determines the result. An
+    existing partition is reused without reading the graph. At ``partition.path``, a partition that
+    another tool wrote is accepted as it is, and ours whichever METIS built it; with
+    ``partition.parts: auto``, any number of parts is accepted.
 
     Args:
-        parts: how many to make where ``partition.parts`` is ``auto``.
+        parts: number of parts to build if ``partition.parts`` is ``auto``.
 
     Raises:
-        ConfigError: ``partition.path`` holds something else than asked for.
-        DataError: the partition is damaged, or cannot be looked at.
+        ConfigError: ``partition.path`` holds another partition than the config describes.
+        DataError: the partition is damaged, or cannot be read.
     """
     key, graph = config.where("partition.path"), config.graph
     place = None if config.partition.path is None else any_path(config.partition.path)
     meta = None if place is None or is_vacant(place) else read_meta(place)
     if meta is not None and (meta.manifest is None or graph is None):
-        _check_parts(config, meta)
+        if config.partition.parts not in ("auto", meta.num_parts):
+            raise ConfigError(
+                f"{config.partition.parts}, but the partition at {config.partition.path} has "
+                f"{meta.num_parts} parts",
+                where=config.where("partition.parts"),
+                remedy="set partition.parts to auto, or name another partition.path",
+            )
         return meta
     if graph is None:
         raise ConfigError(
-            f"there is no partition at {place}, and no graph to make one from",
+            f"there is no partition at {place}, and no graph to partition",
             where=key,
             remedy="correct partition.path, or add a graph section",
         )
     if meta is None and isinstance(place, RemotePath):
         raise ConfigError(
-            f"there is no partition at {place}, and none can be made there",
+            f"there is no partition at {place}, and none can be built there",
             where=key,
-            remedy="make it in a local directory with `raygnn partition`, and copy that whole",
+            remedy="build it in a local directory with `raygnn partition`, and copy that directory",
         )
     if config.partition.parts != "auto":
         parts = config.partition.parts
@@ -157,13 +157,13 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         draft = draft if isinstance(place, RemotePath) else place
         if config.partition.path is not None and (why := unwritable(draft)) is not None:
             raise ConfigError(
-                f"no partition can be made in {place}: {why}",
+                f"no partition can be built in {place}: {why}",
                 where=key,
-                remedy="name a directory that can be made and written",
+                remedy="name a directory that can be created and written",
             )
         return Missing(place, graph, parts, method, digest, source, draft)
-    # what is there may be of the other METIS, or of what is taken in METIS's place where the graph
-    # does not fit into memory
+    # the existing one may be of the other METIS, or of the method that replaces METIS for graphs
+    # that do not fit into memory
     methods = {method}
     if method == "metis" and config.partition.engine != "local":
         methods.add("stream")
@@ -172,10 +172,10 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         raise ConfigError(
             f"{place} holds another partition: {_differences(meta, source)}",
             where=key,
-            remedy="name another directory, or delete this one to have it made again",
+            remedy="name another directory, or delete this one to build it again",
         )
     if isinstance(place, Path):
-        with contextlib.suppress(OSError):  # a directory that is read only
+        with contextlib.suppress(OSError):  # the directory may be read-only
             remove_stale(place)
     return meta
 
@@ -195,24 +195,24 @@ def partition_graph(
     seed: int = 0,
     progress: Callable[[str], object] | None = None,
 ) -> PartitionMeta:
-    """Divide a graph and write it to ``out_dir`` in DGL's distributed layout.
+    """Partition a graph and write it to ``out_dir`` in DGL's distributed layout.
 
     Args:
-        data: as :func:`raygnn.graph.sources.load_graph` gives it, ids in range.
-        out_dir: must not exist, or be empty, or hold a partition of the same digest, which is
-            then returned.
-        parts: from 1; where there are more than nodes, some are empty.
+        data: as :func:`raygnn.graph.sources.load_graph` returns it, with ids in range.
+        out_dir: does not exist, is empty, or holds a partition of the same digest, which is then
+            returned.
+        parts: from 1; if there are more than nodes, some are empty.
         method: ``"metis"``, ``"stream"`` or ``"random"``.
         digest, source: kept in the manifest; ``source`` describes the input.
         seed: of the methods ``stream`` and ``random``.
-        progress: called with the method, ``"assemble"`` and ``"write"``, and with what is done of
-            them: ``"stream, pass 3 of 11"``, ``"write, 1 of 2 parts"``.
+        progress: called with the method, ``"assemble"`` and ``"write"``, and with their progress:
+            ``"stream, pass 3 of 11"``, ``"write, 1 of 2 parts"``.
 
     Raises:
-        DataError: names or types that DGL's files cannot express, METIS failed, no space or
-            no permission to write, or something else is in the way.
+        DataError: DGL's files cannot hold a name or dtype, METIS failed, the disk is full or not
+            writable, or ``out_dir`` holds something else.
     """
-    # here, because looking for a partition that is there needs neither torch nor DGL
+    # imported here, because finding an existing partition needs neither torch nor DGL
     from raygnn.graph.partition.assemble import Assembly
     from raygnn.graph.partition.metis import assign
     from raygnn.graph.partition.write import check_storable, write_parts
@@ -254,7 +254,7 @@ def finish(
     seconds: dict[str, float],
     seed: int = _SEED,
 ) -> None:
-    """Write the manifest of a partition whose files are all there, durably; see `Manifest`."""
+    """Write the manifest of a partition, durably, after all of its other files."""
     from raygnn.graph.partition.write import write_json
 
     made = {"digest": digest, "seed": seed, "source": PartitionSource(**source), "seconds": seconds}
@@ -263,29 +263,19 @@ def finish(
 
 
 def same_partition(place: Path, digest: str) -> PartitionMeta:
-    """The partition of this digest that is there already."""
+    """Return the existing partition. Raises DataError if it has another digest."""
     meta = read_meta(place)
     if meta.digest != digest:
         raise DataError(
-            "another partition is here already",
+            "another partition exists here already",
             where=str(place),
             remedy="name another directory, or delete this one",
         )
     return meta
 
 
-def _check_parts(config: Config, meta: PartitionMeta) -> None:
-    parts = config.partition.parts
-    if parts not in ("auto", meta.num_parts):
-        raise ConfigError(
-            f"{parts}, but the partition at {config.partition.path} has {meta.num_parts} parts",
-            where=config.where("partition.parts"),
-            remedy="set partition.parts to auto, or name another partition.path",
-        )
-
-
 def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
-    """Which keys of the config make it another partition than the one that is there."""
+    """Describe which keys of the config differ from those of the existing partition."""
     assert meta.manifest is not None
     before, now = meta.manifest.source.made_from, source["made_from"]
     keys = [(f"partition.{key}", before.get(key), now[key]) for key in ("parts", "method")]
@@ -295,4 +285,4 @@ def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
     changed = [f"{key} is {was!r} there and {to!r} here" for key, was, to in keys if was != to]
     if before.get("graph") != now["graph"] and old == new:
         changed.append("the input files have changed since")
-    return "; ".join(changed) or "it was made by another version of raygnn"
+    return "; ".join(changed) or "it was written by another version of raygnn"

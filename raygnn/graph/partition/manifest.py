@@ -1,4 +1,4 @@
-"""``raygnn.json``: what a partition holds, how it was made, and what its files must look like."""
+"""Manifest of a partition (``raygnn.json``): contents, origin, and hashes of its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUT_VERSION = 2
 
 _LARGEST = 64 * 2**20  # bytes
 _LONGEST = 255  # characters of a name in Linux's file systems
-_AGAIN = "make the partition again"
+_AGAIN = "partition the graph again"
 
 _Count = Annotated[int, Field(ge=0)]
 _Counts = dict[str, _Count]
@@ -34,7 +34,7 @@ class _ManifestSection(BaseModel):
 
 
 class FileFacts(_ManifestSection):
-    """What a file must look like: bytes, and SHA-256 in hex."""
+    """Size of a file in bytes, and its SHA-256 in hex."""
 
     bytes: _Count
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -52,13 +52,13 @@ class Feature(_ManifestSection):
 
 
 class PartFacts(_ManifestSection):
-    """The size of one part.
+    """Size of one part.
 
     Attributes:
-        nodes, edges: type → how many it owns.
-        halo: nodes of other parts that own edges come from.
-        cut: own edges that come from other parts.
-        splits: node type → split → how many own nodes its mask marks.
+        nodes, edges: type → number of owned nodes or edges.
+        halo: number of nodes of other parts that are sources of owned edges.
+        cut: number of owned edges from other parts.
+        splits: node type → split → number of owned nodes in its mask.
     """
 
     nodes: _Counts
@@ -70,7 +70,7 @@ class PartFacts(_ManifestSection):
 
     @property
     def row(self) -> dict[str, int]:
-        """The same, all counts over all types: see `raygnn.graph.partition.read.table`."""
+        """The counts over all types: see `raygnn.graph.partition.read.table`."""
         return {
             "nodes": sum(self.nodes.values()),
             "edges": sum(self.edges.values()),
@@ -82,24 +82,22 @@ class PartFacts(_ManifestSection):
 
 
 class PartitionSource(_ManifestSection):
-    """What a partition was made from: the graph section, and all that decides the result."""
+    """Origin of a partition: the config's graph section, and all that determines the result."""
 
     options: dict[str, Any] = {}
     made_from: dict[str, Any] = {}
 
 
 class Manifest(_ManifestSection):
-    """The contents of ``raygnn.json``.
+    """Contents of ``raygnn.json``.
 
     Attributes:
-        features: ``"<type>/<array>"`` → what the array is like.
-        ids: the node types whose nodes the user calls by names.
-        names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
-        reverses: edge type → the one that holds its edges the other way round.
-        transforms: see `raygnn.graph.data.GraphData`.
-        files: path within the directory → what the file must look like.
-        digest: stands for the input and everything that decides the result.
-        seconds: of each stage of making it.
+        features: ``"<type>/<array>"`` → dtype and shape.
+        ids: node types with ids of the user.
+        names, reverses, transforms: see `raygnn.graph.data.GraphData`.
+        files: path in the directory → size and hash.
+        digest: hash of the input and everything else that determines the result.
+        seconds: duration of each stage.
     """
 
     layout: int = LAYOUT_VERSION
@@ -121,10 +119,8 @@ class Manifest(_ManifestSection):
 
 
 def split_counts(node_data: Mapping[str, Array | Tensor]) -> dict[str, dict[str, int]]:
-    """How many nodes a part's masks (``"<type>/<name>"``) mark: node type → split → number.
-
-    Masks that are not there are left out, and so are types without any.
-    """
+    """Count the nodes in a part's existing masks (``"<type>/<name>"``): node type → split →
+    number."""
     counts: dict[str, dict[str, int]] = {}
     for key, mask in node_data.items():
         ntype, _, name = key.rpartition("/")
@@ -134,15 +130,15 @@ def split_counts(node_data: Mapping[str, Array | Tensor]) -> dict[str, dict[str,
 
 
 def read_json(path: AnyPath) -> dict[str, Any]:
-    """A JSON object from a file. Raises DataError for anything else."""
+    """Read a JSON object from a file. Raises DataError for anything else."""
     try:
-        if not path.is_file():  # a FIFO would be waited for
+        if not path.is_file():  # reading a FIFO would block
             raise DataError("is no file", where=str(path), remedy=_AGAIN)
         if (size := path.stat().st_size) > _LARGEST:
             raise DataError(
                 f"has {size:,} bytes, more than any partition's description",
                 where=str(path),
-                remedy=f"check that this is the file you meant, or {_AGAIN}",
+                remedy=f"check that this is the right file, or {_AGAIN}",
             )
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -157,11 +153,11 @@ def read_json(path: AnyPath) -> dict[str, Any]:
 
 
 def read_manifest(directory: AnyPath) -> Manifest | None:
-    """The manifest of a partition; None where there is none.
+    """Read the manifest of a partition; None if there is none.
 
     Raises:
-        DataError: it is of another layout version, or not as we write it, or a file is missing
-            or of another size than it says.
+        DataError: it is of another layout version, or damaged, or a file is missing or has
+            another size.
     """
     path = directory / MANIFEST
     if not path.exists():
@@ -188,23 +184,23 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
 
 
 def damaged(path: AnyPath, key: str) -> DataError:
-    """The error of a manifest that is wrong at some key."""
+    """Build the error of a manifest that is damaged at some key."""
     return DataError(
-        f"does not say what the partition is: {key}",
+        f"does not describe the partition: {key}",
         where=str(path),
         remedy=f"the file is damaged: restore it, or {_AGAIN}",
     )
 
 
 def file_facts(path: AnyPath) -> FileFacts:
-    """What a file looks like, read once. Raises OSError as reading does."""
+    """Read a file's size and hash. Raises OSError."""
     with path.open("rb") as stream:
         sha256 = digest(stream)
         return FileFacts(bytes=stream.tell(), sha256=sha256)
 
 
 def compare(path: AnyPath, expected: FileFacts, size: int, sha256: str | None = None) -> None:
-    """Raise DataError unless a file's size, and its hash where given, are what is expected."""
+    """Raise DataError unless a file's size, and its hash if passed, are the expected ones."""
     problem = None
     if size != expected.bytes:
         problem = f"has {size} bytes, expected {expected.bytes}"
@@ -228,5 +224,5 @@ def _check_size(directory: AnyPath, name: str, expected: int) -> None:
         raise DataError(
             "is missing" if size is None else f"has {size} bytes, expected {expected}",
             where=str(path),
-            remedy=f"copy the whole directory again, or {_AGAIN}",
+            remedy=f"copy the complete directory again, or {_AGAIN}",
         )

@@ -1,4 +1,4 @@
-"""Which part each node goes to: METIS, by streaming, or at random."""
+"""Assignment of nodes to parts: by METIS, by streaming, or at random."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels, metis_library
 from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
 
-# With fewer training nodes than this for each part, METIS gives up the balance of all nodes
-# (it was seen to leave a part empty) for one of training nodes that hardly matters.
+# With fewer training nodes per part, METIS gives up the balance of all nodes (it left a part
+# empty) for a balance of training nodes that hardly matters.
 _TRAINING_NODES_TO_BALANCE = 8
 
-# The most edges of a part, over the mean, that METIS is left with. A constraint on edges is not
-# free: on planted graphs of 100,000 nodes and 5,000,000 edges, plain and typed, it cut up to 12 %
-# more of them (plain, 8 parts: 22.4 instead of 20.0 %), and without it the largest part had 1 to
-# 6 % more than the mean; where half of the communities were 9 times as dense, 6 to 9 %. But two
-# halves of unequal density are cut apart as they are, so then METIS is asked again.
+# Edges of the largest part over the mean from which on METIS runs again with a constraint on
+# edges. The constraint is not free: on planted graphs of 100,000 nodes and 5,000,000 edges, plain
+# and typed, it cut up to 12 % more edges (plain, 8 parts: 22.4 instead of 20.0 %). Without it, the
+# largest part had 1 to 6 % more edges than the mean, or 6 to 9 % if half of the communities were 9
+# times as dense. But METIS cuts apart two halves of unequal density as they are.
 _EDGE_IMBALANCE = 1.2
 
-_CHUNK = 1 << 18  # edges that are copied at a time
+_CHUNK = 1 << 18  # edges copied at a time
 
 
 def assign(
@@ -36,14 +36,14 @@ def assign(
     progress: Callable[[str], object] | None = None,
     passes: Passes | None = None,
 ) -> dict[str, IntArray]:
-    """Part of every node, by node type (int64 ``[num]``, ``0 … parts-1``).
+    """Assign every node to a part: node type → int64 ``[num]``, ``0 … parts-1``.
 
-    ``metis`` cuts few edges while each part gets an equal share of the nodes of every type and
-    of the training nodes, and at most 1.2 times its share of the edges where METIS can do that.
-    ``stream`` cuts about as few with far less memory (`assign_by_streaming`), and no part has more
-    than 1.05 times its share. ``random`` deals a permutation drawn from ``seed``, so parts differ
-    by one node at most. ``progress`` is called with ``"pass 3 of 11"`` by ``stream``;
-    ``passes`` gives it the edges where those of ``data`` are not in memory, in the same order.
+    ``metis`` cuts few edges; each part gets an equal share of the nodes of every type and of the
+    training nodes, and at most 1.2 times its share of the edges if METIS manages that. ``stream``
+    cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05
+    times its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most
+    one node. With ``stream``, ``progress`` is called with ``"pass 3 of 11"``, and ``passes``
+    yields the edges, in order, if those of ``data`` are not in memory.
 
     Raises:
         DataError: METIS could not divide the graph.
@@ -94,24 +94,23 @@ def _metis(data: GraphData, parts: int) -> IntArray:
     try:
         assigned = metis(indptr, ids, parts, weights)
         edges = _in_degrees(data)
-        if _uneven(assigned, edges, parts):
+        held = np.bincount(assigned, weights=edges, minlength=parts)
+        if held.max() > _EDGE_IMBALANCE * held.mean():
             weights = np.concatenate([weights, edges[:, None]], axis=1)
             assigned = metis(indptr, ids, parts, weights)
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide the graph into {parts} parts: {error}",
             where=data.name,
-            remedy="take fewer parts, or partition.method: random",
+            remedy="use fewer parts, or partition.method: random",
         ) from error
     return assigned
 
 
 def undirected(data: GraphData) -> tuple[IntArray, IntArray]:
-    """The graph as METIS wants it: every edge once in each direction, all types in one id space,
-    no loops (int64 index ``[nodes+1]`` and neighbours, sorted in each list).
-
-    A homogeneous graph that is stored so already, sorted by either end, is not copied.
-    """
+    """Convert the graph for METIS: every edge once in each direction, all types in one id space, no
+    loops (int64 row pointers ``[nodes+1]`` and neighbours, sorted in each list). A homogeneous
+    graph that is stored so already, sorted by either end, is not copied."""
     offsets, num = _offsets(data), data.num_nodes
     relations = []
     for (src_type, _, dst_type), edges in data.edges.items():
@@ -140,13 +139,13 @@ def undirected(data: GraphData) -> tuple[IntArray, IntArray]:
 
 
 def _offsets(data: GraphData) -> dict[str, int]:
-    """Where the ids of each node type start when they follow one another."""
+    """Return the first id of each node type in one id space of all types."""
     ends = itertools.accumulate(frame.num for frame in data.nodes.values())
     return {t: end - data.nodes[t].num for t, end in zip(data.nodes, ends, strict=True)}
 
 
 def _in_degrees(data: GraphData) -> IntArray:
-    """Edges into each node, over all types: what the part that owns it stores."""
+    """Count the in-edges of each node, over all types, which its part stores."""
     offsets = _offsets(data)
     degrees = np.zeros(data.num_nodes, dtype=np.int64)
     for (_, _, ntype), edges in data.edges.items():
@@ -156,14 +155,9 @@ def _in_degrees(data: GraphData) -> IntArray:
     return degrees
 
 
-def _uneven(assigned: IntArray, edges: IntArray, parts: int) -> bool:
-    held = np.bincount(assigned, weights=edges, minlength=parts)
-    return bool(held.max() > _EDGE_IMBALANCE * held.mean())
-
-
 def constraints(data: GraphData, parts: int) -> IntArray:
-    """``[nodes, constraints]``, each column to be shared out equally: the nodes of each type and
-    the training nodes of each type."""
+    """Return ``[nodes, constraints]``, whose columns are balanced: the nodes of each type, and the
+    training nodes of each type."""
     columns = []
     start = 0
     for frame in data.nodes.values():

@@ -1,10 +1,10 @@
-"""METIS: which of the two that may be here divides a graph, and the call of pymetis's.
+"""Choice between DGL's and pymetis's METIS, and the call of the latter.
 
-DGL brings a METIS that drops edges as it coarsens a graph: of 30 million directed edges it takes
-0.8 GB where pymetis's takes 3.0. That one cuts fewer edges among many parts (of the same graph,
-16 parts, nodes and training nodes shared out: 24.6 instead of 31.2 %) and gives the same parts for
-the same graph, whatever memory held before. So whole graphs are DGL's where it is installed, and
-what is small or has to come out the same everywhere is pymetis's.
+DGL's METIS drops edges while it coarsens a graph: for 30 million directed edges it takes 0.8 GB,
+pymetis's 3.0 GB. The latter cuts fewer edges with many parts (24.6 instead of 31.2 % of the same
+graph with 16 parts, balancing nodes and training nodes), and is deterministic. So DGL's METIS
+divides complete graphs if it is installed; pymetis's divides small ones, and those whose parts must
+be the same everywhere.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from raygnn.graph.arrays import IntArray
 
 BY_PYMETIS = {"metis": "pymetis"}
 
-# METIS's authors advise recursive bisection for so many parts at most.
+# METIS's authors advise recursive bisection for at most so many parts.
 _BISECTED = 8
 _OK = 1
-_FAILURES = {-2: "its input is not as it should be", -3: "out of memory"}
+_FAILURES = {-2: "invalid input", -3: "out of memory"}
 
 
 def made_by(method: str) -> dict[str, str]:
-    """What the name of a partition says of the METIS that makes it: nothing of DGL's."""
+    """Return the digest's entry for the METIS that divides the graph; none for DGL's."""
     by_dgl = method == "random" or (method == "metis" and dgl.installed())
     return {} if by_dgl else BY_PYMETIS
 
 
 def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
-    """METIS with the edge cut as its objective (Karypis & Kumar 1998), pymetis's.
+    """Partition with pymetis's METIS, minimising the edge cut (Karypis & Kumar 1998).
 
-    pymetis's own function takes one weight for each node, METIS's takes several: this calls the
-    latter, in pymetis's library (seen in 2025.2 to 2025.2.2). Arguments and errors are those of
-    :func:`raygnn.graph.dgl.metis`. The same input gives the same parts.
+    pymetis's Python function accepts one weight per node, METIS's several, so this calls METIS in
+    pymetis's library (2025.2 to 2025.2.2). Arguments and errors are those of
+    :func:`raygnn.graph.dgl.metis`. The same input yields the same parts.
 
     Raises:
-        CapabilityError: pymetis is not there, or not as it was.
+        CapabilityError: pymetis is missing, or its library has changed.
     """
     library, index = _library()
     function = (
@@ -54,19 +54,19 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
     given = [np.ascontiguousarray(array, index) for array in (indptr, indices, weights)]
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in given]
     sizes = [ctypes.byref(number(value)) for value in (num_nodes, constraints, parts)]
-    # left out: sizes and weights of edges, the parts' shares, the tolerances, the options
+    # None: sizes and weights of edges, shares of the parts, tolerances, options
     status = function(
         *sizes[:2], *pointers, None, None, sizes[2], None, None, None, ctypes.byref(cut),
         assigned.ctypes.data_as(ctypes.c_void_p),
     )  # fmt: skip
     if status != _OK:
-        raise RuntimeError(_FAILURES.get(status, f"it ended with status {status}"))
+        raise RuntimeError(_FAILURES.get(status, f"status {status}"))
     return assigned.astype(np.int64, copy=False)
 
 
 @cache
 def _library() -> tuple[Any, np.dtype[Any]]:
-    """pymetis's library, and the integers that it was built for."""
+    """Load pymetis's library; returns it and its integer dtype."""
     try:
         pymetis = importlib.import_module("pymetis")
         library = ctypes.CDLL(importlib.import_module("pymetis._internal").__file__)
@@ -75,6 +75,6 @@ def _library() -> tuple[Any, np.dtype[Any]]:
     except (ImportError, AttributeError, OSError) as error:
         raise CapabilityError(
             f"METIS is not available here: {error}",
-            remedy="pip install pymetis==2025.2.2 (which takes a C++ compiler where there is no "
-            "wheel for the processor), or set partition.method to random",
+            remedy="pip install pymetis==2025.2.2 (which needs a C++ compiler if there is no wheel "
+            "for the processor), or set partition.method to random",
         ) from error

@@ -1,7 +1,7 @@
-"""A partition's files → plain arrays in type-wise ids. Each file is checked while it is read.
+"""Reads a partition's files into plain arrays in type-wise ids.
 
-What is read raises DataError, naming the file, when it is damaged, is not what the manifest says,
-or contradicts the partition's json.
+Each file is checked while it is read. Readers raise DataError with the file's name if it is
+damaged, has another hash than in the manifest, or contradicts the partition's json.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ID = "_ID"  # dgl.NID and dgl.EID: the homogeneous ids of a part graph's nodes 
 
 @dataclass(frozen=True)
 class InEdges:
-    """In-edges of a part's own nodes of one destination type.
+    """In-edges of a part's owned nodes of one destination type.
 
     Attributes:
         indptr: int64 ``[n_inner + 1]``.
         src: int32 or int64 ``[E]``, type-wise ids; in the order of edge ids within a row.
-        order: ``[E]``, where each edge lies among the part's own edges of its type, in the order
-            of ids; None: 0 … E-1.
+        order: ``[E]``, position of each edge among the part's owned edges of its type, by id;
+            None: 0 … E-1.
     """
 
     indptr: IntArray
@@ -48,9 +48,9 @@ class InEdges:
 
 
 def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
-    """The in-edge lists of one part. Edges that other parts own (those of the halo) are left out.
+    """Read the in-edge lists of one part, without edges that other parts own (into the halo).
 
-    Memory: the file's, and 8 to 16 bytes for each edge.
+    Memory: the file's size, and 8 to 16 bytes per edge.
     """
     path = meta.files[part].graph
     stored = read_graphs(path, meta.expected(path))
@@ -65,7 +65,7 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
         raise _inconsistent(path, "does not hold one id for each of its edges")
     node_type, node_id = _typewise(path, nodes, list(meta.node_map.values()))
 
-    # a part's own edges have one range of homogeneous ids, type by type
+    # owned edges have one range of homogeneous ids, type by type
     starts = np.array([meta.edge_map[t][part, 0] for t in meta.etypes], np.int64)
     bounds = np.append(starts, meta.edge_map[meta.etypes[-1]][part, 1])
     rows = np.array([meta.node_ranges[t[2]][part] for t in meta.etypes], np.int64)
@@ -91,27 +91,27 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
 
 
 def read_node_data(meta: PartitionMeta, part: int) -> dict[str, dict[str, Tensor]]:
-    """Node type → name → ``[n_inner, …]``; masks are bool."""
+    """Read node type → name → ``[n_inner, …]``; masks are bool."""
     rows = {ntype: int(np.diff(meta.node_ranges[ntype][part])[0]) for ntype in meta.ntypes}
     return _frames(meta, meta.files[part].node_feats, rows, DEFAULT_NTYPE)
 
 
 def read_edge_data(meta: PartitionMeta, part: int) -> dict[EdgeType, dict[str, Tensor]]:
-    """Edge type → name → ``[E, …]``, rows in the order of edge ids; masks are bool."""
+    """Read edge type → name → ``[E, …]``, in the order of edge ids; masks are bool."""
     rows = {etype_str(t): int(np.diff(meta.edge_ranges[t][part])[0]) for t in meta.etypes}
     frames = _frames(meta, meta.files[part].edge_feats, rows, etype_str(DEFAULT_ETYPE))
     return {etype: frames[etype_str(etype)] for etype in meta.etypes}
 
 
 def read_original_nodes(meta: PartitionMeta, part: int) -> dict[str, Array]:
-    """Node type → int64 ``[n_inner]``, ids in the graph that was partitioned; type-wise ids where
-    the writer did not keep them."""
+    """Read node type → original node ids, int64 ``[n_inner]``; type-wise ids if the writer did not
+    keep them."""
     return _originals(meta, meta.files[part].orig_nids, {t: t for t in meta.ntypes}, part)
 
 
 def read_original_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, Array]:
-    """Edge type → int64 ``[E]``, numbers in the graph that was partitioned, in the order of edge
-    ids; those ids where the writer did not keep them."""
+    """Read edge type → original edge ids, int64 ``[E]``, in the order of edge ids; type-wise ids if
+    the writer did not keep them."""
     names = {etype: etype_str(etype) for etype in meta.etypes}
     return _originals(meta, meta.files[part].orig_eids, names, part)
 
@@ -130,13 +130,13 @@ def _originals(
 
 
 def read_ids(meta: PartitionMeta, ntype: str) -> Any:
-    """What the user calls the nodes of a type: a pyarrow array ``[N]`` of int64 or large_string by
-    original id, mapped where it lies on a disk; None where the numbers are all there is."""
+    """Read the user's node ids of a type: a pyarrow array ``[N]`` of int64 or large_string by
+    original id, mapped if it is on a disk; None if there are only numbers."""
     path = meta.id_file(ntype)
     if path is None:
         return None
     expected = meta.expected(path)
-    assert expected is not None  # seen to when the json was read
+    assert expected is not None  # checked when the json was read
     try:
         read = file_facts(path)
         compare(path, expected, read.bytes, read.sha256)
@@ -150,13 +150,13 @@ def read_ids(meta: PartitionMeta, ntype: str) -> Any:
 
 
 def part_facts(meta: PartitionMeta) -> list[PartFacts]:
-    """The size of each part: from the manifest, or else read off the parts."""
+    """Return the size of each part, from the manifest or else by reading the parts."""
     if meta.manifest is not None:
         return meta.manifest.parts
     facts = []
     for number in range(meta.num_parts):
         edges, node_data = read_in_edges(meta, number), read_node_data(meta, number)
-        read_edge_data(meta, number)  # a damaged file is an error here, not in a prediction
+        read_edge_data(meta, number)  # report a damaged file here, not in a prediction
         read_original_nodes(meta, number)
         read_original_edges(meta, number)
         cut, halo = 0, 0
@@ -184,11 +184,11 @@ def part_facts(meta: PartitionMeta) -> list[PartFacts]:
 
 
 def table(meta: PartitionMeta) -> list[dict[str, Any]]:
-    """One row for each part and one for the total, all counts over all types.
+    """Return one row per part and one for the total, all counts over all types.
 
     Keys: ``part`` (number, or ``"total"``), ``nodes``, ``edges`` (in-edges of the part's nodes),
-    ``halo`` (nodes of other parts that these come from), ``cut`` (edges that come from other
-    parts), ``training_nodes``, ``bytes``, ``seconds`` (of the total; None where unknown).
+    ``halo`` (sources in other parts), ``cut`` (edges from other parts), ``training_nodes``,
+    ``bytes``, ``seconds`` (of the total; None if unknown).
     """
     rows = [part.row for part in part_facts(meta)]
     total = {key: sum(row[key] for row in rows) for key in rows[0]}
@@ -212,18 +212,16 @@ _FAULTS = {
 def _place_edges(  # type: ignore[no-untyped-def]
     src, dst, order, edges, total, node_type, node_id, bounds, ends, rows, row, far
 ):
-    """Put each own edge where its id says.
+    """Store each owned edge at the position of its id. Return (fault or 0, its edge type, edges
+    placed).
 
     Args:
         src, dst: ``[E]`` local ids of the nodes; order: ``[E]`` local ids of the edges, or empty.
         edges: ``[E]`` homogeneous ids, by local id; below ``total``.
         node_type, node_id: ``[N]``, by local id.
-        bounds: ``[T+1]`` homogeneous ids of the part's own edges, type by type.
-        ends: ``[T, 2]`` node types of source and destination; rows: ``[T, 2]`` own destinations.
+        bounds: ``[T+1]`` homogeneous ids of the owned edges, type by type.
+        ends: ``[T, 2]`` node types of source and destination; rows: ``[T, 2]`` owned destinations.
         row, far: ``[own]``, to be filled: row within the part (-1 before), source id.
-
-    Returns:
-        ``(fault or 0, edge type of it, edges placed)``.
     """
     nodes, numbered, kind, placed = len(node_id), len(order) > 0, 0, 0
     for e in range(len(src)):
@@ -253,14 +251,14 @@ def _place_edges(  # type: ignore[no-untyped-def]
 
 
 def _lists(row: Array, src: Array, num_rows: int) -> InEdges:
-    """Edges in the order of their ids → in-edge lists."""
-    # ours lie in this order already; DGL's are in the order of ids only
+    """Convert edges in the order of their ids to in-edge lists."""
+    # our edge ids ascend by destination already; DGL's do not
     indptr, order = in_lists(row, num_rows)
     return InEdges(indptr, src[order], order) if len(order) else InEdges(indptr, src, None)
 
 
 def _ids(path: AnyPath, ids: Array | Tensor | None) -> IntArray:
-    """Ids of nodes or edges as the file has them, int64."""
+    """Check ids of nodes or edges from a file, and convert them to int64."""
     if ids is None:
         raise _inconsistent(path, "does not hold the global ids of its nodes and edges")
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -269,12 +267,12 @@ def _ids(path: AnyPath, ids: Array | Tensor | None) -> IntArray:
 
 
 def _typewise(path: AnyPath, ids: IntArray, maps: list[IntArray]) -> tuple[Array, Array]:
-    """Homogeneous node ids → type number and type-wise id, in the narrowest dtype that does."""
+    """Convert homogeneous node ids to type number and type-wise id, in the narrowest dtypes."""
     ranges = np.stack(maps, axis=1).reshape(-1, 2)  # by part, then type: increasing
     shift = np.stack([typewise(rows) - rows for rows in maps], axis=1).reshape(-1, 2)[:, 0]
     if len(ids) and not (ids.min() >= 0 and ids.max() < ranges[-1, 1]):
         raise _inconsistent(path, "holds global ids that are out of range")
-    # The last range that starts at or before an id: empty ranges start where the next does.
+    # the last range that starts at or before an id, since empty ranges start where the next does
     at = np.searchsorted(ranges[:, 0], ids, side="right") - 1
     index = index_type(max(int(typewise(rows)[-1, 1]) for rows in maps))
     kind = np.int8 if len(maps) < 2**7 else np.int32
@@ -284,7 +282,7 @@ def _typewise(path: AnyPath, ids: IntArray, maps: list[IntArray]) -> tuple[Array
 def _frames(
     meta: PartitionMeta, path: AnyPath, rows: Mapping[str, int], default: str
 ) -> dict[str, dict[str, Tensor]]:
-    """The arrays ``"<type>/<name>"`` by type; names without a type are the default type's."""
+    """Read the arrays ``"<type>/<name>"``, by type; names without a type are the default type's."""
     frames: dict[str, dict[str, Tensor]] = {kind: {} for kind in rows}
     for key, array in read_tensors(path, meta.expected(path)).items():
         full = key if "/" in key else f"{default}/{key}"
@@ -294,7 +292,7 @@ def _frames(
         if array.ndim == 0 or len(array) != rows[kind]:
             raise _inconsistent(path, f"{key!r} does not have {rows[kind]} rows")
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-        # DGL's files have no bool: it comes back as uint8.
+        # DGL's files have no bool: it is read as uint8
         feature = meta.manifest.features.get(full) if meta.manifest else None
         is_mask = feature.dtype == "bool" if feature else full.endswith("_mask")
         if tensor.dtype == torch.uint8 and is_mask:
@@ -305,5 +303,5 @@ def _frames(
 
 def _inconsistent(path: AnyPath, problem: str) -> DataError:
     return DataError(
-        problem, where=str(path), remedy="the file is damaged: make the partition again"
+        problem, where=str(path), remedy="the file is damaged: partition the graph again"
     )

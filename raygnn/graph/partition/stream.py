@@ -1,21 +1,21 @@
-"""Partitioning by streaming: few cut edges with memory for the nodes alone.
+"""Partitioning by streaming: few cut edges, with memory for the nodes only.
 
-Edges are read in passes, in any order, and never held. A pass counts degrees; a few passes form
-clusters of neighbours, none larger than a small share of a part, by label propagation (Raghavan
-et al. 2007; with capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via
-size-constrained clustering", 2014; semi-external Akhremtsev, Sanders & Schulz, "(Semi-)external
-algorithms for graph partitioning and clustering", 2015); one draws a sample of the edges between
-clusters, which METIS divides; and a few more passes move nodes to where most of their neighbours
-are, within limits of balance (restreaming: Nishimura & Ugander 2013; balance as a price in the
-score: Fennel, Tsourakakis et al. 2014).
+Edges are read in passes, in any order, and never kept. One pass counts degrees. A few passes form
+clusters, each at most a small share of a part, by label propagation (Raghavan et al. 2007; with
+capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via size-constrained
+clustering", 2014; semi-external Akhremtsev, Sanders & Schulz, "(Semi-)external algorithms for graph
+partitioning and clustering", 2015). One pass samples edges between clusters, and METIS divides
+that graph. A few more passes move nodes to the part of most of their neighbours, within limits of
+balance (restreaming: Nishimura & Ugander 2013; balance as a price in the score: Fennel, Tsourakakis
+et al. 2014).
 
 Each node keeps a sketch of its neighbours' labels (`stream_kernels`; label propagation with such
-sketches: Sahu 2024) and decides whenever it has seen all of its edges once. When it begins to
-count is drawn from the seed, so that nodes decide at different times whatever the edges' order,
-and see the decisions of one another; label propagation in rounds would swing to and fro.
+sketches: Sahu 2024) and decides whenever it has seen all of its edges once. It begins to count at a
+random point of the stream, so that nodes decide at different times in any order of the edges and
+see each other's decisions; label propagation in rounds would oscillate.
 
-The result depends on the edges in their order, the groups and the seed: not on the sizes of the
-chunks, on the number of threads or on what ran before in the process.
+The result depends on the order of the edges, the groups and the seed, but not on chunk sizes, the
+number of threads or earlier work of the process.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.partition import edge_kernels, stream_kernels
 from raygnn.graph.partition.metis_library import metis
 
-# Gives the edges as chunks of (source ids, destination ids), the same ones at each call.
+# Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
 Passes = Callable[[], Iterable[tuple[Array, Array]]]
 
-# The largest part over the mean, of the nodes of each group and of in-edges.
+# Largest part over the mean, for the nodes of each group and for in-edges.
 IMBALANCE = 1.05
-# As for METIS's own partitions: above this it is asked to balance in-edges, too.
+# Above this, METIS runs again and balances in-edges, too, as for complete graphs.
 _EDGE_IMBALANCE = 1.2
 
 _SLOTS = 8  # labels that a node counts at a time, 6 bytes each
 _CLUSTER_PASSES, _MOVE_PASSES = 5, 4
-# METIS gets at most so many nodes, or 200 for each part, and so many edges, or half as many as
-# there are nodes. It has to balance what it cannot take apart: a cluster is at most a 50th of a
-# part, and a 4096th of the graph.
+# METIS gets at most so many nodes, or 200 per part, and so many edges, or half as many as there
+# are nodes. It must balance clusters that it cannot divide, so a cluster is at most 1/50 of a part
+# and 1/4096 of the graph.
 _COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 17
 _CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
-# Below this METIS's parts would depend on what memory held before: see `dgl.metis`.
+# Below this METIS's parts would depend on uninitialised memory: see `dgl.metis`.
 _METIS_NODES = 1 << 10
-# Edges of a block: decisions are taken between blocks. Of a small graph, a 64th of its edges.
+# Edges of a block, between which nodes decide; in a small graph, 1/64 of its edges.
 _BLOCK, _SMALL_BLOCK = 1 << 18, 1 << 6
 _THREADED_BLOCK = 1 << 15
 _MAX_THREADS = 8
@@ -67,26 +67,26 @@ def assign_by_streaming(
     threads: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Array:
-    """Part of every node, from edges that are read about eleven times.
+    """Assign every node to a part, reading the edges about eleven times.
 
     Args:
-        num_nodes: all types', one after the other.
-        passes: each call gives the edges again, in the same order: chunks of any size of
-            (source, destination) ids, integers ``0 … num_nodes-1``. Loops do no harm; edges that
-            are there several times, or in both directions, weigh as much.
+        num_nodes: of all types, one type after the other.
+        passes: each call yields the edges again, in the same order: chunks of any size of
+            (source, destination) ids, integers ``0 … num_nodes-1``. Loops are ignored; duplicate
+            edges and edges in both directions count several times.
         groups: small unsigned integers ``[num_nodes]``, see `balance_groups`; None = one group.
-        threads: None = one for each core, 8 at most.
+        threads: None = one per core, at most 8.
         progress: called with ``"pass 3 of 11"``; a small graph needs six.
 
     Returns:
-        uint8 ``[num_nodes]``, uint16 from 257 parts on. Of the nodes of each group a part has at
-        most 1.05 times the mean (or the next whole number above the mean), and of the in-edges
-        the same, or the mean and as many as one node has.
+        uint8 ``[num_nodes]``, uint16 from 257 parts on. A part has at most 1.05 times the mean
+        number of nodes of each group (or the mean rounded up), and at most 1.05 times the mean
+        in-edges, or the mean plus the largest in-degree.
 
-    Memory: about 85 bytes for each node, and 20 MB.
+    Memory: about 85 bytes per node, and 20 MB.
 
     Raises:
-        ValueError: ids are out of range, or a pass gave other edges than the first.
+        ValueError: ids are out of range, or a pass yields other edges than the first.
         DataError: METIS failed.
     """
     groups = np.zeros(num_nodes, np.uint8) if groups is None else groups
@@ -98,7 +98,8 @@ def assign_by_streaming(
     reads = 2 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
     tell = progress or (lambda text: None)
     announced = (tell(f"pass {number} of {reads}") for number in itertools.count(1))
-    edges = _EdgePasses(num_nodes, passes, seed, threads or _cores(), announced)
+    threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    edges = _EdgePasses(num_nodes, passes, seed, threads, announced)
     balance = Balance(groups, edges.in_degrees, parts)
     clusters, count = _clusters(edges, parts, most)
     coarse = _coarse_graph(edges, clusters, count)
@@ -111,11 +112,11 @@ def assign_by_streaming(
 
 
 def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Array:
-    """The group of each node: the nodes of each type make one, or those for training and the
-    others of the type one each, where there are at least 8 for training for each part.
+    """Return the group of each node: one per type, or two, of training nodes and of the others, if
+    there are at least 8 training nodes per part.
 
     Args:
-        types: of each node type its number of nodes, and which of them are for training (bool).
+        types: number of nodes and training mask (bool) of each node type.
     """
     made: list[Array] = []
     last = 0
@@ -130,15 +131,11 @@ def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Arr
     return groups.astype(np.min_scalar_type(max(last - 1, 0)))
 
 
-def _cores() -> int:
-    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-
-
 class _EdgePasses:
-    """The edges, read in passes, and what each node has seen of them.
+    """Edges, read in passes, and the nodes' sketches of them.
 
     Attributes:
-        num: how many there are.
+        num: number of edges.
         degrees, in_degrees: of each node, the former without loops.
     """
 
@@ -164,7 +161,7 @@ class _EdgePasses:
         self._threads = threads if self._block >= _THREADED_BLOCK else 1
 
     def blocks(self, size: int) -> Iterator[tuple[Array, Array]]:
-        """The edges in blocks of one size, the last aside, whatever the sizes of the chunks."""
+        """Yield the edges in blocks of equal size, except the last, for any size of the chunks."""
         next(self._announced)
         buffer = np.empty((2, size), self.index)
         at = seen = 0
@@ -185,14 +182,13 @@ class _EdgePasses:
         if at:
             yield buffer[0, :at], buffer[1, :at]
         if self.num not in (-1, seen):
-            raise ValueError(f"a pass gave {seen} edges, the first {self.num}")
+            raise ValueError(f"a pass has {seen} edges, the first had {self.num}")
 
     def propagate(self, labels: Array, passes: int, decide: Callable[..., None]) -> None:
-        """Let nodes see their neighbours' labels, and decide on their own.
+        """Propagate labels: show nodes their neighbours' labels, and let them decide on their own.
 
         ``decide(nodes, names, counts, left)`` is called between blocks with the nodes that have
-        seen all of their edges, in ascending order; it sets their labels and starts their
-        sketches anew.
+        seen all of their edges, in ascending order; it sets their labels and resets their sketches.
         """
         names = np.zeros((self.num_nodes, _SLOTS), self.index)
         names[:, 0] = labels
@@ -217,7 +213,7 @@ class _EdgePasses:
 
 
 def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
-    """The cluster of each node, and how many there are: at most ``most``."""
+    """Return the cluster of each node, and the number of clusters, at most ``most``."""
     num = edges.num_nodes
     labels = np.arange(num, dtype=edges.index)
     if num <= most or not edges.num:
@@ -238,11 +234,8 @@ def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
 
 
 def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -> tuple[Array, int]:
-    """Number the clusters; of too many, those with the same favourite become one.
-
-    That is how leaves of a hub come together whose own cluster is full (two-hop clustering,
-    LaSalle et al. 2015).
-    """
+    """Number the clusters; if there are too many, merge those with the same favourite, such as
+    leaves of a hub whose cluster is full (two-hop clustering, LaSalle et al. 2015)."""
     present = np.zeros(len(labels), np.bool_)
     present[labels] = True
     names = np.flatnonzero(present)
@@ -252,7 +245,7 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
         return numbers, count
     by_favourite = np.argsort(labels[favourite[names]], kind="stable")
     low, high = 1, cap
-    while low < high:  # the smallest size that makes few enough
+    while low < high:  # the smallest size that yields few enough
         middle = (low + high) // 2
         if stream_kernels.pack(sizes[names][by_favourite], middle)[-1] < most:
             high = middle
@@ -264,10 +257,9 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
 
 
 def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntArray, IntArray]:
-    """The graph of the clusters in CSR form, from a sample of the edges between them: those
-    whose keys, hashes of their numbers, are smallest. Where two clusters have several edges in
-    the sample, so many join them: this METIS takes no weights of edges.
-    """
+    """Build the graph of the clusters in CSR form from a sample of the edges between them: those
+    with the smallest keys, which are hashes of their numbers. Parallel edges of the sample stay,
+    because this METIS does not support edge weights."""
     kept = np.empty((2, max(_COARSE_EDGES, edges.num_nodes // 2)), edges.index)
     keys = np.empty(kept.shape[1], np.uint32)
     threshold, at, first = np.uint32(2**32 - 1), 0, 0
@@ -277,7 +269,7 @@ def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntA
             at, begin = stream_kernels.keep_crossing(
                 src, dst, first, begin, threshold, clusters, kept, keys, at
             )
-            if begin < len(src):  # no more room
+            if begin < len(src):  # the sample is full
                 threshold >>= np.uint32(1)
                 small = np.flatnonzero(keys <= threshold)
                 at = len(small)
@@ -292,7 +284,7 @@ def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntA
 
 
 def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) -> IntArray:
-    """The part of each cluster, by METIS; of few clusters, by their order along the graph."""
+    """Assign clusters to parts by METIS; few clusters by their reverse Cuthill-McKee order."""
     parts, count = len(balance.sizes), len(indptr) - 1
     loads = np.bincount(clusters, balance.in_degrees, count).astype(np.int64)
     if count < _METIS_NODES:
@@ -316,13 +308,13 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide {count} clusters of nodes into {parts} parts: {error}",
-            remedy="take fewer parts, or partition.method: random",
+            remedy="use fewer parts, or partition.method: random",
         ) from error
     return assigned
 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
-    """Move nodes to the parts that most of their neighbours are in, in place."""
+    """Move nodes to the parts of most of their neighbours, in place."""
 
     def move(nodes: Array, *sketches: Array) -> None:
         stream_kernels.move_nodes(
@@ -344,10 +336,10 @@ def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
 
 
 class Balance:
-    """What the parts hold, and the most that they may.
+    """Sizes of the parts, and their limits.
 
     Attributes:
-        groups: of each node; in_degrees: of each node.
+        groups, in_degrees: of each node.
         sizes: int64 ``[parts, groups]`` nodes; loads: int64 ``[parts]`` in-edges.
     """
 
@@ -356,7 +348,7 @@ class Balance:
         totals = np.bincount(groups)
         self.means = np.maximum(totals / parts, 1e-9)
         self.mean_load = max(float(in_degrees.sum(dtype=np.int64)) / parts, 1e-9)
-        exact = -(-totals // parts)  # rounded up: so many always do
+        exact = -(-totals // parts)  # the mean rounded up, which can always be met
         self.size_limits = np.maximum((IMBALANCE * self.means).astype(np.int64), exact)
         self.load_limit = int(IMBALANCE * self.mean_load)
         self.sizes = np.zeros((parts, len(totals)), np.int64)
@@ -370,20 +362,20 @@ class Balance:
         self.loads[:] = np.bincount(labels, self.in_degrees, parts)
 
     def settle(self, labels: Array, degrees: Array) -> None:
-        """Move nodes, those with few edges first, until all limits hold, in place."""
+        """Move nodes, those with few edges first, until all limits are met, in place."""
         over = self.sizes > self.size_limits
         nodes = np.flatnonzero(over[labels, self.groups])
         nodes = nodes[np.argsort(degrees[nodes], kind="stable")]
         stream_kernels.give_away(
             nodes, self.groups, self.in_degrees, self.size_limits, labels, self.sizes, self.loads
         )
-        # The two differ by more in-edges than any node has, so they can always be brought closer.
+        # The two parts differ by more in-edges than any node has, so an exchange always helps.
         limit = max(self.load_limit, int(self.mean_load) + int(self.in_degrees.max()))
         while self.loads.max() > limit:
             self._even(labels, int(self.loads.argmax()), int(self.loads.argmin()))
 
     def _even(self, labels: Array, most: int, least: int) -> None:
-        """Exchange nodes of one group between two parts so that their loads come closer."""
+        """Exchange nodes of one group between two parts, so that their loads differ less."""
         gap = int(self.loads[most] - self.loads[least])
         for group in range(len(self.means)):
             ours, theirs = (
@@ -395,7 +387,7 @@ class Balance:
             free = np.zeros(int(self.size_limits[group] - self.sizes[least, group]), np.int64)
             taken = np.concatenate([free, self.in_degrees[theirs].astype(np.int64)])
             pairs = min(len(given), len(taken))
-            shift = given[:pairs] - taken[:pairs]  # falling, and less than the gap: see `settle`
+            shift = given[:pairs] - taken[:pairs]  # descending, and below the gap: see `settle`
             swaps = int(np.searchsorted(np.cumsum(np.maximum(shift, 0)), gap // 2, side="right"))
             swaps = min(max(swaps, 1), int(np.count_nonzero(shift > 0)))
             if swaps:

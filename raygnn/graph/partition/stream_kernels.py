@@ -1,9 +1,9 @@
-"""Compiled loops of `raygnn.graph.partition.stream` (numba, without the GIL, compiled once).
+"""Compiled loops of `raygnn.graph.partition.stream` (numba, GIL released, compiled once).
 
-A node's *sketch* counts the labels of its neighbours in few bytes: slot 0 the node's own label,
-exactly; the other slots the most frequent of the others (Misra & Gries, "Finding repeated
-elements", 1982): a label that more than 1 / slots of the neighbours have is always among them,
-and as long as there are no more labels than slots all counts are exact.
+A node's *sketch* counts the labels of its neighbours in few bytes. Slot 0 counts the node's own
+label exactly, the other slots the most frequent others (Misra & Gries, "Finding repeated
+elements", 1982): a label of more than 1 / slots of the neighbours is always among them, and all
+counts are exact while there are no more labels than slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _mix = njit(inline="always")(hashing.mix)
 
 @njit(**_COMPILE)
 def count_degrees(src, dst, degrees, in_degrees):  # type: ignore[no-untyped-def]
-    """Count each edge at its destination, and unless it is a loop at both of its ends."""
+    """Count each edge in ``in_degrees``, and at both ends in ``degrees`` unless it is a loop."""
     for i in range(len(src)):
         in_degrees[dst[i]] += 1
         if src[i] != dst[i]:
@@ -31,7 +31,7 @@ def count_degrees(src, dst, degrees, in_degrees):  # type: ignore[no-untyped-def
 
 @njit(**_COMPILE)
 def first_turns(degrees, seed, left):  # type: ignore[no-untyped-def]
-    """``left`` = edges that pass by before a node decides first: from half of its own to all."""
+    """Set ``left``, the number of edges before a node's first decision: half to all of its own."""
     for node in range(len(degrees)):
         late = _mix(uint64(seed) ^ uint64(node)) % uint64(degrees[node] // 2 + 1)
         left[node] = degrees[node] - late
@@ -39,7 +39,7 @@ def first_turns(degrees, seed, left):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def _see(node, label, names, counts, left, done, at):  # type: ignore[no-untyped-def]
-    """Count a neighbour's label; put the node down once it has seen all of its edges."""
+    """Count a neighbour's label; add the node to ``done`` once it has seen all of its edges."""
     left[node] -= 1
     if left[node] == 0:
         done[at] = node
@@ -66,11 +66,8 @@ def _see(node, label, names, counts, left, done, at):  # type: ignore[no-untyped
 
 @njit(**_COMPILE)
 def see_edges(src, dst, labels, names, counts, left, share, shares, done):  # type: ignore[no-untyped-def]
-    """Show the edges to those of their ends that are in one of ``shares`` shares of the nodes.
-
-    What a node sees depends on nothing but the order of its edges, so not on the shares.
-    Returns how many nodes were put down in ``done``.
-    """
+    """Show the edges to their ends in one of ``shares`` shares of the nodes. Return the number of
+    nodes in ``done``. A node's sketch depends only on the order of its edges, not on the shares."""
     at = 0
     for i in range(len(src)):
         a, b = src[i], dst[i]
@@ -93,10 +90,8 @@ def _restart(node, label, degrees, labels, names, counts, left):  # type: ignore
 
 @njit(**_COMPILE)
 def join_clusters(nodes, degrees, weights, cap, labels, sizes, favourite, names, counts, left):  # type: ignore[no-untyped-def]
-    """Let each node join the cluster that most of its neighbours are in and that has room.
-
-    ``favourite[node]`` = that cluster without regard to room.
-    """
+    """Let each node join the cluster of most of its neighbours among those below ``cap``;
+    ``favourite[node]`` is the cluster without that limit."""
     for node in nodes:
         own = labels[node]
         best, most, like, likes = own, counts[node, 0], own, counts[node, 0]
@@ -115,7 +110,7 @@ def join_clusters(nodes, degrees, weights, cap, labels, sizes, favourite, names,
 
 @njit(**_COMPILE)
 def pack(sizes, cap):  # type: ignore[no-untyped-def]
-    """Bin of each cluster, in order: the next one begins where a cluster does not fit."""
+    """Return the bin of each cluster, in order; a cluster that does not fit opens the next bin."""
     bins = np.zeros(len(sizes), np.int64)
     current, filled = 0, 0
     for i in range(len(sizes)):
@@ -128,10 +123,10 @@ def pack(sizes, cap):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def keep_crossing(src, dst, first, begin, threshold, clusters, kept, keys, at):  # type: ignore[no-untyped-def]
-    """Keep edges between clusters, those with a key of at most ``threshold``, from ``at`` on.
+    """Append edges between clusters whose key is at most ``threshold``, from ``at`` on.
 
-    ``first`` is the number of the block's first edge, whose hash is its key. Returns (where the
-    kept ones end, edges of the block looked at): not all where there is no more room.
+    The key of an edge is the hash of its number; ``first``: number of the block's first edge.
+    Returns (end of the kept edges, edges of the block read), not all of which fit if it is full.
     """
     for i in range(begin, len(src)):
         a, b = clusters[src[i]], clusters[dst[i]]
@@ -147,7 +142,7 @@ def keep_crossing(src, dst, first, begin, threshold, clusters, kept, keys, at): 
 
 @njit(**_COMPILE)
 def _overload(part, group, sizes, loads, means, mean_load):  # type: ignore[no-untyped-def]
-    """By which share a part has more than the mean, of a group's nodes or of in-edges."""
+    """Return by which share a part exceeds the mean of a group's nodes or of in-edges."""
     return max(sizes[part, group] / means[group] - 1, loads[part] / mean_load - 1, 0.0)
 
 
@@ -168,8 +163,8 @@ def move_nodes(  # type: ignore[no-untyped-def]
     counts,
     left,
 ):
-    """Let each node move to the part with room that most of its neighbours are in, of which those
-    do not count that a part has more than the mean."""
+    """Let each node move to the part of most of its neighbours within the limits; a part's excess
+    over the mean, times the node's degree, is subtracted from its count."""
     for node in nodes:
         own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
         degree = np.float64(degrees[node])
@@ -192,7 +187,7 @@ def move_nodes(  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def give_away(nodes, groups, in_degrees, size_limits, labels, sizes, loads):  # type: ignore[no-untyped-def]
-    """Move nodes of parts that have too many of their group to the least loaded with room."""
+    """Move nodes of parts with too many of their group to the least loaded part within limits."""
     for node in nodes:
         own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
         if sizes[own, group] <= size_limits[group]:

@@ -1,4 +1,4 @@
-"""Writes the files of a partition, all but where they go in the end."""
+"""Writes the files of a partition, except its manifest."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from pydantic import BaseModel
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import storable
@@ -40,7 +40,7 @@ def check_storable(data: GraphData) -> None:
     for kind in (name for etype in data.edges for name in etype):
         if ":" in kind:
             raise DataError(
-                f"the type name {kind!r} has a colon in it, which joins names in DGL's files",
+                f"the type name {kind!r} contains a colon, which separates names in DGL's files",
                 where=data.name,
                 remedy="give the type another name",
             )
@@ -64,16 +64,16 @@ def write_parts(
     method: str,
     tell: Callable[[str], object] = lambda text: None,
 ) -> Manifest:
-    """Write every part, the ids and DGL's json, durably. Returns what the manifest says of them.
+    """Write every part, the ids and DGL's json, durably. Return their manifest.
 
     Args:
-        tell: called with how many parts are written, when there is one more.
+        tell: called with the number of written parts after each.
     """
     numbers = range(assembly.parts)
     for part in numbers:
         (directory / f"part{part}").mkdir()
-    # A few more threads than cores, as some wait for the disk. Whatever their number, what they
-    # hold is at most what all parts hold together.
+    # A few more threads than cores, since some wait for the disk. Their memory is at most that of
+    # all parts together.
     threads = min(2 * assembly.parts, (os.cpu_count() or 1) + 2, _MAX_THREADS)
     with ThreadPoolExecutor(threads, "write") as pool:
         arrays = [pool.submit(_write_arrays, assembly, part, directory) for part in numbers]
@@ -90,49 +90,33 @@ def write_parts(
     return write_description(data, assembly, directory, method, written)
 
 
-@dataclass(frozen=True)
-class WrittenPart:
-    """What the manifest says of a part that is on disk."""
+class WrittenPart(BaseModel):
+    """A part's entries in the manifest, once it is on disk."""
 
     facts: PartFacts
     files: dict[str, FileFacts]
     features: dict[str, Feature]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        files, features = (
-            {name: one.model_dump() for name, one in section.items()}
-            for section in (self.files, self.features)
-        )
-        return {"facts": self.facts.model_dump(), "files": files, "features": features}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> WrittenPart:
-        """What `to_json` gave."""
-        files = {name: FileFacts(**facts) for name, facts in values["files"].items()}
-        features = {name: Feature(**facts) for name, facts in values["features"].items()}
-        return cls(PartFacts(**values["facts"]), files, features)
-
 
 def write_part(assembly: PartedGraph, part: int, directory: Path) -> WrittenPart:
-    """Write the files of one part, durably, in place of any that are there."""
+    """Write the files of one part, durably, in place of existing ones."""
     (directory / f"part{part}").mkdir(exist_ok=True)
     arrays = _write_arrays(assembly, part, directory)
     return _written(assembly, part, _write_graph(assembly, part, directory), arrays)
 
 
 def _written(assembly: PartedGraph, part: int, graph: _Structure, arrays: _Arrays) -> WrittenPart:
-    part_files, features, splits = arrays
-    files = {f"part{part}/graph.dgl": graph.file} | part_files
+    (file, halo, cut), (part_files, features, splits) = graph, arrays
+    files = {f"part{part}/graph.dgl": file} | part_files
     facts = PartFacts(
         nodes=assembly.num_nodes(part),
         edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
-        halo=graph.halo,
-        cut=graph.cut,
+        halo=halo,
+        cut=cut,
         splits=splits,
         bytes=sum(file.bytes for file in files.values()),
     )
-    return WrittenPart(facts, files, features)
+    return WrittenPart(facts=facts, files=files, features=features)
 
 
 def write_description(
@@ -142,7 +126,7 @@ def write_description(
     method: str,
     written: Sequence[WrittenPart],
 ) -> Manifest:
-    """Write the ids and DGL's json beside the parts. Returns what the manifest says of all."""
+    """Write the ids and DGL's json beside the parts. Return the manifest of all."""
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
     for part in written:
@@ -167,34 +151,28 @@ def write_description(
         versions={
             name: metadata.version(name)
             for name in ("dgl", "pymetis", "torch", "numpy")
-            if any(metadata.distributions(name=name))  # DGL need not be there
+            if any(metadata.distributions(name=name))  # DGL is optional
         },
         digest="",
         source=PartitionSource(),
     )
 
 
-@dataclass(frozen=True)
-class _Structure:
-    """A part's graph, on disk."""
-
-    file: FileFacts
-    halo: int
-    cut: int
+_Structure: TypeAlias = tuple[FileFacts, int, int]  # graph.dgl, halo, cut
 
 
 def _write_graph(assembly: PartedGraph, part: int, directory: Path) -> _Structure:
     graph = assembly.part(part)
     path = directory / f"part{part}" / "graph.dgl"
     file = write_graph(path, graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata)
-    return _Structure(file, graph.halo, graph.cut)
+    return file, graph.halo, graph.cut
 
 
 _Arrays: TypeAlias = tuple[dict[str, FileFacts], dict[str, Feature], dict[str, dict[str, int]]]
 
 
 def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
-    """Write a part's data and original ids; returns the files, the arrays and the splits."""
+    """Write a part's data and original ids; return the files, the arrays and the splits."""
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
     rows = assembly.node_data(part)
@@ -206,7 +184,7 @@ def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
         files[file] = write_tensors(directory / file, arrays)
         features |= {key: Feature.from_array(array) for key, array in arrays.items()}
         rows = {}
-        del arrays  # before the next are chosen
+        del arrays  # frees them before the next are selected
     for name, ids_of in (
         ("orig_nids", assembly.original_nodes),
         ("orig_eids", assembly.original_edges),
@@ -217,8 +195,8 @@ def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
 
 
 def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
-    """Write what the user calls the nodes of each type, by original id, as an Arrow IPC file of one
-    record batch, so that it can be mapped and asked for any rows; returns the files."""
+    """Write the user's node ids of each type, by original id, as an Arrow IPC file of one record
+    batch, which can be mapped and read at any row; return the files."""
     files = {}
     for ntype, values in ids.items():
         name = f"ids/{ntype}.arrow"
@@ -241,7 +219,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> FileFacts:
 
 
 def _dgl_json(data: GraphData, assembly: PartedGraph, method: str) -> dict[str, Any]:
-    # a graph may be called raygnn, but its json may not be called as the manifest is
+    # a graph may be named raygnn, but its json must not replace the manifest
     name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
     return {
         "graph_name": name,
