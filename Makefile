@@ -48,7 +48,7 @@ define test_without_dgl
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-plain test-all test-nodgl mutants lint wheel docs bench gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-system test-plain test-all test-nodgl mutants lint wheel docs bench data gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -156,11 +156,17 @@ gpu:
 	mkdir -p build; PYTHONPATH=. RAYGNN_DATA=$${RAYGNN_DATA:-build/parcel} \
 	    $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
 
-gpu-parcel: setup
+# the datasets of $RAYGNN_DATA as PyG lays them out, for jobs/ where there is no network to download
+data: setup
+	$(BIN)/python -m tests.datasets $${RAYGNN_DATA:-../shared/data} data
+
+gpu-parcel: data
 	rm -rf build/parcel
 	$(BIN)/python -m pip install --quiet --target build/parcel --only-binary=:all: \
 	    --python-version $(GPU_VERSION) --platform manylinux_2_17_x86_64 -c constraints.txt pydantic
-	cp -r $${RAYGNN_DATA:-../shared/data}/planetoid build/parcel/
+	$(BIN)/python -c "from pathlib import Path; from torch_geometric.datasets import Planetoid; \
+	    from raygnn.graph.sources.python_graphs import write_graph_file as write; \
+	    write(Planetoid('data', 'Cora')[0], Path('build/parcel')).rename('build/parcel/cora.dgl')"
 
 test-matrix: test-oldest test-newest test-python313 test-instructions
 

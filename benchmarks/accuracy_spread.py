@@ -23,7 +23,7 @@ from machine import table
 import raygnn
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
-from raygnn.graph.data import MASKS
+from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.sources import load_graph
 
 WORKERS = (1, 2, 4)
@@ -128,15 +128,14 @@ def norm(job: str, storage: str, train: Train, seeds: int) -> Iterator[tuple[lis
 
 def rare(job: str, storage: str, train: Train, seeds: int) -> Iterator[tuple[list[str], float]]:
     """Rows; nothing is wanted of the differences."""
-    file = Path(storage) / "rare.npz"
     graph = {**PLANTED["graph"], "nodes": 20_000, "degree": 20, "classes": 50, "noise": 8.0}
     data = load_graph(PlantedGraph(**{**graph, "train": 0.3}))
     nodes, (edges,) = data.nodes["_N"].data, data.edges.values()
-    masks = {f"{name}s": nodes[name] for name in MASKS}
-    labels, ends = (nodes["label"] == 0).astype(np.int64), np.stack([edges.src, edges.dst], 1)
-    np.savez(file, node_features=nodes["feat"], node_labels=labels, edges=ends, **masks)
+    nodes["label"] = (nodes["label"] == 0).astype(np.int64)
+    file = Path(storage) / "rare.dgl"
+    write_graph(file, data.num_nodes, edges.src, edges.dst, nodes, {})
     own = ["sampling.batch_size=250", "train.epochs=10", "task.metric=average_precision"]
-    own += [f"graph={{format: npz, path: {file}, undirected: false}}", *_workers(2)]
+    own += [f"graph={{format: dgl, path: {file}}}", *_workers(2)]
     for name, changed in LOSSES:
         found = scores(job, storage, train, seeds, *own, *changed)
         yield [job, name, _text(found), ""], 0.0

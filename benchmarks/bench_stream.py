@@ -30,10 +30,13 @@ from typing import Any
 import numpy as np
 from machine import load, setting, table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import metis, stream
+from tests.datasets import cora, tolokers
 
 PLANTED = {"full": (1_500_000, 16.7), "small": (200_000, 50.0)}  # nodes, directed edges of each
 CUT_LIMIT = {"planted": 1.1, "Cora": 1.3, "Tolokers": 1.3, "FB15k-237": 1.3}
@@ -52,8 +55,8 @@ def graphs(data: Path, scratch: Path, scale: str) -> dict[str, Facts]:
     planted = {"nodes": nodes, "degree": degree, "features": 1, "train": 0.08}
     return {
         "planted": {"format": "planted", **planted},
-        "Cora": {"format": "planetoid", "path": str(data / "planetoid"), "name": "cora"},
-        "Tolokers": {"format": "npz", "path": str(data / "npz" / "tolokers.npz")},
+        "Cora": cora(data, scratch / "data"),
+        "Tolokers": tolokers(data, scratch / "data"),
         "FB15k-237": {"format": "triples", "path": str(scratch / "fb")},
     }
 

@@ -38,7 +38,7 @@ from raygnn.worker.planes import device_path
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
 
-PLANETOID = Path(os.environ.get("RAYGNN_DATA", "shared/data")) / "planetoid"
+CORA = Path(os.environ.get("RAYGNN_DATA", "build/parcel")) / "cora.dgl"
 PLANTED: dict[str, Any] = {"format": "planted", "val": 0.1}
 GRAPHS: dict[str, dict[str, Any]] = {
     "planted": {**PLANTED, "nodes": 2708, "degree": 4, "classes": 7, "features": 100, "train": 0.3},
@@ -52,8 +52,8 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "typed": True,
     },
 }
-if PLANETOID.exists():
-    GRAPHS["cora"] = {"format": "planetoid", "path": str(PLANETOID), "name": "cora"}
+if CORA.exists():
+    GRAPHS["cora"] = {"format": "dgl", "path": str(CORA), "normalize": "row"}
 STEPS = 8
 _LONGEST = 120  # seconds of one training on a GPU
 _ORDER = "does not have a deterministic implementation"

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def cora(data: Path, root: Path) -> dict[str, Any]:
+    """Return the section ``graph`` of Cora as PyG reads it, from links below ``root``."""
+    return _through_pyg(root, "Planetoid", "Cora", data / "planetoid") | {"normalize": "row"}
+
+
+def tolokers(data: Path, root: Path, **keys: Any) -> dict[str, Any]:
+    """Return the same of Tolokers, which has ten splits."""
+    return _through_pyg(root, "HeterophilousGraphDataset", "tolokers", data / "npz") | keys
+
+
+def _through_pyg(root: Path, kind: str, name: str, source: Path) -> dict[str, Any]:
+    raw = root / name / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if not (raw / file.name).exists():
+            (raw / file.name).symlink_to(file.resolve())
+    args = {"root": str(root), "name": name}
+    return {"format": "dataset", "dataset": f"torch_geometric.datasets:{kind}", "args": args}
+
 
 DTYPES = {
     "fp32": torch.float32,
@@ -322,3 +345,15 @@ class TwoLabels(RandomGraphs):
         if number == 5 and self.odd is not None:
             labels[0] = self.odd
         return graph, labels
+
+
+def main(source: Path, target: Path) -> None:
+    """Link datasets as PyG lays them out, for the jobs in ``jobs/``."""
+    cora(source, target)
+    tolokers(source, target)
+    if not (target / "MUTAG.txt").exists():
+        (target / "MUTAG.txt").symlink_to((source / "graphs" / "MUTAG.txt").resolve())
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -180,7 +180,7 @@ def test_every_path_that_is_named_exists() -> None:
         dry, cwd=CHECKOUT, capture_output=True, text=True, check=True, timeout=60
     ).stdout
     for name, text in texts.items():
-        made = {"build", "dist", "runs"}
+        made = {"build", "data", "dist", "runs"}
         for path in set(named.findall(re.sub(r"\S*\$\S*", "", text))):
             assert path.split("/")[0] in made or list(CHECKOUT.glob(path)), f"{name}: {path}"
     assert len(named.findall(texts["Makefile"])) > 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,16 @@ import yaml
 
 from raygnn.cli import main
 from raygnn.graph.partition.layout import PartitionMeta
-from tests.graph.builders import write_npz, write_planetoid
+from tests.graph.builders import write_dgl
 from tests.graphs import partitioned, typed_graph
 from tests.hostile import (
     Outcome,
-    archive,
     assert_refused,
     bombs,
-    object_array,
     outcomes,
     tree,
 )
 from tests.runs.made_runs import make_run
-
-PLANETOID = ("x", "allx", "ty", "graph", "test.index")
 
 
 @pytest.fixture
@@ -70,31 +65,6 @@ def assert_harmless(commands: list[list[str]], tmp_path: Path, marker: Path, *sa
     assert list(here(tmp_path).iterdir()) == []
 
 
-def test_pickles_in_planetoid_files(tmp_path: Path, marker: Path) -> None:
-    commands = []
-    for name, bomb in bombs(marker).items():
-        for part in PLANETOID:
-            place = tmp_path / f"{name} {part}"
-            place.mkdir()
-            graph = write_planetoid(place, **{part.replace(".", "_"): bomb})
-            commands.append(["train", job(place / "job.yaml", graph=graph)])
-    assert_harmless(commands, tmp_path, marker, "ind.tiny.")
-
-
-def test_pickles_in_archives(tmp_path: Path, marker: Path) -> None:
-    commands = []
-    for name, bomb in bombs(marker).items():
-        for array in ("node_labels", "edges"):
-            place = tmp_path / f"{name} {array}"
-            place.mkdir()
-            graph = write_npz(place, **{array: None})
-
-            with zipfile.ZipFile(graph["path"], "a") as file:
-                file.writestr(f"{array}.npy", object_array(bomb))
-            commands.append(["train", job(place / "job.yaml", graph=graph)])
-    assert_harmless(commands, tmp_path, marker, "tiny.npz", "refused: it holds Python objects")
-
-
 def test_pickles_in_partitions(tmp_path: Path, marker: Path, foreign: PartitionMeta) -> None:
     """In place of each file, also of those that nothing but a name connects with the partition."""
     commands = []
@@ -130,7 +100,7 @@ def test_pickles_in_files_of_many_graphs(tmp_path: Path, marker: Path) -> None:
 
 # --- YAML ----------------------------------------------------------------------------------------
 
-GOOD = "name: a\ngraph: {format: npz, path: a.npz}\nmodel: {kind: gcn}\n"
+GOOD = "name: a\ngraph: {format: dgl, path: a.dgl}\nmodel: {kind: gcn}\n"
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 20)
 )
@@ -234,7 +204,7 @@ def test_names_that_lead_elsewhere(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(here(tmp_path))
-    graph = write_npz(tmp_path)
+    graph = write_dgl(tmp_path)
     for sections in (
         {"name": place},
         {"logging": {"loggers": [place]}},
@@ -246,22 +216,6 @@ def test_names_that_lead_elsewhere(
         for verb in ("train", "partition"):
             assert_refused(run_main([verb, str(tmp_path / "job.yaml")], capsys), "job.yaml: ")
         assert tree(tmp_path) == before
-
-
-def test_names_in_archives(tmp_path: Path, marker: Path) -> None:
-    """Members are read in memory, and none is looked for but ours."""
-    graph = write_npz(tmp_path)
-
-    with zipfile.ZipFile(graph["path"]) as file:
-        whole = {name: file.read(name) for name in file.namelist()}
-    commands = []
-    for number, name in enumerate(("../../edges.npy", "/edges.npy", "a\0b", "edges.npy/../x")):
-        members = {**whole, name: b"outside"}
-        members.pop("edges.npy")
-        place = archive(members, tmp_path / f"{number}.npz")
-        graph = {"format": "npz", "path": str(place)}
-        commands.append(["train", job(tmp_path / f"{number}.yaml", graph=graph)])
-    assert_harmless(commands, tmp_path, marker, "it holds no array edges")
 
 
 @pytest.mark.parametrize("key", ["part_graph", "node_feats", "edge_feats"])

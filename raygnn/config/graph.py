@@ -14,7 +14,6 @@ from raygnn.config.values import (
     Fraction,
     InputPath,
     JsonValues,
-    Numbered,
     Section,
     Text,
     UserClass,
@@ -30,7 +29,7 @@ class _Graph(Section):
     normalize: Literal["none", "row", "standard"] | None = Field(
         None,
         description="Scaling of the features: none, row (each row sums to 1) or standard (each "
-        "column to mean 0, deviation 1); null = as usual for the format.",
+        "column to mean 0, deviation 1); null = none.",
     )
 
 
@@ -41,25 +40,6 @@ class ReversibleGraph(_Graph):
         False,
         description="Add an edge type rev_NAME for each edge type NAME: the same edges with the "
         "same arrays the other way round, so that messages pass both ways.",
-    )
-
-
-class PlanetoidGraph(_Graph):
-    """Cora, CiteSeer or PubMed as published by Yang et al. (2016)."""
-
-    format: Literal["planetoid"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="Directory that holds the ind.<name>.* files.")
-    name: Text = Field(description="Which graph: cora, citeseer or pubmed.")
-
-
-class NpzGraph(_Graph):
-    """One NumPy archive: node_features, node_labels, edges, {train,val,test}_masks."""
-
-    format: Literal["npz"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="The .npz file.")
-    split: int = Field(0, ge=0, le=10**6, description="Which row of the masks to use, from 0.")
-    undirected: bool = Field(
-        True, description="Each pair is listed once and stands for both directions."
     )
 
 
@@ -159,42 +139,16 @@ class PlantedGraph(_Graph):
             yield Problem((*at, "train"), message, "raise graph.train or graph.nodes")
 
 
-class ManyGraphs(_Graph):
-    """Many graphs, for tasks on whole graphs: files, or a dataset of your own."""
+class GraphSplit(Section):
+    """How many graphs are divided, for tasks on whole graphs."""
 
     read_if: ClassVar[Conditions] = {
-        "args": ("dataset",),
-        "normalize": ("dataset", None),
-        "tags": ("dataset", None),
-        "labels": ("dataset", None),
         "fold": ("folds",),
         "fold_for": ("folds",),
         "test": ("folds", None),
         "val": ("fold_for", "test"),
     }
 
-    format: Literal["graphs"] = Field(description="Format of the input graph.")
-    path: InputPath | None = Field(
-        None,
-        description="A file that dgl.save_graphs wrote with labels, a directory of such files, or "
-        "a text file as GIN's (Xu et al., 2019).",
-    )
-    dataset: UserClass | None = Field(
-        None,
-        description="Instead of path: package.module:Class of your own dataset; dataset[i] is "
-        "(DGL graph, label), and len(dataset) how many there are.",
-    )
-    args: JsonValues = Field({}, description="Keyword arguments for your own dataset.")
-    tags: Numbered | None = Field(
-        None,
-        description="Of text as GIN's: the tags of nodes that are columns 0, 1, … of the features; "
-        "null = those of the file, ascending.",
-    )
-    labels: Numbered | None = Field(
-        None,
-        description="Of text as GIN's: the labels of graphs that are classes 0, 1, …; null = those "
-        "of the file, ascending.",
-    )
     val: Fraction = Field(0.1, lt=1, description="Share of the graphs to validate on.")
     test: Fraction = Field(0.1, lt=1, description="Share of the graphs to test on.")
     folds: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
@@ -209,6 +163,61 @@ class ManyGraphs(_Graph):
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.folds is not None and self.fold >= self.folds:
+            message = f"there is no fold {self.fold} of {self.folds}"
+            yield Problem((*at, "fold"), message, f"set graph.fold to 0 … {self.folds - 1}")
+        if self.folds is None and self.val + self.test >= 1:
+            message = f"val {self.val:g} + test {self.test:g} leaves no graphs to train on"
+            remedy = "lower graph.val or graph.test until they sum to less than 1"
+            yield Problem((*at, "val"), message, remedy)
+
+
+class DatasetGraph(GraphSplit, ReversibleGraph):
+    """A dataset class of PyG, DGL or OGB, or one of your own, read once and then partitioned."""
+
+    format: Literal["dataset"] = Field(description="Format of the input graph.")
+    dataset: UserClass = Field(
+        description="The class, such as torch_geometric.datasets:Planetoid or "
+        "package.module:Class; dataset[i] is a Data or HeteroData of PyG, a DGL graph, or a graph "
+        "and its labels.",
+    )
+    args: JsonValues = Field(
+        {},
+        description="Keyword arguments for the class; a relative root is taken from the directory "
+        "of the config file.",
+    )
+    index: int = Field(0, ge=0, le=10**6, description="Which of the dataset's graphs, from 0.")
+    split: int = Field(
+        0, ge=0, le=10**6, description="Which column of masks with several splits, from 0."
+    )
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from class_problems(self.dataset, (*at, "dataset"))
+        yield from super()._conflicts(at)
+
+
+class ManyGraphs(GraphSplit, _Graph):
+    """Many graphs, for tasks on whole graphs: files, or a dataset that every rank opens."""
+
+    read_if: ClassVar[Conditions] = {
+        "args": ("dataset",),
+        "normalize": ("dataset", None),
+        **GraphSplit.read_if,
+    }
+
+    format: Literal["graphs"] = Field(description="Format of the input graph.")
+    path: InputPath | None = Field(
+        None,
+        description="A file that dgl.save_graphs wrote with labels, or a directory of such files.",
+    )
+    dataset: UserClass | None = Field(
+        None,
+        description="Instead of path: package.module:Class of a dataset that every rank opens; "
+        "dataset[i] is (DGL graph, label), and len(dataset) how many there are.",
+    )
+    args: JsonValues = Field({}, description="Keyword arguments for your own dataset.")
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.path is None and self.dataset is None:
             message = "neither path nor dataset is given, so there are no graphs"
             remedy = "name files with graph.path, or your own dataset with graph.dataset"
@@ -219,26 +228,11 @@ class ManyGraphs(_Graph):
             yield Problem((*at, "dataset"), message, remedy)
         if self.dataset is not None:
             yield from class_problems(self.dataset, (*at, "dataset"))
-        if self.folds is not None and self.fold >= self.folds:
-            message = f"there is no fold {self.fold} of {self.folds}"
-            yield Problem((*at, "fold"), message, f"set graph.fold to 0 … {self.folds - 1}")
-        if self.folds is None and self.val + self.test >= 1:
-            message = f"val {self.val:g} + test {self.test:g} leaves no graphs to train on"
-            remedy = "lower graph.val or graph.test until they sum to less than 1"
-            yield Problem((*at, "val"), message, remedy)
+        yield from super()._conflicts(at)
 
 
 GraphConfig: TypeAlias = Annotated[
-    (
-        PlanetoidGraph
-        | NpzGraph
-        | DglGraph
-        | TablesGraph
-        | TriplesGraph
-        | OgbGraph
-        | PlantedGraph
-        | ManyGraphs
-    ),
+    (DatasetGraph | DglGraph | TablesGraph | TriplesGraph | OgbGraph | PlantedGraph | ManyGraphs),
     Field(discriminator="format"),
 ]
 FORMATS = classes_of(GraphConfig)

@@ -36,6 +36,7 @@ S = TypeVar("S", bound=Section)
 
 _PATHS = (
     ("graph", "path"),
+    ("graph", "args", "root"),
     ("graph", "vocabulary"),
     ("partition", "path"),
     ("staging", "path"),
@@ -311,12 +312,15 @@ def as_config(config: Source) -> Config:
 
 
 def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
-    """Return a configuration recorded by an earlier version, without the keys removed since."""
+    """Return a configuration recorded by an earlier version, without the keys removed since.
+
+    The format of the graph stays: a partition replaces the graph, and nothing else does.
+    """
     kept = {key: "multi" if (key, v) == ("labels", "several") else v for key, v in config.items()}
     return {
         key: without_removed(value, (*at, key)) if isinstance(value, Mapping) else value
         for key, value in kept.items()
-        if removed((*at, str(key)), value) is None
+        if key == "format" or removed((*at, str(key)), value) is None
     }
 
 
@@ -452,6 +456,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
         if value.get(name) is None:
             remedy = f"give one of {', '.join(place.kinds)}"
             return Problem((*key, name), f"{name!r} is missing", remedy)
+        if problem := removed((*key, name), value[name]):
+            return problem
         what = f"unknown {name} {show(value[name])}"
         return Problem((*key, name), what, one_of(value[name], place.kinds))
     if error == "extra_forbidden":

@@ -75,6 +75,12 @@ _SYNONYMS = {
     for other in others.split()
 }
 
+# also what reading GIN's text says
+GIN_TEXT = (
+    "read GIN's text with a dataset class, as examples/gin_text.py does: graph: {format: dataset, "
+    'dataset: "examples.gin_text:GinText", args: {root: DIRECTORY, name: MUTAG}}'
+)
+
 # Key, or key and value, of an earlier version → what to do instead.
 _REMOVED = {
     "task.labels: 'several'": "write multi",
@@ -83,6 +89,15 @@ _REMOVED = {
     "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
     "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
     "comm.static_graph": "remove the key",
+    "graph.format: 'planetoid'": "write graph: {format: dataset, dataset: "
+    '"torch_geometric.datasets:Planetoid", args: {root: DIRECTORY, name: Cora}, normalize: row}; '
+    "the files ind.cora.* belong in DIRECTORY/Cora/raw",
+    "graph.format: 'npz'": "write graph: {format: dataset, dataset: "
+    '"torch_geometric.datasets:HeterophilousGraphDataset", args: {root: DIRECTORY, name: '
+    "Tolokers}, split: 0}; tolokers.npz belongs in DIRECTORY/tolokers/raw; an archive of your own "
+    "is read by a class of your own, dataset: package.module:Class",
+    "graph.tags": GIN_TEXT,
+    "graph.labels": GIN_TEXT,
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
     "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
     "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",

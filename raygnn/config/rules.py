@@ -11,11 +11,11 @@ from typing import Any
 
 from raygnn.config.execution import MOST_DRAWN
 from raygnn.config.graph import (
+    DatasetGraph,
     DglGraph,
+    GraphSplit,
     ManyGraphs,
-    NpzGraph,
     OgbGraph,
-    PlanetoidGraph,
     PlantedGraph,
     TablesGraph,
     TriplesGraph,
@@ -62,7 +62,7 @@ def _graph(config: Config) -> Iterator[Problem]:
         if partition.parts != "auto" and partition.parts > graph.nodes:
             message = f"{partition.parts} parts of {graph.nodes} nodes would leave empty ones"
             yield Problem(("partition", "parts"), message, "lower partition.parts")
-    elif graph.path is not None and graph.path == partition.path:
+    elif (path := getattr(graph, "path", None)) is not None and path == partition.path:
         message = f"partition.path is graph.path, {partition.path}, which is input"
         remedy = "give the partition a directory of its own, or leave partition.path out"
         yield Problem(("partition", "path"), message, remedy)
@@ -74,10 +74,13 @@ def _task(config: Config) -> Iterator[Problem]:
         yield from class_problems(task.own_class, ("task", "kind"))
     else:
         yield from task.unused(("task",), "args", why=f"task.kind is {task.kind}")
-    if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
+    if task.of_graphs and graph is not None and not isinstance(graph, GraphSplit):
         message = f"{task.kind} is of many graphs, and graph.format {graph.format} is one"
-        remedy = "set graph.format to graphs, or task.kind to node_classification"
+        remedy = "set graph.format to dataset or graphs, or task.kind to node_classification"
         yield Problem(("task", "kind"), message, remedy)
+    if isinstance(graph, DatasetGraph):
+        others = ("index", "split", "reverse") if task.of_graphs else GraphSplit.model_fields
+        yield from graph.unused(("graph",), *others, why=f"task.kind is {task.kind}")
     if not task.of_graphs:
         if isinstance(graph, ManyGraphs):
             yield Problem(
@@ -357,13 +360,10 @@ def _is_garbled(place: str) -> bool:
 
 def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
-    if isinstance(graph, PlanetoidGraph):
-        yield from _input(("graph", "path"), graph.path, directory=True)
-        yield from _planetoid_name(graph)
-    elif isinstance(graph, (NpzGraph, DglGraph, TablesGraph)):
-        yield from _input(("graph", "path"), graph.path, directory=False)
+    if isinstance(graph, (DglGraph, TablesGraph)):
+        yield from _input(("graph", "path"), graph.path, only_file=True)
     elif isinstance(graph, (TriplesGraph, ManyGraphs)) and graph.path is not None:
-        yield from _input(("graph", "path"), graph.path, directory=None)
+        yield from _input(("graph", "path"), graph.path)
     if not isinstance(partition, Path):
         return  # null, or a URI: looked at by whoever can open it
     if problem := _unseen(("partition", "path"), partition):
@@ -377,36 +377,15 @@ def _input_paths(config: Config) -> Iterator[Problem]:
         yield Problem(("partition", "path"), message, remedy)
 
 
-def _input(key: tuple[str, ...], path: Path, *, directory: bool | None) -> Iterator[Problem]:
-    """``directory``: whether it must be one; None = either."""
+def _input(key: tuple[str, ...], path: Path, *, only_file: bool = False) -> Iterator[Problem]:
     if problem := _unseen(key, path):
         yield problem
     elif not path.exists():
         yield _missing(key, path)
-    elif directory and not path.is_dir():
-        yield Problem(
-            key, f"{path} is a file, expected a directory", f"name its directory, {path.parent}"
-        )
-    elif directory is False and not path.is_file():
+    elif only_file and not path.is_file():
         yield Problem(key, f"{path} is a directory, expected a file", "name the file in it")
     elif not os.access(path, os.R_OK):
         yield Problem(key, f"{path} may not be read", "change its permissions, or run as its owner")
-
-
-def _planetoid_name(graph: PlanetoidGraph) -> Iterator[Problem]:
-    try:
-        files = os.listdir(graph.path)
-    except OSError:
-        return  # said of the path, or by what reads the files
-    if f"ind.{graph.name}.x" in files:
-        return
-    there = sorted(f[4:-2] for f in files if f.startswith("ind.") and f.endswith(".x"))
-    close = nearest(graph.name, [*there, "cora", "citeseer", "pubmed"])
-    yield Problem(
-        ("graph", "name"),
-        f"{graph.path} has no file ind.{graph.name}.x",
-        (f"did you mean {close}? " if close else "") + f"there are: {', '.join(there) or 'none'}",
-    )
 
 
 def _unseen(key: tuple[str, ...], path: Path) -> Problem | None:
@@ -535,7 +514,9 @@ def _may_change(key: str) -> bool:
 def _leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in value.items():
         key = f"{head}{name}"
-        if isinstance(inner, Mapping) and key not in _WHOLE:
+        if key == "graph.args" and isinstance(inner, Mapping):
+            yield key, {k: v for k, v in inner.items() if k != "root"}  # which is a path
+        elif isinstance(inner, Mapping) and key not in _WHOLE:
             yield from _leaves(inner, f"{key}.")
         else:
             yield key, inner

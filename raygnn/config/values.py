@@ -475,11 +475,6 @@ UserFunction: TypeAlias = UserClass  # the unions that it is in say what is expe
 Address: TypeAlias = Annotated[
     str, must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
-Numbered: TypeAlias = Annotated[
-    tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...],
-    BeforeValidator(to_tuple),
-    must(lambda numbers: 0 < len(numbers) == len(set(numbers)), "a list of different numbers"),
-]
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
 Classes: TypeAlias = Annotated[
     dict[UserClass, JsonValues],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raygnn.config.graph import ManyGraphs, PlantedGraph
+from raygnn.config.graph import GraphSplit, ManyGraphs, PlantedGraph
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
@@ -145,10 +145,7 @@ def read_input(
         if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
             return Input()
         with show.stage("graphs"):
-            collection = find_collection(config)
-            if isinstance(collection, MissingCollection):
-                check_available(config, "reading the graphs", collection.reading_bytes())
-            return CollectionInput(collection)
+            return CollectionInput(find_collection(config))
     found = find_partition(config, workers)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
@@ -429,7 +426,9 @@ class CollectionInput(Input):
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
     """How many graphs there are in each split."""
     column = meta.target(config.task.target)
-    graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    if (given := meta.given_splits()) is not None:
+        return {name: len(numbers) for name, numbers in given.items()}
+    graph = config.graph if isinstance(config.graph, GraphSplit) else GraphSplit()
     classes = None
     if column.high is not None and column.shape in ((), (1,)):
         classes = np.load(meta.directory / column.file).reshape(-1)

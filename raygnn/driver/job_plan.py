@@ -7,7 +7,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
@@ -238,8 +238,11 @@ def header(
     source = f"the partition in {config.partition.path}"
     if isinstance(graph, ManyGraphs):
         source = f"many graphs, {graph.dataset or graph.path}"
+    elif isinstance(graph, DatasetGraph) and config.task.of_graphs:
+        source = f"many graphs, {graph.dataset}"
     elif graph is not None:
-        source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
+        named = getattr(graph, "dataset", getattr(graph, "path", ""))
+        source = f"{graph.format} {named}".strip()
         source += f", {config.partition.used_method} partition"
     span = str(workers)
     if config.cluster.elastic and config.cluster.limits:

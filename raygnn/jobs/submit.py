@@ -63,7 +63,11 @@ class Package:
         """The job as it travels."""
         document = self.config.to_dict()
         if self.data is not None:
-            document["graph"]["path"] = str(self.data)
+            graph = document["graph"]
+            if graph.get("path") is not None:
+                graph["path"] = str(self.data)
+            else:
+                graph["args"]["root"] = str(self.data)
         document["cluster"]["address"] = "auto"  # the cluster that it is submitted to
         return document
 
@@ -362,26 +366,30 @@ def _carried(config: Config, relative: frozenset[str], directory: Path, label: s
     Raises:
         ConfigError: it is not there, or not within the directory.
     """
-    path = getattr(config.graph, "path", None)
-    if path is None or "graph.path" not in relative:
+    key, path = "graph.path", getattr(config.graph, "path", None)
+    if path is None and (root := getattr(config.graph, "args", {}).get("root")) is not None:
+        key, path = "graph.args.root", Path(str(root))
+    if path is None or key not in relative:
         return None
     if not path.is_relative_to(directory):
         raise ConfigError(
-            f"graph.path leads out of the working directory {directory}, to {path}",
+            f"{key} leads out of the working directory {directory}, to {path}",
             where=label,
-            remedy="give an absolute path that every node sees (--set graph.path=/…), or a "
+            remedy=f"give an absolute path that every node sees (--set {key}=/…), or a "
             "--working-dir that holds it",
         )
     if not path.exists():
         raise ConfigError(
-            f"graph.path: there is no {path}", where=label, remedy="correct graph.path"
+            f"{key}: there is no {path}",
+            where=label,
+            remedy=f"correct {key}, or get the data first",
         )
     data = Path(path.relative_to(directory))
     folder = data if path.is_dir() else data.parent
     if (directory / folder).resolve() != directory.resolve() / folder:
         raise ConfigError(
-            f"graph.path: {data} cannot travel: it is, or lies behind, a link to a directory",
+            f"{key}: {data} cannot travel: it is, or lies behind, a link to a directory",
             where=label,
-            remedy="give an absolute path that every node sees (--set graph.path=/…)",
+            remedy=f"give an absolute path that every node sees (--set {key}=/…)",
         )
     return data

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.checkpoint.weights import Weights
-from raygnn.config.graph import TablesGraph
+from raygnn.config.graph import ManyGraphs, TablesGraph
 from raygnn.config.load import load_config, without_removed
 from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.sources import scaling
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
 from raygnn.runs.trust import usable
@@ -124,8 +123,6 @@ def config_for_others(
     relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
-    if kind.startswith("graph"):
-        values |= _of_graphs(run, trained, overrides)
     config = load_config(values, overrides)
     before = {
         key: value
@@ -164,16 +161,6 @@ def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, 
     return told
 
 
-def _of_graphs(run: Run, trained: Weights, overrides: Sequence[str]) -> dict[str, Any]:
-    """The section for other graphs: text as GIN's numbers its words as that of the training."""
-    graph, words = run.config.get("graph"), trained.words or {}
-    replaced = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
-    if not graph or replaced or graph.get("dataset") is not None:
-        return {}
-    numbers = {key: words.get(name) for key, name in (("tags", "tag"), ("labels", "label"))}
-    return {"graph": {**graph, **numbers}}
-
-
 def _check_scaling(run: Run, config: Config) -> None:
     """That features of other data are scaled as those of the training were.
 
@@ -182,10 +169,11 @@ def _check_scaling(run: Run, config: Config) -> None:
     """
     if not run.config.get("graph") or config.graph is None:
         return  # of partitions by others nobody knows
-    if getattr(config.graph, "dataset", None) is not None:
+    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
         return  # which scales its features itself
-    before = scaling(run.config["graph"]["format"], run.config["graph"].get("normalize"))
-    now = scaling(config.graph.format, config.graph.normalize)
+    trained = run.config["graph"]
+    usual = "row" if trained["format"] == "planetoid" else "none"  # of an earlier version
+    before, now = trained.get("normalize") or usual, config.graph.normalize or "none"
     if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
         return
     remedy = f"set graph.normalize={before}"

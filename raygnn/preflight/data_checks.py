@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import GraphSplit
 from raygnn.config.task import NodeTaskConfig
 from raygnn.graph.data import MASKS, EdgeSplit, EdgeTarget, etype_str
 from raygnn.preflight.facts import ArrayType
@@ -303,7 +303,7 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
             f"the {whole} has no validation {seeds}{effect}",
             mark.format("val") + ", or set train.select to last",
         )
-    folds = isinstance(graph, ManyGraphs) and graph.fold is not None
+    folds = isinstance(graph, GraphSplit) and graph.folds is not None
     if splits.get("test") == 0 and not folds:  # metrics are reported of the fold
         yield warn(f"the {whole} has no test {seeds} to report on")
 
@@ -311,7 +311,7 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
 def fold_is_unseen(job: JobFacts) -> Iterator[Finding]:
     """The fold that is reported on has not selected the weights that are reported."""
     graph, train = job.config.graph, job.config.train
-    if not job.config.trains or not isinstance(graph, ManyGraphs):
+    if not job.config.trains or not isinstance(graph, GraphSplit):
         return
     if graph.folds is not None and graph.fold_for == "val" and train.select == "best":
         yield warn(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import raygnn
-from raygnn.config.graph import NpzGraph, PlantedGraph
+from raygnn.config.graph import DglGraph, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, FamilyConfig
 from raygnn.config.problems import _SYNONYMS, nearest
@@ -28,7 +28,7 @@ PLANTED: dict[str, Any] = {
     "graph": {"format": "planted", "nodes": 1000},
     "model": {"kind": "gcn"},
 }
-NPZ = "name: small\ngraph: {format: npz, path: graph.npz}\nmodel: {kind: gcn}\n"
+DGL = "name: small\ngraph: {format: dgl, path: graph.dgl}\nmodel: {kind: gcn}\n"
 
 
 # ── defaults and forms ───────────────────────────────────────────────────────────────────────
@@ -49,8 +49,8 @@ def test_public_name_is_the_same_function() -> None:
 
 
 def test_empty_sections_stand_for_their_defaults(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ + "train:\n  # lr: 0.1\nsampling:\nstorage:\n")
-    (here / "plain.yaml").write_text(NPZ)
+    (here / "job.yaml").write_text(DGL + "train:\n  # lr: 0.1\nsampling:\nstorage:\n")
+    (here / "plain.yaml").write_text(DGL)
     assert load_config("job.yaml").to_dict() == load_config("plain.yaml").to_dict()
 
 
@@ -59,12 +59,12 @@ def test_empty_sections_stand_for_their_defaults(here: Path) -> None:
     [("1e-3", 1e-3), ("1E-3", 1e-3), (".5", 0.5), ("1", 1.0), ("1_000", 1000.0), ("+.1e+1", 1.0)],
 )
 def test_numbers_as_people_write_them(text: str, value: float, here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ + f"train: {{lr: {text}}}\n")
+    (here / "job.yaml").write_text(DGL + f"train: {{lr: {text}}}\n")
     assert load_config("job.yaml").train.lr == value
 
 
 def test_words_that_yaml_1_1_reads_as_something_else(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ.replace("small", "no") + "task: {target: 2024-01-01}\n")
+    (here / "job.yaml").write_text(DGL.replace("small", "no") + "task: {target: 2024-01-01}\n")
     config = load_config("job.yaml")
     assert config.name == "no"
     assert config.task.target == "2024-01-01"
@@ -93,7 +93,7 @@ def test_it_cannot_be_changed() -> None:
 
 
 def test_it_survives_pickling(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ)
+    (here / "job.yaml").write_text(DGL)
     config = load_config("job.yaml")
     copy = pickle.loads(pickle.dumps(config))
     assert copy == config
@@ -108,19 +108,19 @@ def elsewhere(here: Path) -> Path:
     """A directory ``jobs`` with a job and its input, below the current directory."""
     directory = here / "jobs"
     directory.mkdir()
-    (directory / "graph.npz").write_bytes(b"")
-    (directory / "job.yaml").write_text(NPZ + "partition: {path: parts}\nstorage: runs\n")
+    (directory / "graph.dgl").write_bytes(b"")
+    (directory / "job.yaml").write_text(DGL + "partition: {path: parts}\nstorage: runs\n")
     return directory
 
 
 def graph_path(config: Config) -> Path:
-    assert isinstance(config.graph, NpzGraph)
+    assert isinstance(config.graph, DglGraph)
     return config.graph.path
 
 
 def test_paths_in_a_file_are_relative_to_it(elsewhere: Path) -> None:
     config = load_config("jobs/job.yaml")
-    assert graph_path(config) == elsewhere / "graph.npz"
+    assert graph_path(config) == elsewhere / "graph.dgl"
     assert config.partition.path == elsewhere / "parts"
     assert config.file == elsewhere / "job.yaml"
 
@@ -134,16 +134,16 @@ def test_storage_is_relative_to_where_the_command_runs(here: Path, elsewhere: Pa
 def test_paths_in_overrides_are_relative_to_where_the_command_runs(
     here: Path, elsewhere: Path
 ) -> None:
-    config = load_config("jobs/job.yaml", ["graph.path=graph.npz"])
-    assert graph_path(config) == here / "graph.npz"
+    config = load_config("jobs/job.yaml", ["graph.path=graph.dgl"])
+    assert graph_path(config) == here / "graph.dgl"
     assert config.partition.path == elsewhere / "parts"
-    config = load_config("jobs/job.yaml", graph={"format": "npz", "path": "graph.npz"})
-    assert graph_path(config) == here / "graph.npz"
+    config = load_config("jobs/job.yaml", graph={"format": "dgl", "path": "graph.dgl"})
+    assert graph_path(config) == here / "graph.dgl"
 
 
 def test_paths_in_a_mapping_are_relative_to_where_the_command_runs(here: Path) -> None:
-    config = load_config({**PLANTED, "graph": {"format": "npz", "path": Path("graph.npz")}})
-    assert graph_path(config) == here / "graph.npz"
+    config = load_config({**PLANTED, "graph": {"format": "dgl", "path": Path("graph.dgl")}})
+    assert graph_path(config) == here / "graph.dgl"
 
 
 @pytest.mark.parametrize("storage", ["file:///a%20b/runs", "file://localhost/a%20b/runs"])
@@ -175,8 +175,8 @@ def test_a_working_directory_that_is_not_utf8_is_refused(
 
 def test_home_is_expanded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
-    (here / "job.yaml").write_text(NPZ.replace("graph.npz", "~/graph.npz"))
-    assert graph_path(load_config("job.yaml")) == here / "graph.npz"
+    (here / "job.yaml").write_text(DGL.replace("graph.dgl", "~/graph.dgl"))
+    assert graph_path(load_config("job.yaml")) == here / "graph.dgl"
 
 
 def test_an_existing_partition_needs_no_graph(here: Path) -> None:
@@ -207,13 +207,13 @@ def test_later_overrides_win() -> None:
 
 
 def test_a_section_is_merged_and_a_graph_with_a_format_replaced(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ + "train: {lr: 0.5}\n")
+    (here / "job.yaml").write_text(DGL + "train: {lr: 0.5}\n")
     config = load_config("job.yaml", ["train={epochs: 3}", "graph={format: planted, nodes: 100}"])
     assert (config.train.lr, config.train.epochs) == (0.5, 3)
     assert isinstance(config.graph, PlantedGraph)
-    graph = load_config("job.yaml", graph={"split": 4}).graph
-    assert isinstance(graph, NpzGraph)
-    assert graph.split == 4
+    graph = load_config("job.yaml", graph={"index": 4}).graph
+    assert isinstance(graph, DglGraph)
+    assert graph.index == 4
 
 
 def test_a_mapping_is_not_changed() -> None:
@@ -224,12 +224,12 @@ def test_a_mapping_is_not_changed() -> None:
 
 
 def test_an_override_can_mend_a_file(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ + "train: {lr: fast}\n")
+    (here / "job.yaml").write_text(DGL + "train: {lr: fast}\n")
     assert load_config("job.yaml", ["train.lr=0.1"]).train.lr == 0.1
 
 
 def test_errors_name_who_gave_the_value(here: Path) -> None:
-    (here / "job.yaml").write_text(NPZ + "train:\n  lr: fast\n")
+    (here / "job.yaml").write_text(DGL + "train:\n  lr: fast\n")
     for overrides, where in (
         ([], "job.yaml: train.lr (line 5)"),
         (["train.lr=slow"], "--set train.lr"),

@@ -19,8 +19,8 @@ from raygnn.cli import main
 GOOD = """\
 name: small
 graph:
-  format: npz
-  path: graph.npz
+  format: dgl
+  path: graph.dgl
 model:
   kind: gcn
 """
@@ -95,22 +95,22 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         for found in ("[3, 2]", "[0, 2]", "[1]", "[1, 2, 3]", "[]", "[1, 'auto']", "[1.5, 2]", "0")
     },
     "tables called by a file's format": (
-        GOOD.replace("format: npz", "format: csv"),
+        GOOD.replace("format: dgl", "format: csv"),
         ("graph.format (line", "unknown format 'csv'", "did you mean tables?"),
     ),
     # Files that are not there.
     "missing graph": (
-        GOOD.replace("graph.npz", "graf.npz"),
-        ("graph.path (line 4)", "graf.npz does not exist", "did you mean", "graph.npz?"),
+        GOOD.replace("graph.dgl", "graf.dgl"),
+        ("graph.path (line 4)", "graf.dgl does not exist", "did you mean", "graph.dgl?"),
     ),
-    "directory for a file": (GOOD.replace("graph.npz", "."), ("graph.path", "is a directory")),
+    "directory for a file": (GOOD.replace("graph.dgl", "."), ("graph.path", "is a directory")),
     "missing partition": (
         "name: a\nmodel: {kind: gcn}\npartition: {path: parts}\n",
         ("partition.path", "parts does not exist"),
     ),
     "missing module": (model("{kind: 'nowhere.models:Net'}"), ("model.kind", "no module nowhere")),
     "graph of an endless name": (
-        GOOD.replace("graph.npz", "a" * 300),
+        GOOD.replace("graph.dgl", "a" * 300),
         ("graph.path (line 4)", "cannot be looked at: File name too long"),
     ),
     "storage of an endless name": (GOOD + f"storage: {'a' * 300}\n", ("storage", "too long")),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     ),
     # Keys that contradict each other.
     "relations of whole graphs": (
-        "name: small\ngraph: {format: graphs, path: graph.npz}\n"
+        "name: small\ngraph: {format: graphs, path: graph.dgl}\n"
         "task: {kind: graph_classification}\nmodel: {kind: rgcn, relation: kind}\n",
         ("model.relation", "whole graphs", "edge type"),
     ),
@@ -213,8 +213,8 @@ ADDED: dict[str, tuple[str, ...]] = {
     "cluster: {workers: 2000000000}": ("from 1 to 1048576",),
     "cluster: {workers: [1, 2000000000]}": ("cluster.workers", "from 1 to 1048576"),
     "cluster: {address: 'http://head:8265'}": ("cluster.address", "http://head:8265", "HOST:PORT"),
-    "partition: {path: graph.npz}": ("partition.path", "graph.path"),
-    "storage: graph.npz/runs": ("storage", "not a directory"),
+    "partition: {path: graph.dgl}": ("partition.path", "graph.path"),
+    "storage: graph.dgl/runs": ("storage", "not a directory"),
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
@@ -276,18 +276,29 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 # Its graph → what the message must contain.
 GRAPHS: dict[str, tuple[str, ...]] = {
-    "{format: planted, nodes: 100, path: x}": ("graph.path (line 2)", "npz"),
-    "{format: planetoid, path: ., name: citeser}": (
-        "graph.name (line 2)",
-        "ind.citeser.x",
-        "did you mean citeseer? there are: none",
+    "{format: planted, nodes: 100, path: x}": ("graph.path (line 2)", "dgl"),
+    "{format: planetoid, path: ., name: cora}": (
+        "graph.format (line 2)",
+        "'planetoid' was removed",
+        'write graph: {format: dataset, dataset: "torch_geometric.datasets:Planetoid", '
+        "args: {root: DIRECTORY, name: Cora}, normalize: row}",
     ),
-    "{path: graph.npz}": ("graph.format (line 2)", "'format' is missing", "planetoid"),
-    "{format: npz}": ("graph.path (line 2)", "'path' is missing", ".npz file"),
+    "{format: npz, path: graph.dgl}": (
+        "graph.format (line 2)",
+        "'npz' was removed",
+        "torch_geometric.datasets:HeterophilousGraphDataset",
+    ),
+    "{format: graphs, path: graph.dgl, tags: [1]}": ("graph.tags", "was removed", "GinText"),
+    "{format: dataset, dataset: Planetoid}": ("graph.dataset", "package.module:Class"),
+    "{format: dataset, dataset: 'torch_geometric.datasets:Planetiod'}": (
+        "did you mean torch_geometric.datasets:Planetoid?",
+    ),
+    "{format: dataset, dataset: 'json:JSONDecoder', folds: 3}": ("graph.folds", "task.kind is"),
+    "{path: graph.dgl}": ("graph.format (line 2)", "'format' is missing", "dataset"),
+    "{format: dgl}": ("graph.path (line 2)", "'path' is missing", "dgl.save_graphs"),
     "cora": ("graph (line 2)", "section", "'cora'"),
-    "{format: rdf}": ("graph.format", "'rdf'", "planetoid, npz"),
-    "{format: planetoid, path: graph.npz, name: cora}": ("graph.path", "is a file"),
-    "{format: npz, path: graph.npz, reverse: true}": ("graph.reverse",),
+    "{format: rdf}": ("graph.format", "'rdf'", "dataset, dgl"),
+    "{format: ogb, path: graph.dgl, name: a, reverse: true}": ("graph.reverse",),
     "{format: planted, nodes: 1000, train: 0.8, val: 0.2}": ("graph.val", "train 0.8 + val 0.2"),
     "{format: planted, nodes: 46, degree: 3}": (
         "graph.classes (line 2)",
@@ -380,7 +391,7 @@ def test_links_that_lead_nowhere(
     target: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "link").symlink_to(target)
-    (here / "job.yaml").write_text(GOOD.replace("graph.npz", "link"))
+    (here / "job.yaml").write_text(GOOD.replace("graph.dgl", "link"))
     assert main(["check", "job.yaml"]) == 2
     check_message(capsys.readouterr().err, ("graph.path (line 4)", said))
 
@@ -430,7 +441,7 @@ def test_malformed_override(case: str, here: Path, capsys: pytest.CaptureFixture
     assert snapshot(here) == before
 
 
-@pytest.mark.parametrize("path", ["nowhere.yaml", ".", "graph.npz/job.yaml", "/dev/zero", "a\0b"])
+@pytest.mark.parametrize("path", ["nowhere.yaml", ".", "graph.dgl/job.yaml", "/dev/zero", "a\0b"])
 def test_path_that_is_no_config(path: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = snapshot(here)
     assert main(["train", path]) == 2

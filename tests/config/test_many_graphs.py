@@ -42,7 +42,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         {"folds": 2, "val": 0.95},
         {"folds": 2, "test": 0.1},
         {"normalize": "row"},
-        {"normalize": None, "tags": None, "labels": None},
+        {"normalize": None},
     ],
 )
 def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None:
@@ -58,14 +58,10 @@ def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None
     ("graph", "key", "what"),
     [
         ({}, "graph.path", "neither path nor dataset"),
-        ({"dataset": "mine:Molecules", "tags": [1]}, "graph.tags", "tags [1] would be ignored"),
-        (
-            {"dataset": "mine:Molecules", "labels": [1]},
-            "graph.labels",
-            "labels [1] would be ignored",
-        ),
-        ({"path": "graphs.bin", "tags": [1, 1]}, "graph.tags", "a list of different numbers"),
-        ({"path": "graphs.bin", "labels": []}, "graph.labels", "a list of different numbers"),
+        ({"path": "graphs.bin", "tags": [1]}, "graph.tags", "was removed"),
+        ({"path": "graphs.bin", "labels": None}, "graph.labels", "was removed"),
+        ({"format": "dataset", "dataset": "mine:Molecules", "index": 1}, "graph.index", "ignored"),
+        ({"format": "dataset", "dataset": "mine:Moleclues"}, "graph.dataset", "no Moleclues"),
         ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),
         ({"path": "graphs.bin", "args": {"root": 1}}, "graph.args", "would be ignored"),
         ({"path": "grahps.bin"}, "graph.path", "does not exist"),

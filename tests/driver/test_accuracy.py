@@ -20,6 +20,7 @@ import raygnn
 from raygnn.config.schema import Config
 from raygnn.graph.sources import load_graph
 from tests.conftest import CHECKOUT
+from tests.datasets import cora, tolokers
 from tests.pages import PAGES, blocks
 from tests.small_jobs import JobFactory, train_on_ranks
 
@@ -38,8 +39,9 @@ def real_job(data_dir: Path, tmp_path: Path) -> RealJob:
 
     def load(job: str, **sections: Any) -> Config:
         file = CHECKOUT / "jobs" / f"{job}.yaml"
-        graph = data_dir / ("npz/tolokers.npz" if job.startswith("tolokers") else "planetoid")
-        keys = {"storage": str(tmp_path), "graph.path": str(graph)}
+        root = tmp_path / "data"
+        (tolokers if job.startswith("tolokers") else cora)(data_dir, root)
+        keys = {"storage": str(tmp_path), "graph.args.root": str(root)}
         return raygnn.load_config(file, keys, **sections)
 
     return load
@@ -81,7 +83,8 @@ def test_cora_with_a_model_of_pygs(data_dir: Path, tmp_path: Path) -> None:
     """The job of docs/models.md: GATv2, of which nothing is ours."""
     (page,) = [path for path in PAGES if path.name == "models.md"]
     (text,) = [block for block in blocks("yaml", page) if "cora-pyg" in block]
-    keys = {"storage": str(tmp_path), "graph.path": str(data_dir / "planetoid")}
+    cora(data_dir, tmp_path / "data")
+    keys = {"storage": str(tmp_path), "graph.args.root": str(tmp_path / "data")}
     more = {"partition": {"parts": 2}, "cluster": {"workers": 2}}
     assert score(raygnn.load_config({**yaml.safe_load(text), **more}, keys)) >= 0.81
 

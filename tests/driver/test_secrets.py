@@ -49,7 +49,7 @@ def test_a_run_directory_has_no_secrets(tmp_path: Path, monkeypatch: pytest.Monk
     assert again.to_dict() == config.to_dict()
 
 
-GOOD = "name: a\ngraph: {format: npz, path: graph.npz}\nmodel: {kind: gcn}\n"
+GOOD = "name: a\ngraph: {format: dgl, path: graph.dgl}\nmodel: {kind: gcn}\n"
 USER = "u:hunter2@host"
 
 # what is wrong, with a secret in it: the error must say so without it
@@ -85,7 +85,7 @@ def test_errors_have_no_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "graph.npz").touch()
+    (tmp_path / "graph.dgl").touch()
     (tmp_path / "job.yaml").write_text(f"{GOOD}{WRONG[case]}\n")
     assert main(["check", "job.yaml", *["--json"][:json]]) == 2
     out, err = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_errors_have_no_secrets(
     [
         ["check", "job.yaml", "--set", f"storage=s3://{USER}/x"],
         ["check", "job.yaml", "--set", "comm.env.TOKEN=[hunter2"],
-        ["check", "job.yaml", "--set", f"graph.path=s3://{USER}/x.npz"],
+        ["check", "job.yaml", "--set", f"graph.path=s3://{USER}/x.dgl"],
         ["check", "job.yaml", "--set", "TOKEN=hunter2"],
         ["check", "--address", f"http://{USER}"],
         ["runs", "--storage", f"s3://{USER}/runs"],
@@ -113,10 +113,10 @@ def test_arguments_with_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "graph.npz").touch()
+    (tmp_path / "graph.dgl").touch()
     (tmp_path / "job.yaml").write_text(GOOD)
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert "error: " in err
     assert "hunter2" not in out + err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.npz", "job.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.dgl", "job.yaml"]

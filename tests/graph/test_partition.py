@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.graph import PlanetoidGraph
+from raygnn.config.graph import DatasetGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError
@@ -38,6 +38,7 @@ from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import find_partition, partition_graph
 from raygnn.graph.partition.manifest import Feature
 from raygnn.graph.partition.read import part_facts, table
+from tests import datasets
 from tests.graph.parted import (
     assert_same,
     graphs,
@@ -104,9 +105,7 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
 
 
 def test_cora_in_two_parts(data_dir: Path, tmp_path: Path) -> None:
-    cora = sources.load_graph(
-        PlanetoidGraph(format="planetoid", path=data_dir / "planetoid", name="cora")
-    )
+    cora = sources.load_graph(DatasetGraph(**datasets.cora(data_dir, tmp_path)))
     meta = make(cora, tmp_path / "p", 2, "metis")
     again, _ = reassemble(meta, *original_ids(meta))
     assert_same(again, cora)

@@ -6,7 +6,6 @@ import gzip
 import resource
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from raygnn.cli import main
 from raygnn.config.graph import (
     DglGraph,
     GraphConfig,
-    NpzGraph,
     PlantedGraph,
     TablesGraph,
     TriplesGraph,
@@ -72,11 +70,6 @@ def drawn() -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
-def write_big_npz(place: Path) -> GraphConfig:
-    np.savez_compressed(place / "big.npz", **drawn())
-    return NpzGraph(format="npz", path=place / "big.npz")
-
-
 def write_big_dgl(place: Path) -> GraphConfig:
     arrays = drawn()
     data = {"feat": arrays["node_features"], "label": arrays["node_labels"],
@@ -115,7 +108,6 @@ def write_big_triples(place: Path) -> GraphConfig:
 @pytest.mark.parametrize(
     "write",
     [
-        write_big_npz,
         write_big_dgl,
         pytest.param(lambda place: write_big_tables(place, "parquet"), id="parquet"),
         pytest.param(lambda place: write_big_tables(place, "csv.gz"), id="csv.gz"),
@@ -173,7 +165,7 @@ def test_features_of_float16_are_half_as_large(tmp_path: Path) -> None:
 
 def test_an_estimate_of_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        reading_bytes(NpzGraph(format="npz", path=tmp_path / "no.npz"))
+        reading_bytes(DglGraph(format="dgl", path=tmp_path / "no.dgl"))
     shop = write_shop(tmp_path, spec=changed("nodes user files", "no.csv"))
     with pytest.raises(DataError, match="does not exist"):
         reading_bytes(shop)
@@ -214,44 +206,6 @@ def test_a_planted_graph_of_a_billion_edges(tmp_path: Path) -> None:
     assert "memory_fits" in judged.out
     assert judged.peak < 10**9
     assert not list((tmp_path / "runs").rglob("part0"))
-
-
-def write_claims(place: Path, **changes: tuple[int, ...]) -> dict[str, Any]:
-    """An archive whose directory and headers speak of a graph of 100 million nodes."""
-    rows = 10**8
-    shapes = {"node_features": (rows, 8), "node_labels": (rows,), "edges": (10**6, 2),
-              "train_masks": (rows,), "val_masks": (rows,), "test_masks": (rows,)}  # fmt: skip
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, shape in {**shapes, **changes}.items():
-            with archive.open(f"{name}.npy", "w") as member:
-                header = {"descr": "|i1", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
-            archive.filelist[-1].file_size += int(np.prod(shape))
-    return {"format": "npz", "path": str(place)}
-
-
-def test_an_archive_that_claims_more_than_there_is(tmp_path: Path) -> None:
-    """Judged by its directory and its headers: nothing is expanded."""
-    whole = write_claims(tmp_path / "whole.npz")
-    one = write_claims(tmp_path / "one.npz", node_labels=(10**12,))
-    odd = write_claims(tmp_path / "odd.npz", node_labels=(10**8 - 1,))
-    files = [
-        job(tmp_path / f"{number}.yaml", graph) for number, graph in enumerate((whole, one, odd))
-    ]
-    found = outcomes([["check", file] for file in files], tmp_path)
-    for outcome, code, words in zip(
-        found,
-        (3, 2, 2),
-        (
-            ["reading the graph takes about 4.9 GiB", "[memory_fits]"],
-            ["one.npz: node_labels", "(1000000000000,) would take 931.3 GiB", "available"],
-            ["odd.npz: node_labels", "(99999999,), but there are 100000000 nodes"],
-        ),
-        strict=True,
-    ):
-        assert_refused(outcome, *words)
-        assert outcome.code == code
-    assert found[-1].peak < 10**9
 
 
 def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -365,11 +319,6 @@ def test_numbers_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
     random = drawn()
     random["node_features"] = random["node_features"].astype(np.float64)
     random["node_features"][7, 3] = -1e300
-    np.savez(tmp_path / "a.npz", **random)
-    with pytest.raises(DataError, match=r"column 3 is -1e\+300, more than float32") as caught:
-        load_graph(NpzGraph(format="npz", path=tmp_path / "a.npz"))
-    assert str(caught.value.where).endswith("a.npz: node_features, row 7")
-
     data = {"feat": random["node_features"], "train_mask": random["train_masks"]}
     write_graph(tmp_path / "a.dgl", NODES, *np.ascontiguousarray(random["edges"].T), data, {})
     with pytest.raises(DataError, match=r"column 3 is -1e\+300") as caught:

@@ -1,29 +1,17 @@
-"""Graphs out of files: real ones against published counts, small ones against DGL and scipy."""
+"""Graphs out of files: small ones against DGL, and what all formats share."""
 
 from __future__ import annotations
 
-import gzip
-import pickle
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
-from builders import (
-    TINY_ADJACENCY,
-    assert_not_imported,
-    graph_config,
-    tiny_arrays,
-    tiny_parts,
-    write_dgl,
-    write_npz,
-    write_planetoid,
-)
+from builders import assert_not_imported, graph_config, write_dgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import validate
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
@@ -57,133 +45,6 @@ def assert_sound(data: GraphData) -> None:
         assert edges.src.dtype == edges.dst.dtype == np.int64
         assert edges.src.flags.c_contiguous
         assert edges.dst.flags.c_contiguous
-
-
-# --- planetoid
-
-
-def test_cora_is_the_public_split(data_dir: Path) -> None:
-    data = load({"format": "planetoid", "path": str(data_dir / "planetoid"), "name": "cora"})
-    assert (data.num_nodes, data.num_edges) == (2708, 10556)
-    assert_sound(data)
-    frame = nodes(data)
-    assert frame["feat"].shape == (2708, 1433)
-    assert frame["feat"].dtype == np.float32
-    assert np.allclose(frame["feat"].sum(axis=1), 1)  # row-normalised by default
-    splits = [np.flatnonzero(frame[f"{split}_mask"]) for split in ("train", "val", "test")]
-    assert [len(split) for split in splits] == [140, 500, 1000]
-    assert splits[0].tolist() == list(range(140))
-    assert splits[1].tolist() == list(range(140, 640))
-    assert splits[2].min() == 1708
-    assert np.bincount(frame["label"][splits[0]]).tolist() == [20] * 7
-    # class sizes and degree as in Kipf & Welling's and DGL's copies
-    assert np.bincount(frame["label"]).tolist() == [351, 217, 418, 818, 426, 298, 180]
-    edges = edge_set(data)
-    assert len(edges) == 10556
-    assert all((target, source) in edges for source, target in edges)
-    assert {source for source, target in edges if target == 0} == {633, 1862, 2582}
-
-
-@pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")
-def test_cora_features_agree_with_scipy(data_dir: Path) -> None:
-    """Our reader of pickles against Python's own, on files that we know are harmless."""
-    section = {"format": "planetoid", "path": str(data_dir / "planetoid"), "name": "cora"}
-    data = load({**section, "normalize": "none"})
-    read = {
-        part: pickle.loads(
-            (data_dir / "planetoid" / f"ind.cora.{part}").read_bytes(), encoding="latin1"
-        )
-        for part in ("allx", "tx", "ally", "ty")
-    }
-    test = np.loadtxt(data_dir / "planetoid" / "ind.cora.test.index", dtype=int)
-    assert np.array_equal(nodes(data)["feat"][:1708], read["allx"].toarray())
-    assert np.array_equal(nodes(data)["feat"][test], read["tx"].toarray())
-    assert np.array_equal(nodes(data)["label"][test], read["ty"].argmax(axis=1))
-    assert np.array_equal(nodes(data)["label"][:1708], read["ally"].argmax(axis=1))
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
-def test_planetoid_in_any_pickle_protocol(tmp_path: Path, protocol: int) -> None:
-    adjacency = defaultdict(list, TINY_ADJACENCY)
-    section = write_planetoid(tmp_path, protocol, graph=adjacency)
-    data = load({**section, "normalize": "none"})
-    assert_sound(data)
-    assert edge_set(data) == {
-        pair
-        for node, neighbours in TINY_ADJACENCY.items()
-        for other in neighbours
-        for pair in ((node, other), (other, node))
-    }
-    assert data.num_edges == 11  # 5 pairs in both directions and one self-loop
-    frame = nodes(data)
-    assert frame["label"].tolist() == [0, 1] * 4
-    assert np.flatnonzero(frame["val_mask"]).tolist() == [2, 3, 4]
-    features = np.arange(24, dtype=np.float32).reshape(8, 3) % 5
-    assert np.array_equal(frame["feat"], features)
-
-
-def test_planetoid_isolated_test_nodes(tmp_path: Path) -> None:
-    """As in CiteSeer: ids that no row of tx is for are nodes without features or label."""
-    adjacency = {**TINY_ADJACENCY, 7: [], 8: [], 9: [1]}
-    data = load(write_planetoid(tmp_path, test_index=b"9\n5\n7\n", graph=adjacency))
-    frame = nodes(data)
-    assert data.num_nodes == 10
-    assert np.flatnonzero(frame["test_mask"]).tolist() == [5, 7, 9]
-    assert frame["label"].tolist() == [0, 1, 0, 1, 0, 1, -1, 0, -1, 1]
-    assert not frame["feat"][[6, 8]].any()
-
-
-def test_planetoid_big_endian_and_fortran_order(tmp_path: Path) -> None:
-    parts = tiny_parts()
-    swapped = np.asfortranarray(parts["ally"].astype(">i8"))
-    plain = load(write_planetoid(tmp_path))
-    again = load(write_planetoid(tmp_path, ally=swapped))
-    assert np.array_equal(nodes(plain)["label"], nodes(again)["label"])
-
-
-# --- npz
-
-
-def test_tolokers(data_dir: Path) -> None:
-    section = {"format": "npz", "path": str(data_dir / "npz" / "tolokers.npz")}
-    data = load(section)
-    assert (data.num_nodes, data.num_edges) == (11758, 1038000)
-    assert_sound(data)
-    frame = nodes(data)
-    assert frame["feat"].shape == (11758, 10)
-    assert set(frame["label"].tolist()) == {0, 1}
-    stored = np.load(section["path"])
-    assert np.array_equal(frame["feat"], stored["node_features"])  # not normalised by default
-    assert np.array_equal(frame["train_mask"], stored["train_masks"][0])
-    other = load({**section, "split": 9})
-    assert np.array_equal(nodes(other)["test_mask"], stored["test_masks"][9])
-    directed = load({**section, "undirected": False})
-    assert directed.num_edges == 519000
-    assert np.array_equal(directed.edges[DEFAULT_ETYPE].src, stored["edges"][:, 0])
-
-
-def test_npz_duplicates_and_either_order_are_one_edge(tmp_path: Path) -> None:
-    edges = np.array([[0, 1], [1, 0], [0, 1], [2, 2], [3, 2]])
-    data = load(write_npz(tmp_path, edges=edges))
-    assert sorted(edge_set(data)) == [(0, 1), (1, 0), (2, 2), (2, 3), (3, 2)]
-    assert data.num_edges == 5
-
-
-def test_npz_in_other_dtypes(tmp_path: Path) -> None:
-    arrays = tiny_arrays()
-    section = write_npz(
-        tmp_path,
-        node_features=arrays["node_features"].astype(np.float64),
-        node_labels=np.array([[0.0], [1], [0], [1], [0], [np.nan]]),
-        edges=arrays["edges"].astype(np.uint16),
-        train_masks=arrays["train_masks"][0].astype(np.uint8),
-        test_masks=np.zeros((1, 6), dtype=np.int64),
-    )
-    data = load(section)
-    assert_sound(data)
-    assert nodes(data)["feat"].dtype == np.float32
-    assert nodes(data)["label"].tolist() == [0, 1, 0, 1, 0, -1]
-    assert nodes(data)["train_mask"].tolist() == [True, True] + [False] * 4
 
 
 @given(
@@ -344,46 +205,39 @@ def test_check_counts_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_digest_is_of_contents_and_options(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    section = write_planetoid(tmp_path / "a")
+    section = write_dgl(tmp_path / "a")
     original = digest(graph_config(section))
     assert len(original) == 64
-    assert original == digest(graph_config(write_planetoid(tmp_path / "b")))  # elsewhere, same
-    assert original == digest(graph_config({**section, "normalize": "row"}))  # the default
-    seen = {original, digest(graph_config({**section, "normalize": "none"}))}
-    write_planetoid(tmp_path / "b", tx=sp.csr_matrix(np.ones((3, 3), np.float32)))
-    seen.add(digest(graph_config({**section, "path": str(tmp_path / "b")})))
-    npz = write_npz(tmp_path)
-    for change in ({}, {"split": 1}, {"undirected": False}):
-        seen.add(digest(graph_config({**npz, **change})))
+    assert original == digest(graph_config(write_dgl(tmp_path / "b")))  # elsewhere, same
+    assert original == digest(graph_config({**section, "normalize": "none"}))  # the default
+    seen = {original, digest(graph_config({**section, "normalize": "row"}))}
+    seen.add(digest(graph_config({**section, "index": 1})))
+    seen.add(digest(graph_config(write_dgl(tmp_path / "b", feat=np.ones((4, 2), np.float32)))))
     planted = {"format": "planted", "nodes": 50}
     for change in ({}, {"seed": 1}, {"nodes": 51}, {"noise": 1.0}):
         seen.add(digest(graph_config({**planted, **change})))
-    assert len(seen) == 10
+    assert len(seen) == 8
 
 
 def test_digest_does_not_confuse_neighbouring_files(tmp_path: Path) -> None:
     """Bytes that move from the end of one file to the start of the next are a change."""
-    section = write_planetoid(tmp_path, x=b"ab", tx=b"c")
-    before = digest(graph_config(section))
-    write_planetoid(tmp_path, x=b"a", tx=b"bc")
-    assert digest(graph_config(section)) != before
+    config = TriplesGraph(format="triples", path=tmp_path)
+    found = set()
+    for train, valid in (("ab", "c"), ("a", "bc")):
+        (tmp_path / "train.txt").write_text(train)
+        (tmp_path / "valid.txt").write_text(valid)
+        found.add(digest(config))
+    assert len(found) == 2
 
 
 def test_light_imports(tmp_path: Path) -> None:
     """Reading a graph loads neither torch (but for bfloat16) nor dgl nor ray."""
-    section, other = write_npz(tmp_path), write_dgl(tmp_path)
+    section = write_dgl(tmp_path)
     assert_not_imported(
-        "from raygnn.config.graph import DglGraph, NpzGraph, PlantedGraph\n"
+        "from raygnn.config.graph import DglGraph, PlantedGraph\n"
         "from raygnn.graph.sources import load_graph\n"
-        f"load_graph(NpzGraph(format='npz', path={section['path']!r}))\n"
-        f"load_graph(DglGraph(format='dgl', path={other['path']!r}))\n"
+        f"load_graph(DglGraph(format='dgl', path={section['path']!r}))\n"
         "load_graph(PlantedGraph(format='planted', nodes=500, degree=5.0))\n"
-        "import raygnn.graph.sources.planetoid",
-        *("torch", "dgl", "ray", "pandas"),
+        "import raygnn.graph.sources.datasets",
+        *("torch", "torch_geometric", "dgl", "ray", "pandas"),
     )
-
-
-def test_compressed_pickle_is_named_as_damaged(tmp_path: Path) -> None:
-    section = write_planetoid(tmp_path, graph=gzip.compress(pickle.dumps(TINY_ADJACENCY)))
-    with pytest.raises(DataError, match=r"ind\.tiny\.graph"):
-        load(section)

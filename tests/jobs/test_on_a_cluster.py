@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from raygnn.runs.run import open_run
+from tests.datasets import cora
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
 
@@ -99,7 +100,8 @@ def set_of(**keys: Any) -> list[str]:
 def test_ray_job_submit(run: Any, place: Path, data_dir: Path) -> None:
     """Cora by Ray's own command and our entry script, on both hosts."""
     changed = ["--set", f"storage={place / 'runs'}", "--set", "train.epochs=60"]
-    changed += ["--set", f"graph.path={data_dir / 'planetoid'}"]
+    cora(data_dir, place / "data")
+    changed += ["--set", f"graph.args.root={place / 'data'}"]
     submit = ["ray", "job", "submit", "--address", SERVER, "--working-dir", "."]
     submit += ["--runtime-env", "jobs/runtime-env.yaml", "--"]
     done = run(*submit, sys.executable, "jobs/train.py", "jobs/cora.yaml", *changed)
@@ -167,7 +169,7 @@ def test_exit_codes_carry_through(run: Any) -> None:
         "long.yaml",
         "--address",
         SERVER,
-        *set_of(graph="{format: npz, path: /no}"),
+        *set_of(graph="{format: dgl, path: /no}"),
     )
     assert missing.returncode == 2, missing.stdout + missing.stderr
     assert "/no" in missing.stdout

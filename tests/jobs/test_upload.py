@@ -174,6 +174,18 @@ def test_data_travels_by_relative_names_only(work: Path) -> None:
     assert "data/graph.dgl" not in absolute.contents.files
 
 
+def test_the_root_of_a_dataset_travels(work: Path) -> None:
+    write(work, {"data/Cora/raw/ind.cora.x": "x"})
+    graph = "{format: dataset, dataset: 'torch_geometric.datasets:Planetoid', args: {root: %s}}"
+    package = prepare("job.yaml", ["graph=" + graph % "data"])
+    assert "data/Cora/raw/ind.cora.x" in package.contents.files
+    assert package.document()["graph"]["args"] == {"root": "data"}
+    absolute = prepare("job.yaml", ["graph=" + graph % "/mnt/data"])
+    assert absolute.document()["graph"]["args"] == {"root": "/mnt/data"}
+    with pytest.raises(ConfigError, match=r"graph\.args\.root: there is no"):
+        prepare("job.yaml", ["graph=" + graph % "none"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

@@ -130,6 +130,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "tasks.env.loss": {"task": None, "tasks": {"env": {"loss": "evil:evil"}}},
     "train.callbacks": {"train": {"callbacks": {"evil:Evil": {}}}},
     "graph.dataset": {"graph": {"format": "graphs", "dataset": "evil:Evil"}},
+    "graph.dataset, read once": {"graph": {"format": "dataset", "dataset": "evil:Evil"}},
 }
 
 
@@ -151,7 +152,9 @@ def test_a_class_of_a_run_is_imported_only_with_trust(
     for call in calls:
         with pytest.raises(InputError) as caught:
             call()
-        assert f"({key}) from {here / 'evil.py'}, and was not" in caught.value.what
+        assert (
+            f"({key.partition(',')[0]}) from {here / 'evil.py'}, and was not" in caught.value.what
+        )
         assert str(caught.value.where) == str(foreign.path)
         assert "--trust" in str(caught.value.remedy)
     assert not marker.exists()

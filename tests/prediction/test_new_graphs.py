@@ -14,13 +14,12 @@ import torch
 import yaml
 
 import raygnn
-from raygnn.errors import ConfigError, InputError
+from raygnn.errors import InputError
 from raygnn.graph.dgl import dgl
 from raygnn.prediction.request import Asked
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
 from tests.datasets import Bonds, RandomGraphs
-from tests.graphs import ensure_collection
 from tests.prediction.test_predict import ask
 from tests.small_jobs import train_on_ranks
 from tests.worker.test_graph_tasks import dataset, make
@@ -208,9 +207,10 @@ def test_edges_tell(tmp_path: Path) -> None:
         answer(run, 1, *other)
 
 
-# --- text as GIN's -------------------------------------------------------------------------------
+# --- text as GIN's, through a class --------------------------------------------------------------
 
 OLD = [(1, [5, 9, 7]), (3, [7, 7]), (1, [9, 5, 5, 9]), (3, [7, 9]), (1, [5, 5]), (3, [9, 7])]
+KNOWN = {"tags": [5, 7, 9, 11], "labels": [1, 3]}
 
 
 def text(path: Path, graphs: list[tuple[int, list[int]]]) -> Path:
@@ -228,77 +228,21 @@ def text(path: Path, graphs: list[tuple[int, list[int]]]) -> Path:
 @pytest.fixture(scope="module")
 def from_text(tmp_path_factory: pytest.TempPathFactory) -> Run:
     storage = tmp_path_factory.mktemp("text")
-    graph = {"format": "graphs", "path": str(text(storage / "old.txt", OLD)), "test": 0.2}
+    args = {"root": str(text(storage / "old.txt", OLD).parent), "name": "old", **KNOWN}
+    graph = {"format": "dataset", "dataset": "examples.gin_text:GinText", "args": args, "test": 0.2}
     return train_on_ranks(make(storage, graph=graph, train={"epochs": 2}))
 
 
-def test_tags_and_labels_keep_their_numbers(from_text: Run, tmp_path: Path) -> None:
-    """Of as many tags as of two, which by themselves would be numbered from 0."""
+def test_a_packed_dataset_keeps_its_numbers(from_text: Run, tmp_path: Path) -> None:
     config = plan(from_text, ("all",), "all", "runs", [], False, False, None).config
     old = ask(from_text, config, 2).to_pandas()
-    new = text(tmp_path / "new.txt", [OLD[3], OLD[1], (-1, OLD[5][1])])
-    frame = answer(from_text, 2, f"graph.path={new}")
-    assert np.allclose(scores(frame), scores(old.iloc[[3, 1, 5]]), atol=1e-6)
-    assert frame["label"].fillna(-1).tolist() == [1, 1, -1]
-
-
-@pytest.mark.parametrize(
-    ("graphs", "what"),
-    [
-        ([(1, [5, 6])], r"tag 6, which is none of the 3 in graph.tags: 5, 7, 9"),
-        ([(1, [5]), (2, [5])], r"label 2, which is none of the 2 in graph.labels: 1, 3"),
-    ],
-)
-def test_tags_and_labels_that_it_does_not_know(
-    graphs: list[tuple[int, list[int]]], what: str, from_text: Run, tmp_path: Path
-) -> None:
-    new = text(tmp_path / "new.txt", graphs)
-    with pytest.raises(InputError, match=what) as caught:
-        answer(from_text, 1, f"graph.path={new}")
-    assert f"{new}: graph {len(graphs) - 1}" in str(caught.value)
-
-
-@pytest.mark.dgl
-def test_a_file_of_dgl_after_text(from_text: Run, tmp_path: Path) -> None:
-    """The user has to say that it is numbered as the text was."""
-    graph = dgl().graph(([0, 1], [1, 0]))
-    graph.ndata["feat"] = torch.eye(3)[[1, 2]]
-    dgl().save_graphs(str(tmp_path / "new.bin"), [graph])
-    where = f"graph.path={tmp_path / 'new.bin'}"
-    with pytest.raises(InputError, match=r"graph\.tags say nothing"):
-        answer(from_text, 1, where)
-    frame = answer(from_text, 1, where, "graph.tags=null", "graph.labels=null")
-    same = answer(from_text, 1, f"graph.path={text(tmp_path / 'new.txt', [(-1, [7, 9])])}")
-    assert np.allclose(scores(frame), scores(same), atol=1e-6)
-
-
-def test_tags_that_are_yet_to_come(tmp_path: Path) -> None:
-    """The training has none of 11, and knows that there is such a tag."""
-    file = str(text(tmp_path / "old.txt", OLD))
-    graph = {"format": "graphs", "path": file, "tags": [9, 5, 11, 7], "test": 0.2}
-    run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 1}))
-    about = json.loads((run.path / "checkpoints" / "selected.json").read_text())
-    assert about["words"] == {"label": [1, 3], "tag": [9, 5, 11, 7]}
-    new = text(tmp_path / "new.txt", [(1, [11, 9]), *OLD])
-    frame = answer(run, 2, f"graph.path={new}")
-    config = plan(run, ("all",), "all", "runs", [], False, False, None).config
-    assert np.allclose(scores(frame.iloc[1:]), scores(ask(run, config, 1).to_pandas()), atol=1e-6)
-
-
-def test_no_graphs(from_text: Run, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there are no graphs"):
-        answer(from_text, 1, f"graph.path={text(tmp_path / 'new.txt', [])}")
-
-
-def test_a_collection_that_numbers_others(from_text: Run, tmp_path: Path) -> None:
-    """Packed by itself, without what the training knows."""
-    graph = {"format": "graphs", "path": str(text(tmp_path / "new.txt", [OLD[1], OLD[5]]))}
-    place = raygnn.partition(
-        make(tmp_path, graph=graph, partition={"path": str(tmp_path / "packed")}), display=False
-    )
-    assert place.num_graphs == 2
-    with pytest.raises(RuntimeError, match=r"(?s)of (tag|label), \d is number 0, and when"):
-        answer(from_text, 1, "graph=null", f"partition.path={tmp_path / 'packed'}")
+    text(tmp_path / "new.txt", [OLD[3], OLD[1], (1, [11, 9])])
+    frame = answer(from_text, 2, f"graph.args.root={tmp_path}", "graph.args.name=new")
+    assert np.allclose(scores(frame)[:2], scores(old.iloc[[3, 1]]), atol=1e-6)
+    assert frame["label"].tolist() == [1, 1, 0]
+    text(tmp_path / "odd.txt", [(1, [6])])
+    with pytest.raises(InputError, match=r"ValueError: .*6"):
+        answer(from_text, 2, f"graph.args.root={tmp_path}", "graph.args.name=odd")
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -405,25 +349,17 @@ def test_records_of_older_versions_and_damaged_ones(
             answer(Run(target), 1, "graph.args.num=3")
 
 
-def test_a_place_that_numbers_others(tmp_path: Path) -> None:
-    graph = {"format": "graphs", "path": str(text(tmp_path / "old.txt", OLD))}
-    place = {"path": str(tmp_path / "packed")}
-    ensure_collection(make(tmp_path, graph=graph, partition=place))
-    other = make(tmp_path, graph={**graph, "tags": [9, 7, 5]}, partition=place)
-    with pytest.raises(ConfigError, match=r"graph.tags is None there and \[9, 7, 5\] here"):
-        ensure_collection(other)
-
-
 @pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.slow
 def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     """All the way: metrics of text, and a file of rows with a graph left out."""
-    where = f"graph.path={text(tmp_path / 'new.txt', [OLD[1], OLD[3]])}"
+    text(tmp_path / "new.txt", [OLD[1], OLD[3]])
+    where = [f"graph.args.root={tmp_path}", "graph.args.name=new"]
     one = "cluster.workers=1"
-    metrics = raygnn.evaluate(from_text, new_data=True, overrides=[where, one], display=False)
-    frame = answer(from_text, 2, where)
+    metrics = raygnn.evaluate(from_text, new_data=True, overrides=[*where, one], display=False)
+    frame = answer(from_text, 2, *where)
     right = (frame["prediction"] == frame["label"]).mean()
     assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
     other = ["graph.dataset=tests.datasets:Odd", "graph.args={odd: width}"]

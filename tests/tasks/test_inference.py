@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raygnn.config.graph import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config.graph import DatasetGraph, GraphConfig, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.model import ModelConfig, read_model
 from raygnn.graph.data import EdgeFrame, GraphData
@@ -28,6 +28,7 @@ from raygnn.sampling.features import Inputs, Learned, build_store
 from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.model_inputs import make_embeddings
+from tests import datasets
 from tests.graphs import (
     ITEM,
     TAG,
@@ -401,13 +402,13 @@ def test_by_batches(kind: str, tmp_path: Path) -> None:
         assert torch.allclose(outputs, exact[original], atol=1e-5)
 
 
-def real_graph(name: str, directory: Path) -> tuple[GraphData, str]:
-    graphs: dict[str, GraphConfig] = {
-        "cora": PlanetoidGraph(format="planetoid", path=directory / "planetoid", name="cora"),
-        "tolokers": NpzGraph(format="npz", path=directory / "npz" / "tolokers.npz"),
-        "planted": PlantedGraph(format="planted", nodes=1500, degree=12, classes=5, typed=True),
-    }
-    data = load_graph(graphs[name])
+def real_graph(name: str, directory: Path, root: Path) -> tuple[GraphData, str]:
+    graph: GraphConfig = PlantedGraph(
+        format="planted", nodes=1500, degree=12, classes=5, typed=True
+    )
+    if name != "planted":
+        graph = DatasetGraph(**getattr(datasets, name)(directory, root))
+    data = load_graph(graph)
     return data, next(t for t, frame in data.nodes.items() if "label" in frame.data)
 
 
@@ -418,7 +419,7 @@ def real_graph(name: str, directory: Path) -> tuple[GraphData, str]:
 def test_real_graphs(kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """2 and 3 workers, both topologies, against one process with the whole graph."""
     directory = tmp_path if name == "planted" else request.getfixturevalue("data_dir")
-    data, target = real_graph(name, directory)
+    data, target = real_graph(name, directory, tmp_path)
     if kind.startswith("rgcn"):
         data = with_relations(data)
     config = read_model(hidden=16, layers=LAYERS, **FAMILIES[kind])

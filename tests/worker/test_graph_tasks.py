@@ -79,10 +79,11 @@ class OwnGin(nn.Module):
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.slow
-def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None:
+def test_a_dataset_through_the_command(data_dir: Path, tmp_path: Path) -> None:
     graph = {
-        "format": "graphs",
-        "path": str(data_dir / "graphs" / "MUTAG.txt"),
+        "format": "dataset",
+        "dataset": "examples.gin_text:GinText",
+        "args": {"root": str(data_dir / "graphs"), "name": "MUTAG"},
         "folds": 10,
         "fold": 3,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import GraphSplit, ManyGraphs
 from raygnn.errors import ConfigError
 from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection
 from raygnn.graph.collection.collection_store import MissingCollection, find_collection
@@ -42,9 +42,9 @@ def open_samples(config: Config, directory: AnyPath | None, *, others: bool = Fa
             fit the task.
         DataError: the graphs cannot be read.
     """
-    graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    graph = config.graph if isinstance(config.graph, GraphSplit) else GraphSplit()
     split = None if others else graph
-    if graph.dataset is not None:
+    if isinstance(graph, ManyGraphs) and graph.dataset is not None:
         from raygnn.graph.collection.user_dataset import UserSamples
 
         return UserSamples(graph.dataset, graph.args, split, target=config.task.target)

@@ -18,7 +18,7 @@ from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.arrays import stored_dtype
-from raygnn.graph.data import EdgeType
+from raygnn.graph.data import SPLITS, EdgeType
 from raygnn.graph.partition.manifest import FileFacts
 from raygnn.util.files import read_json
 
@@ -87,7 +87,8 @@ class CollectionMeta(Section):
     Attributes:
         source: what it was built from.
         graphs: name → array with one row per graph, such as labels.
-        values: original values of renumbered labels and tags.
+        splits: index into `SPLITS` per graph, -1 for none; None if the graphs came without splits.
+        values: original values of renumbered labels and tags, of earlier versions.
         files: name → expected size and hash.
     """
 
@@ -99,7 +100,8 @@ class CollectionMeta(Section):
     nodes: dict[str, PackedNodes]
     listed_edges: list[PackedEdges] = Field(alias="edges")
     graphs: dict[str, GraphColumn]
-    values: dict[str, list[int]]
+    splits: PackedArray | None = None
+    values: dict[str, list[int]] = Field({})
     files: dict[str, FileFacts]
     seconds: float
 
@@ -131,6 +133,13 @@ class CollectionMeta(Section):
                 else "save the graphs with labels: dgl.save_graphs(file, graphs, {name: array})",
             )
         return self.graphs[name]
+
+    def given_splits(self) -> dict[str, np.ndarray] | None:
+        """Return the numbers of the graphs of each split; None if the graphs came without."""
+        if self.splits is None:
+            return None
+        split_of = np.load(self.directory / self.splits.file)
+        return {name: np.flatnonzero(split_of == number) for number, name in enumerate(SPLITS)}
 
     def classes(self, name: str) -> int | None:
         """Return the number of classes of integer labels: the greatest + 1; else None."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import DatasetGraph, ManyGraphs
+from raygnn.config.problems import GIN_TEXT
 from raygnn.errors import ConfigError, DataError
+from raygnn.graph import sources
 from raygnn.graph.collection.collection_manifest import (
     MANIFEST,
     VERSION,
@@ -20,8 +22,8 @@ from raygnn.graph.collection.collection_manifest import (
     read_collection,
 )
 from raygnn.graph.collection.pack import pack
-from raygnn.graph.sources import gin_text, saved_graphs
-from raygnn.graph.sources.input_files import check_file, opened, out_of_memory, sha256
+from raygnn.graph.sources import datasets, saved_graphs
+from raygnn.graph.sources.input_files import out_of_memory, sha256
 from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import share_directory
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from raygnn.config.schema import Config
 
 _INSTEAD = "set storage or partition.path elsewhere"
-_PARSED = 40  # memory of a parsed file in GIN's text format, over the file's size
 _SUFFIXES = (".bin", ".dgl")
 
 
@@ -41,26 +42,15 @@ class MissingCollection:
 
     Attributes:
         place: its directory.
-        files: input files, in order.
-        normalize: how to scale the features.
-        tags, labels: values that GIN's text format numbers 0, 1, …; None = those of each file.
+        graph: the files or the dataset to pack.
         shared: object store that the directory is uploaded to, if not all nodes see it.
     """
 
     place: Path
-    files: tuple[Path, ...]
-    normalize: str
+    graph: ManyGraphs | DatasetGraph
     digest: str
     source: dict[str, Any]
-    tags: tuple[int, ...] | None = None
-    labels: tuple[int, ...] | None = None
     shared: RemotePath | None = None
-
-    def reading_bytes(self) -> int:
-        """Estimate the memory that packing takes, in bytes: a file in GIN's text format is read at
-        once; otherwise one graph at a time is in memory, which counts as 0."""
-        (file, *others) = self.files
-        return 0 if others or _head(file) == saved_graphs.MAGIC else _PARSED * check_file(file)
 
     def make(self, progress: Callable[[str], object] | None = None) -> CollectionMeta:
         """Pack it; ``progress`` is called with ``"pack"``.
@@ -72,13 +62,12 @@ class MissingCollection:
         place = self.place.absolute()
         if progress is not None:
             progress("pack")
-        several = len(self.files) > 1
         with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
             try:
                 packed = pack(
-                    (self._open(file, several) for file in self.files),
+                    self._sources(),
                     directory,
-                    method=self.normalize,
+                    method=self.graph.normalize or "none",
                     digest=self.digest,
                     source=self.source,
                 )
@@ -99,28 +88,16 @@ class MissingCollection:
             share_directory(place, self.shared, MANIFEST)
         return existing
 
-    def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
-        """Open a file of either format, which its first bytes show; several files are all DGL's."""
-        head = _head(file)
-        if head == saved_graphs.MAGIC:
-            for key in ("tags", "labels"):
-                if getattr(self, key) is not None:
-                    raise ConfigError(
-                        f"{file} was written by dgl.save_graphs; graph.{key} applies only to GIN's "
-                        "text format",
-                        where=f"graph.{key}",
-                        remedy="set graph.tags and graph.labels to null; tags and labels keep the "
-                        "numbers that they have in the file",
-                    )
-            return saved_graphs.read_all(file)
-        if several or not head.split()[:1] or not head.split()[0].isdigit():
-            raise DataError(
-                "it is neither a file that dgl.save_graphs wrote"
-                + ("" if several else " nor text as GIN's, which begins with the number of graphs"),
-                where=str(file),
-                remedy="check graph.path, or save the graphs with dgl.save_graphs",
-            )
-        return gin_text.read_all(file, self.tags, self.labels)
+    def _sources(self) -> Iterator[AbstractContextManager[GraphSet]]:
+        if isinstance(self.graph, DatasetGraph):
+            yield datasets.read_all(self.graph)
+            return
+        assert self.graph.path is not None
+        for file in _input_files(self.graph.path):
+            if file.suffix == ".txt":
+                message = "text is not a file that dgl.save_graphs wrote"
+                raise DataError(message, where=str(file), remedy=GIN_TEXT)
+            yield saved_graphs.read_all(file)
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
@@ -149,15 +126,16 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
                 remedy="correct partition.path, or add a graph section",
             )
         return existing
-    assert isinstance(graph, ManyGraphs)
-    assert graph.path is not None
-    files = _input_files(graph.path)
-    normalize = graph.normalize or "none"
-    contents = b"".join(bytes.fromhex(sha256(file)) for file in files)
-    content = hashlib.sha256(contents).hexdigest()
-    made_from = {"content": content, "normalize": normalize, "version": VERSION}
-    named = {"tags": graph.tags, "labels": graph.labels}
-    made_from |= {key: list(values) for key, values in named.items() if values is not None}
+    assert isinstance(graph, (ManyGraphs, DatasetGraph))
+    made_from: dict[str, Any] = {"normalize": graph.normalize or "none", "version": VERSION}
+    if isinstance(graph, DatasetGraph):
+        source = graph.dataset
+        made_from["content"] = sources.digest(graph)
+    else:
+        source = str(graph.path)
+        assert graph.path is not None
+        contents = b"".join(bytes.fromhex(sha256(file)) for file in _input_files(graph.path))
+        made_from["content"] = hashlib.sha256(contents).hexdigest()
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     shared = None
     if place is None:
@@ -168,15 +146,13 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
                 share_directory(place, shared, MANIFEST)
         existing = None if is_vacant(place) else read_collection(place)
     if existing is None:
-        source = {"path": str(graph.path), "made_from": made_from}
-        return MissingCollection(place, files, normalize, digest, source, **named, shared=shared)
+        about = {"path": source, "made_from": made_from}
+        return MissingCollection(place, graph, digest, about, shared)
     if existing.digest != digest:
-        before = existing.source.get("made_from", {})
-        difference = "it was packed from other files, or from these before they changed"
-        for key in ("normalize", "tags", "labels"):
-            if (old := before.get(key)) != (new := made_from.get(key)):
-                difference = f"graph.{key} is {old!r} there and {new!r} here"
-                break
+        old, new = existing.source.get("made_from", {}).get("normalize"), made_from["normalize"]
+        difference = "it was packed from other graphs, or from these before they changed"
+        if old != new:
+            difference = f"graph.normalize is {old!r} there and {new!r} here"
         raise ConfigError(
             f"{place} holds another collection: {difference}",
             where=config.where("partition.path"),
@@ -185,12 +161,6 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     with contextlib.suppress(OSError):  # the directory may be read-only
         remove_stale(place)
     return existing
-
-
-def _head(file: Path) -> bytes:
-    """Return the first bytes of a file, which show its format."""
-    with opened(file) as stream:
-        return stream.read(len(saved_graphs.MAGIC))
 
 
 def _input_files(path: Path) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import GraphSplit
 from raygnn.graph.arrays import Array, check_row_pointers
 from raygnn.graph.collection.collection_manifest import (
     CollectionMeta,
@@ -26,14 +26,14 @@ from raygnn.graph.graph_sample import Sample
 class Collection:
     """All graphs of a collection, mapped read-only. See `raygnn.graph.graph_sample.Samples`."""
 
-    def __init__(self, meta: CollectionMeta, target: str, graph: ManyGraphs | None):
+    def __init__(self, meta: CollectionMeta, target: str, graph: GraphSplit | None):
         """Map the files.
 
         Args:
             target: name of the labels that become ``y``; one number per graph is ``[]``, whether it
                 was saved as ``[G]`` or as ``[G, 1]``.
-            graph: how to split the graphs, stratified by integer labels. None = the graphs have no
-                splits and need no labels.
+            graph: how to split graphs that came without splits, stratified by integer labels.
+                None = the graphs have no other splits and need no labels.
 
         Raises:
             ConfigError: there are no such labels, or more folds than graphs.
@@ -53,8 +53,8 @@ class Collection:
         self._labels = labels
         self._nodes = {ntype: _MappedFrames(meta, nodes) for ntype, nodes in meta.nodes.items()}
         self._edges = {etype: _MappedFrames(meta, edges) for etype, edges in meta.edges.items()}
-        self.splits: Mapping[str, Array] = no_splits()
-        if graph is not None:
+        self.splits: Mapping[str, Array] = meta.given_splits() or no_splits()
+        if graph is not None and meta.splits is None:
             whole = self.num_classes is not None and labels is not None and labels.ndim == 1
             self.splits = split_graphs(self.num, labels if whole else None, graph)
 

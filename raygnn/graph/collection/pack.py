@@ -25,7 +25,7 @@ from raygnn.graph.collection.collection_manifest import (
     GraphColumn,
     PackedArray,
 )
-from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import SPLITS, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
 from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.graph.sources.transforms import normalize
@@ -91,13 +91,13 @@ class _Packer:
         self.nodes: dict[str, _FrameWriter] = {}
         self.edges: dict[EdgeType, _FrameWriter] = {}
         self.labels: dict[str, ColumnWriter] = {}
-        self.values: dict[str, list[int]] = {}
+        self.splits: Mapping[str, Array] | None = None
 
     def add_all(self, graphs: GraphSet) -> None:
         if not graphs.num:
             return
         first = not self.num
-        self.values |= {name: list(values) for name, values in graphs.values.items()}
+        self.splits = graphs.splits
         try:
             for data in graphs.graphs:
                 self._add(data)
@@ -151,8 +151,18 @@ class _Packer:
             "nodes": nodes,
             "edges": [{"etype": e, **frames.finish()} for e, frames in self.edges.items()],
             "graphs": {name: _graph_column(writer) for name, writer in self.labels.items()},
-            "values": self.values,
+            "splits": self._write_splits(),
         }
+
+    def _write_splits(self) -> PackedArray | None:
+        if self.splits is None:
+            return None
+        split_of = np.full(self.num, -1, np.int8)
+        for number, split in enumerate(SPLITS):
+            split_of[self.splits[split]] = number
+        writer = ColumnWriter(self.directory / "splits.npy")
+        writer.add(split_of, "splits")
+        return writer.finish()
 
 
 class _FrameWriter:

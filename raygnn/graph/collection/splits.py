@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import GraphSplit
 from raygnn.errors import ConfigError
 from raygnn.graph.data import SPLITS
 
 
-def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dict[str, np.ndarray]:
+def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dict[str, np.ndarray]:
     """Divide graphs at random, by ``graph.seed``, stratified by class.
 
     With ``graph.folds``, the test graphs are fold ``graph.fold`` of disjoint folds of nearly equal

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from raygnn.config.graph import ManyGraphs
-from raygnn.errors import ConfigError, DataError, RaygnnError, error_text
+from raygnn.config.graph import GraphSplit
+from raygnn.errors import DataError
 from raygnn.graph.collection.splits import no_splits, split_graphs
-from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
-
-# names of the splits in OGB and elsewhere
-_OTHER_NAMES = {"valid": "val", "validation": "val", "testing": "test", "training": "train"}
+from raygnn.graph.sources.datasets import (
+    check_splits,
+    construct,
+    is_integral,
+    named_splits,
+    their_errors,
+    to_tensor,
+)
 
 
 class UserSamples:
@@ -46,12 +45,12 @@ class UserSamples:
     """
 
     def __init__(
-        self, spec: str, args: Mapping[str, Any], graph: ManyGraphs | None, target: str = "label"
+        self, spec: str, args: Mapping[str, Any], graph: GraphSplit | None, target: str = "label"
     ):
         self._name = spec
         self._target = target
         self._graph_class = dgl().DGLGraph  # also lets the user's module import DGL
-        self._dataset = _make(spec, args)
+        self._dataset = construct(spec, args)
         self.num = self._length()
         given: Any = getattr(self._dataset, "num_classes", None)
         whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
@@ -91,12 +90,13 @@ class UserSamples:
     def _label(self, label: Any, number: int) -> Tensor | None:
         if isinstance(label, Mapping):
             if self._target not in label and self._needs_labels:
-                message = f"has no label {self._target!r}; there are {_listed(label)}"
+                names = ", ".join(map(repr, label)) or "none"
+                message = f"has no label {self._target!r}; there are {names}"
                 raise self._bad(number, message, "set task.target to one of them")
             label = label.get(self._target)
         if label is None and not self._needs_labels:
             return None
-        tensor = _to_tensor(label)
+        tensor = to_tensor(label)
         if tensor is None:
             message = f"has a {type(label).__name__} as label, expected numbers"
             raise self._bad(number, message, "return a number, a tensor or a NumPy array as label")
@@ -113,7 +113,7 @@ class UserSamples:
 
     def _calling(self, method: str) -> AbstractContextManager[None]:
         remedy = "correct the dataset's class"
-        return _user_code(f"{method} failed", f"graph.dataset {self._name}", remedy, DataError)
+        return their_errors(f"{method} failed", f"graph.dataset {self._name}", remedy, DataError)
 
     def _length(self) -> int:
         for method in ("__len__", "__getitem__"):
@@ -130,44 +130,8 @@ class UserSamples:
 
     def _given_splits(self) -> dict[str, np.ndarray] | None:
         """Return the dataset's own splits; None if it has none."""
-        if hasattr(self._dataset, "get_idx_split"):
-            source = "get_idx_split()"
-            with self._calling(source):
-                given = self._dataset.get_idx_split()
-        else:
-            source, given = "splits", getattr(self._dataset, "splits", None)
-        if given is None:
-            return None
-
-        def bad(message: str) -> DataError:
-            return self._error(
-                f"{source} {message}",
-                "return a dictionary of train, val and test, each with graph numbers from 0, "
-                "each graph in at most one of them",
-            )
-
-        if not isinstance(given, Mapping):
-            raise bad(f"is a {type(given).__name__}, not a dictionary")
-        named = {_OTHER_NAMES.get(name, name): numbers for name, numbers in given.items()}
-        if ("train" not in named and self._needs_labels) or not named.keys() <= set(SPLITS):
-            raise bad(f"has the splits {_listed(given)}")
-        splits, split_of = {}, np.full(self.num, -1)
-        for at, split in enumerate(SPLITS):
-            tensor = _to_tensor(named.get(split, ()))
-            if tensor is None or tensor.dim() != 1 or not _is_integral(tensor):
-                raise bad(f"holds no graph numbers for {split}")
-            numbers = np.sort(tensor.numpy().astype(np.int64))
-            outside = numbers[(numbers < 0) | (numbers >= self.num)]
-            if len(outside):
-                raise bad(f"has graph {outside[0]} in {split}, but there are {self.num}")
-            taken = numbers[split_of[numbers] >= 0]
-            if len(taken):
-                raise bad(f"has graph {taken[0]} in {SPLITS[split_of[taken[0]]]} and in {split}")
-            if (twice := numbers[1:][numbers[1:] == numbers[:-1]]).size:
-                raise bad(f"has graph {twice[0]} twice in {split}")
-            split_of[numbers] = at
-            splits[split] = numbers
-        return splits
+        named = named_splits(self._dataset, self._name, needs_train=self._needs_labels)
+        return None if named is None else check_splits(named, self.num, self._name)
 
     def _classes(self) -> np.ndarray | None:
         """Return the dataset's ``labels`` if they are one integer per graph."""
@@ -175,66 +139,7 @@ class UserSamples:
             given = getattr(self._dataset, "labels", None)
         if isinstance(given, Mapping):
             given = given.get(self._target)
-        labels = None if given is None else _to_tensor(given)
-        if labels is None or not _is_integral(labels) or labels.numel() != self.num:
+        labels = None if given is None else to_tensor(given)
+        if labels is None or not is_integral(labels) or labels.numel() != self.num:
             return None
         return labels.reshape(-1).numpy()
-
-
-def _make(spec: str, args: Mapping[str, Any]) -> Any:
-    module, _, name = spec.partition(":")
-    if (cwd := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, cwd)
-    remedy = "give package.module:Class, importable on every node"
-    with _user_code(f"{spec} could not be imported", "graph.dataset", remedy):
-        made: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    if not callable(made):
-        raise ConfigError(
-            f"{spec} is a {type(made).__name__}, not a class",
-            where="graph.dataset",
-            remedy="give package.module:Class of a dataset",
-        )
-    remedy = f"it is called as {name}(**graph.args); its signature is {_signature(made)}"
-    with _user_code(f"{spec} could not be constructed", "graph.args", remedy):
-        return made(**args)
-
-
-@contextmanager
-def _user_code(
-    problem: str, where: str, remedy: str, kind: type[RaygnnError] = ConfigError
-) -> Iterator[None]:
-    """Convert exceptions of the user's code."""
-    try:
-        yield
-    except RaygnnError:
-        raise
-    except Exception as error:
-        raise kind(f"{problem}: {error_text(error)}", where=where, remedy=remedy) from error
-
-
-def _signature(made: Callable[..., Any]) -> str:
-    try:
-        return str(inspect.signature(made))
-    except Exception:  # even the repr of a default may raise
-        return "not known"
-
-
-def _listed(names: Mapping[Any, Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"
-
-
-def _is_integral(tensor: Tensor) -> bool:
-    kind = tensor.dtype
-    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
-
-
-def _to_tensor(values: Any) -> Tensor | None:
-    """Convert numbers to a tensor of their dtype (Python's floats: float32); None for others."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    if not isinstance(values, (np.ndarray, np.generic, int, float, list, tuple, range)):
-        return None
-    try:
-        return torch.tensor(values, dtype=torch.int64 if np.shape(values) == (0,) else None)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None

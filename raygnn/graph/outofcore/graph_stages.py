@@ -43,7 +43,7 @@ def read_graph(
         return spill(data, work.directory("edges"))
     graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
     validate.check(graph.data(), needs_masks=needs_masks, trains=trains)
-    scaled = _scaled(graph.figures, sources.scaling(config.format, config.normalize), work)
+    scaled = _scaled(graph.figures, config.normalize or "none", work)
     graph = replace(graph, figures=scaled)
     return (
         _with_reverses(graph) if isinstance(config, ReversibleGraph) and config.reverse else graph

@@ -1,9 +1,10 @@
 """Where graphs come from: one module for each format, imported when it is asked for.
 
 A module of a format has ``files(graph)`` (the files that are read, in a fixed order),
-``read(graph)`` (the :class:`~raygnn.graph.data.GraphData`), ``DEFAULT_NORMALIZE`` and ``VERSION``,
-which goes up when the same input starts to give another graph. Where memory is not about the size
-of the files, ``reading_bytes(graph)`` estimates it.
+``read(graph)`` (the :class:`~raygnn.graph.data.GraphData`) and ``VERSION``, which goes up when the
+same input starts to give another graph. Where memory is not about the size of the files,
+``reading_bytes(graph)`` estimates it; where other things than files and options decide the graph,
+``identity(graph)`` returns them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.graph import GraphConfig, PlantedGraph, ReversibleGraph
+from raygnn.config.graph import GraphConfig, GraphSplit, PlantedGraph, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_size
 from raygnn.graph.sources.transforms import add_reverses, normalize
 
 # formats whose module is not called as they are
-_MODULES = {"dgl": "saved_graphs", "tables": "table_graph"}
+_MODULES = {"dgl": "saved_graphs", "tables": "table_graph", "dataset": "datasets"}
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:
@@ -44,7 +45,7 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = T
         data: GraphData = _module(graph.format).read(graph)
         data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
         validate.check(data, needs_masks=needs_masks, trains=trains)
-        normalize(data, scaling(graph.format, graph.normalize))
+        normalize(data, graph.normalize or "none")
         if _has_reverses(graph):
             add_reverses(data)
     except MemoryError as error:
@@ -59,9 +60,14 @@ def digest(graph: GraphConfig) -> str:
     DataError where a file can not be read.
     """
     module = _module(graph.format)
-    options = graph.model_dump(mode="json", exclude={"path", "vocabulary"})
-    options["normalize"] = scaling(graph.format, graph.normalize)
+    others = {"path", "vocabulary"}
+    if isinstance(graph, GraphSplit):
+        others |= GraphSplit.model_fields.keys()
+    options = graph.model_dump(mode="json", exclude=others)
+    options["normalize"] = graph.normalize or "none"
     options["version"] = module.VERSION
+    if hasattr(module, "identity"):
+        options |= module.identity(graph)
     if not _has_reverses(graph):  # digests from before there was the key stay the same
         options.pop("reverse", None)
     total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
@@ -91,14 +97,6 @@ def sketch(graph: PlantedGraph) -> GraphData:
 
 def _has_reverses(graph: GraphConfig) -> bool:
     return isinstance(graph, ReversibleGraph) and graph.reverse
-
-
-def scaling(graph_format: str, chosen: str | None) -> str:
-    """How features of a format are scaled: as chosen, else as usual for it."""
-    if graph_format == "graphs":  # which no module here reads
-        return chosen or "none"
-    usual: str = _module(graph_format).DEFAULT_NORMALIZE
-    return chosen or usual
 
 
 def _module(graph_format: str) -> ModuleType:

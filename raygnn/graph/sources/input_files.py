@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,6 +14,7 @@ from raygnn.config.places import size
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.available_memory import memory
+from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util.hashing import digest
 
@@ -71,12 +71,6 @@ def opened(path: AnyPath) -> Iterator[BinaryIO]:
         message = f"the file can not be read: {error.strerror or error}"
         remedy = "check the path, the rights and the disk"
         raise DataError(message, where=str(path), remedy=remedy) from None
-
-
-def read_bytes(path: Path) -> bytes:
-    """The contents of a small file; raises DataError as :func:`opened` does."""
-    with opened(path) as file:
-        return file.read()
 
 
 def unpacked_size(path: AnyPath) -> int:
@@ -207,6 +201,33 @@ def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> 
             remedy=f"node ids run from 0 to {num - 1}",
         )
     return array.astype(np.int64, copy=False)
+
+
+def check_frames(
+    nodes: Mapping[str, NodeFrame], edges: Mapping[EdgeType, EdgeFrame], origin: str
+) -> None:
+    """Refuse arrays without one row for each node or edge; make ends of edges int64 ids.
+
+    Raises:
+        DataError: naming the first such array, or the first edge that ends at no node.
+    """
+    for ntype, frame in nodes.items():
+        for name, array in frame.data.items():
+            require_rows(array, frame.num, f"{origin}: {ntype}/{name}", "nodes")
+    for etype, found in edges.items():
+        place = f"{origin}: {etype_str(etype)}"
+        found.src = to_ids(found.src, nodes[etype[0]].num, place, "source")
+        found.dst = to_ids(found.dst, nodes[etype[2]].num, place, "destination")
+        for name, array in found.data.items():
+            require_rows(array, found.num, f"{place}/{name}", "edges")
+
+
+def to_targets(nodes: Mapping[str, NodeFrame], origin: str) -> None:
+    """Make ``label`` int64 ``[N]`` and masks bool ``[N]``; raises DataError where they are not."""
+    for ntype, frame in nodes.items():
+        for name in frame.data.keys() & {"label", *MASKS}:
+            convert = to_labels if name == "label" else to_mask
+            frame.data[name] = convert(frame.data[name], f"{origin}: {ntype}/{name}")
 
 
 def _unlike(array: Any, origin: str, remedy: str) -> DataError:

@@ -45,7 +45,6 @@ from raygnn.graph.sources.pickles import SavedArrays
 from raygnn.graph.tables import plain_csv
 
 VERSION = 1
-DEFAULT_NORMALIZE = "none"
 
 # Where ogb's own list of datasets says add_inverse_edge: each pair is listed once.
 _UNDIRECTED = {"ogbn-proteins", "ogbn-products", "ogbl-ppa", "ogbl-collab", "ogbl-ddi"}

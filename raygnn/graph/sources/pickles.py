@@ -1,4 +1,4 @@
-"""Plain data out of pickles that are not trusted: arrays, CSR matrices, dictionaries.
+"""Arrays in files of ``torch.save`` that are not trusted, as OGB's splits of links are.
 
 Python's unpickler reads them, with two limits. A name in the pickle is looked up in one short
 table (:data:`_NAMES`), whose entries are stand-ins: nothing that a file names is imported or
@@ -22,7 +22,7 @@ import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
-from raygnn.graph.sources.input_files import check_file, check_fits_memory, read_bytes
+from raygnn.graph.sources.input_files import check_file, check_fits_memory
 
 _MAX_SIDE = 2**48  # of an array; also keeps the size of error messages within bounds
 _MAX_TUPLES = 1000  # arrays need a few each; a deeper tuple could not be hashed or freed
@@ -53,16 +53,12 @@ class _StandIn:
         self.state = state
 
 
-class _Array(_StandIn):
+class _Ndarray(_StandIn):
     """``ndarray``, which is also what ``_reconstruct`` makes."""
 
 
 class _Dtype(_StandIn):
     """``dtype``."""
-
-
-class _Csr(_StandIn):
-    """``csr_matrix``."""
 
 
 class _Encoded(_StandIn):
@@ -74,40 +70,13 @@ class _Empty(_StandIn):
     """``bytes()``."""
 
 
-class _Name(_StandIn):
-    """``list`` and ``object``, which are only ever arguments."""
-
-
-class _DefaultDict(_StandIn):
-    def __new__(cls, *_: Any) -> Any:
-        return {}
-
-
-class _Object(_StandIn):
-    """``copyreg._reconstructor(cls, object, None)``."""
-
-    def __new__(cls, kind: Any, *_: Any) -> Any:
-        if kind is not _Csr:
-            raise _Unexpected(f"an object made of {brief(kind)}")
-        return _Csr()
-
-
 _NAMES: dict[tuple[str, str], type] = {
-    ("numpy", "ndarray"): _Array,
+    ("numpy", "ndarray"): _Ndarray,
     ("numpy", "dtype"): _Dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("scipy.sparse.csr", "csr_matrix"): _Csr,
-    ("scipy.sparse._csr", "csr_matrix"): _Csr,
-    ("copy_reg", "_reconstructor"): _Object,
-    ("copyreg", "_reconstructor"): _Object,
+    ("numpy.core.multiarray", "_reconstruct"): _Ndarray,
+    ("numpy._core.multiarray", "_reconstruct"): _Ndarray,
     ("_codecs", "encode"): _Encoded,
     ("__builtin__", "bytes"): _Empty,
-    ("__builtin__", "list"): _Name,
-    ("builtins", "list"): _Name,
-    ("__builtin__", "object"): _Name,
-    ("builtins", "object"): _Name,
-    ("collections", "defaultdict"): _DefaultDict,
 }
 
 
@@ -172,7 +141,7 @@ def to_array(value: Any) -> Array:
 
     Raises ``_Unexpected`` or ValueError.
     """
-    if not isinstance(value, _Array):
+    if not isinstance(value, _Ndarray):
         raise _Unexpected(f"{brief(value)} where a numpy array was due")
     match value.state:
         case (int(), tuple(shape), _Dtype() as dtype, int(fortran), data):
@@ -206,65 +175,6 @@ def _numpy_dtype(dtype: _Dtype) -> np.dtype[Any]:
         return np.dtype(code).newbyteorder(byteorder)
     except TypeError:
         raise _Unexpected(f"a numpy array of dtype {brief(code)}") from None
-
-
-def load_array(path: Path) -> Array:
-    """The NumPy array of numbers that the pickle ``path`` holds.
-
-    Raises:
-        DataError: the file is missing or damaged, holds something else, or refers to any class or
-            function that an array of numbers does not need.
-    """
-    value = load_pickle(read_bytes(path), path)
-    try:
-        return to_array(value)
-    except (_Unexpected, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def load_csr(path: Path) -> Any:
-    """The scipy CSR matrix that ``path`` holds, its arrays consistent with each other, its values
-    unchecked; raises as :func:`load_array` does."""
-    from scipy.sparse import csr_matrix
-
-    value = load_pickle(read_bytes(path), path)
-    try:
-        if not isinstance(value, _Csr) or not isinstance(value.state, dict):
-            raise _Unexpected(f"{brief(value)} where a scipy csr_matrix was due")
-        shape = value.state.get("_shape")
-        match shape:
-            case (int(rows), int(cols)) if 0 <= rows <= _MAX_SIDE and 0 <= cols <= _MAX_SIDE:
-                pass
-            case _:
-                raise _Unexpected(f"a csr_matrix with the shape {brief(shape)}")
-        data, *pointers = (to_array(value.state.get(key)) for key in ("data", "indices", "indptr"))
-        if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in pointers):
-            raise _Unexpected("a csr_matrix whose indices are no integers")
-        matrix = csr_matrix((data, *pointers), shape=(rows, cols))
-        matrix.check_format(full_check=True)
-    except (_Unexpected, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-    return matrix
-
-
-def load_adjacency(path: Path) -> dict[int, list[int]]:
-    """The dict of node id → list of neighbour ids that ``path`` holds, ids as stored.
-
-    Raises as :func:`load_array` does; the error names the first node with a bad list.
-    """
-    value = load_pickle(read_bytes(path), path)
-    if not isinstance(value, dict):
-        raise _damaged(path, f"{brief(value)} where a dict of node → neighbours was due")
-    lists = [neighbours for neighbours in value.values() if isinstance(neighbours, list)]
-    if sum(map(len, lists)) > path.stat().st_size:
-        # One long list under many keys: harmless here, and gigabytes as arrays.
-        raise _damaged(path, "more neighbours than it has bytes")
-    for row, (node, neighbours) in enumerate(value.items()):
-        good = type(node) is int and isinstance(neighbours, list)
-        if not good or not all(type(neighbour) is int for neighbour in neighbours):
-            message = f"an entry that is not node → list of nodes: {brief(node)}"
-            raise _damaged(path, message, row=row)
-    return value
 
 
 class SavedArrays:

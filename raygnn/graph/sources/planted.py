@@ -25,7 +25,6 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData
 from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
-DEFAULT_NORMALIZE = "none"
 
 _BLOCK = 1 << 22  # features drawn at once
 _NODE, _EDGE = 64, 52  # bytes while they are drawn, as measured with 10 and 50 edges a node

@@ -70,27 +70,40 @@ def write_graph_file(graph: Any, directory: Path) -> Path:
             return draft.replace(directory / f"graph-{facts.sha256[:16]}.dgl")
 
 
-def graph_data(graph: Any) -> GraphData:
-    """The arrays of a graph, not copied where they lie in the CPU's memory.
+def is_graph(value: Any) -> bool:
+    """Return True for a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG."""
+    return _library(value) is not None
+
+
+def graph_data(graph: Any, where: str = "graph") -> GraphData:
+    """Return the arrays of a graph, not copied if they are in the CPU's memory.
 
     Args:
         graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG with ``edge_index``. Of
             PyG's, ``x`` becomes ``feat``, and ``y`` becomes ``label`` where it is one integer for
-            each node; what belongs to a graph as a whole is left out.
+            each node; attributes of the graph as a whole are skipped.
+        where: location of the graph, for errors.
 
     Raises:
         DataError: it is none of these, or has an array that cannot be stored.
     """
+    library = _library(graph)
+    if library is None:
+        raise DataError(
+            f"a {type(graph).__module__}.{type(graph).__name__} is no graph to train on",
+            where=where,
+            remedy="give a dgl.DGLGraph, or a Data or HeteroData of torch_geometric",
+        )
+    return (_of_pyg if library == "torch_geometric" else _of_dgl)(graph)
+
+
+def _library(graph: Any) -> str | None:
     libraries = {base.__module__.partition(".")[0] for base in type(graph).__mro__}
     if "torch_geometric" in libraries and hasattr(graph, "edge_stores"):
-        return _of_pyg(graph)
+        return "torch_geometric"
     if "dgl" in libraries and hasattr(graph, "canonical_etypes") and not graph.is_block:
-        return _of_dgl(graph)
-    raise DataError(
-        f"a {type(graph).__module__}.{type(graph).__name__} is no graph to train on",
-        where="graph",
-        remedy="give a dgl.DGLGraph, or a Data or HeteroData of torch_geometric",
-    )
+        return "dgl"
+    return None
 
 
 def _of_dgl(graph: Any) -> GraphData:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ import numpy as np
 from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
-from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs
 from raygnn.graph.sources import input_files
 
 VERSION = 1
-DEFAULT_NORMALIZE = "none"
 
 MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
 _REMEDY = "save the graph again with dgl.save_graphs"
@@ -31,22 +30,22 @@ _REMEDY = "save the graph again with dgl.save_graphs"
 
 @dataclass(frozen=True)
 class GraphSet:
-    """The graphs of one file, each read when it is asked for.
+    """Graphs of one file or dataset, each read when it is requested.
 
     Attributes:
-        file: where they come from.
+        file: where they come from, for errors.
         num: how many there are.
-        labels: name → array ``[num, …]`` of any dtype, a torch tensor where that is bfloat16.
-        graphs: to be read once and in order; their names say where they are, for errors.
-        values: array → what its numbers 0, 1, … stood for in the file, where they were
-            renumbered.
+        labels: name → array ``[num, …]`` of any dtype, a torch tensor where that is bfloat16;
+            complete once all graphs have been read.
+        graphs: to be read once and in order; their names are their locations, for errors.
+        splits: split → numbers of graphs; None if they have none.
     """
 
-    file: Path
+    file: Path | str
     num: int
     labels: Mapping[str, Any]
     graphs: Iterator[GraphData]
-    values: Mapping[str, list[int]] = field(default_factory=dict)
+    splits: Mapping[str, Array] | None = None
 
 
 def files(graph: DglGraph) -> list[Path]:
@@ -114,12 +113,7 @@ def _check_ends(file: Path) -> None:
 
 def _convert(stored: StoredGraph, file: Path) -> GraphData:
     nodes, edges = _frames(stored, str(file))
-    for ntype, frame in nodes.items():
-        for name, array in frame.data.items():
-            if name == "label":
-                frame.data[name] = input_files.to_labels(array, f"{file}: {ntype}/label")
-            elif name in MASKS:
-                frame.data[name] = input_files.to_mask(array, f"{file}: {ntype}/{name}")
+    input_files.to_targets(nodes, str(file))
     return GraphData(file.stem, nodes, edges, {"": str(file)})
 
 
@@ -130,7 +124,6 @@ def _frames(
     stored."""
     nodes: dict[str, NodeFrame] = {}
     for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
-        _require_rows(arrays, num, f"{origin}: {ntype}", "nodes")
         nodes[ntype] = NodeFrame(num, arrays)
     if len(nodes) != len(stored.ntypes):
         raise _damaged(origin, "holds two node types of one name")
@@ -147,16 +140,9 @@ def _frames(
         if len(ids):  # in the order of the ids
             order = _inverse(ids, place)
             source, target = source[order], target[order]
-        source = input_files.to_ids(source, nodes[etype[0]].num, place, "source")
-        target = input_files.to_ids(target, nodes[etype[2]].num, place, "destination")
-        _require_rows(arrays, len(source), place, "edges")
         edges[etype] = EdgeFrame(source, target, arrays)
+    input_files.check_frames(nodes, edges, origin)
     return nodes, edges
-
-
-def _require_rows(arrays: Mapping[str, Any], num: int, origin: str, of: str) -> None:
-    for name, array in arrays.items():
-        input_files.require_rows(array, num, f"{origin}/{name}", of)
 
 
 def _inverse(order: Array, origin: str) -> Array:

@@ -22,7 +22,6 @@ from raygnn.graph.tables.reader import resolve
 from raygnn.storage.remote import AnyPath
 
 VERSION = 4
-DEFAULT_NORMALIZE = "none"
 
 
 def files(graph: TablesGraph) -> list[AnyPath]:

@@ -22,7 +22,6 @@ from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import TableReader, resolve
 
 VERSION = 1
-DEFAULT_NORMALIZE = "none"
 NTYPE = "entity"
 ETYPE: EdgeType = (NTYPE, "triple", NTYPE)
 MAX_RELATIONS = 1 << 20
