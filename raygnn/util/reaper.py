@@ -15,8 +15,9 @@ import sys
 import time
 from functools import partial
 
-_INTERVAL = 0.5  # seconds between looks at the parent
-_PATIENCE = 10.0  # seconds for which processes are looked for
+_INTERVAL = 0.5  # seconds between polls of the parent
+_PATIENCE = 10.0  # seconds for which processes are searched
+_END = b"/"  # of the directory in the pipe: a parent killed while it writes leaves it out
 
 
 def start(directory: str) -> subprocess.Popen[bytes]:
@@ -30,7 +31,7 @@ def start(directory: str) -> subprocess.Popen[bytes]:
     )
     assert program.stdin is not None
     with program.stdin as pipe:  # not as an argument, by which `RayCluster` finds Ray's processes
-        pipe.write(os.fsencode(os.path.realpath(directory)))
+        pipe.write(os.fsencode(os.path.realpath(directory)) + _END)
     return program
 
 
@@ -48,12 +49,20 @@ def main(directory: str, parent: int) -> None:
 
 
 def running(directory: str) -> list[int]:
-    """Return the processes that have a file of the directory open for writing, as all of Ray's do
-    with their logs; agents overwrite their command lines and environments."""
+    """Return Ray's processes that have a file of the directory open for writing.
+
+    Ray's are those that name the directory on their command line, and workers and agents, which
+    replace it by a title (``ray::…``) and have their logs open. What the command itself started may
+    have inherited an open file, but has neither.
+    """
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry)
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read()
+            if not (command.startswith(b"ray::") or os.fsencode(directory) in command):
+                continue
             if any(map(partial(_writes, directory, pid), os.listdir(f"/proc/{pid}/fd"))):
                 found.append(pid)
     return found
@@ -68,5 +77,11 @@ def _writes(directory: str, pid: int, number: str) -> bool:
     return False
 
 
+def received(given: bytes) -> str | None:
+    """Return the directory that the parent wrote; None if it was killed before it was done."""
+    return os.fsdecode(given[: -len(_END)]) if given.endswith(_END) else None
+
+
 if __name__ == "__main__":
-    main(os.fsdecode(sys.stdin.buffer.read()), int(sys.argv[1]))
+    if name := received(sys.stdin.buffer.read()):
+        main(name, int(sys.argv[1]))

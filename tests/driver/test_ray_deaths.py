@@ -26,6 +26,7 @@ from raygnn.driver import ray_cluster
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import PreflightError
 from raygnn.runs.run import Run
+from raygnn.util import reaper
 from raygnn.worker.job import attempts
 from tests.commands import ROOT, Command
 from tests.small_jobs import job, wait_for_step
@@ -103,6 +104,33 @@ def test_nothing_of_ray_outlives_a_killed_command(command: Command, tmp_path: Pa
     command.process.kill()
     command.process.wait()
     assert command.left_behind() == []
+
+
+def test_the_reaper_spares_what_the_command_started(tmp_path: Path) -> None:
+    """The user's processes inherit open files; Ray's name the directory, or have a title."""
+    python = f"import sys, time; open({str(tmp_path / 'log')!r}, 'a').close(); time.sleep(60)"
+    with open(tmp_path / "log", "a") as log:
+        own = subprocess.Popen(["sleep", "60"], stdout=log)
+        rays = [
+            subprocess.Popen([sys.executable, "-c", python], stdout=log),
+            subprocess.Popen(["ray::IDLE", "60"], executable=shutil.which("sleep"), stdout=log),
+        ]
+    try:
+        ended = time.monotonic() + 30  # until the executables have replaced their forks
+        while not set(reaper.running(str(tmp_path))) >= {p.pid for p in rays}:
+            assert time.monotonic() < ended
+            time.sleep(0.1)
+        assert own.pid not in reaper.running(str(tmp_path))
+    finally:
+        for process in (own, *rays):
+            process.kill()
+            process.wait()
+
+
+def test_a_reaper_without_a_directory_does_nothing() -> None:
+    """Every open file is in the directory that is called nothing."""
+    assert [reaper.received(given) for given in (b"", b"/tmp/rayg")] == [None, None]
+    assert reaper.received(b"/tmp/raygnn-a/") == "/tmp/raygnn-a"
 
 
 HEAD = """
