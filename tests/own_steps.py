@@ -64,7 +64,7 @@ class Unlike(pl.Callback):
 
     Args:
         how: what: "gradient", "weight", "loss", "stop", "mode", "count",
-            "interrupt", or on all ranks "noise", whose numbers differ.
+            "limit", "batches", "interrupt", or on all ranks "noise", whose numbers differ.
     """
 
     def __init__(self, how: str):
@@ -92,6 +92,10 @@ class Unlike(pl.Callback):
             module.eval()
         if self._is_due("count"):
             trainer.fit_loop.epoch_loop.batch_progress.current.ready += 1
+        if self._is_due("limit"):
+            trainer.fit_loop.max_epochs += 1
+        if self._is_due("batches"):
+            trainer.fit_loop.max_batches += 1
         if self._is_due("weight"):
             weight.view(-1)[0] += 1e-6
         if self._is_due("noise"):

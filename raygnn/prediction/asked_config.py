@@ -48,7 +48,7 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
 
 def _values(run: Run, trust: bool) -> dict[str, Any]:
     storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
-    recorded = without_removed(usable(run.config, run.shown, trust))
+    recorded = without_removed(usable(run.config, run.shown, trust, run.files))
     return {**recorded, "storage": storage, "name": run.name}
 
 

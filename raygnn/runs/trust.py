@@ -80,7 +80,9 @@ def _is_data(at: KeyPath) -> bool:
     )
 
 
-def usable(config: Mapping[str, Any], shown: str, trust: bool) -> dict[str, Any]:
+def usable(
+    config: Mapping[str, Any], shown: str, trust: bool, place: Path | None = None
+) -> dict[str, Any]:
     """Return a run's configuration without what must not come from it.
 
     Environment variables are never taken from a run: ``PYTHONPATH`` or ``LD_PRELOAD`` would run
@@ -91,10 +93,12 @@ def usable(config: Mapping[str, Any], shown: str, trust: bool) -> dict[str, Any]
         config: the content of its ``config.yaml``.
         shown: what the run is called.
         trust: whether the user trusts the run.
+        place: directory of the run, if it is one.
 
     Raises:
         DataError: a section is damaged.
-        InputError: the run names classes, and is neither trusted nor the user's own.
+        InputError: the run is neither trusted nor the user's own, and names classes or an object
+            store, or has modules in the current directory.
     """
     _check_sections(config, shown)
     trust = trust or is_own(config)
@@ -106,12 +110,33 @@ def usable(config: Mapping[str, Any], shown: str, trust: bool) -> dict[str, Any]
             where=shown,
             remedy="read that code, and pass --trust if you want to run it (in Python trust=True)",
         )
+    if not trust:
+        _check_reach(config, shown, place)
     keys = [("comm", "env"), *(() if trust else _OF_MACHINE)]
     result = dict(config)
     for section, key in keys:
         if isinstance(values := result.get(section), Mapping):
             result[section] = {name: values[name] for name in values if name != key}
     return result
+
+
+def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> None:
+    """Refuse a stranger's run that names an object store, which would be sent the user's requests,
+    or whose modules Ray's workers would import, since the current directory is on their path."""
+    stored = str((config.get("partition") or {}).get("path"))
+    what = f"connect to {stored!a} (partition.path)" if "://" in stored else ""
+    here = Path.cwd()
+    if place is not None and here.is_relative_to(place.resolve().parent):
+        modules = [*here.glob("*.py"), *here.glob("*.so"), *here.glob("*/__init__.py")]
+        if modules:
+            what = f"import modules from the current directory, such as {str(modules[0])!a}"
+    if what:
+        raise InputError(
+            f"this run would {what}, and was not trained by this user on this machine",
+            where=shown,
+            remedy="run the command in a directory of your own, or pass --trust if you trust the "
+            "run (in Python trust=True)",
+        )
 
 
 def _check_sections(config: Mapping[str, Any], shown: str) -> None:

@@ -21,6 +21,7 @@ import raygnn
 from raygnn.checkpoint import weights
 from raygnn.cli import main
 from raygnn.config.load import load_config
+from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.prediction import request as asking
 from raygnn.runs import trust
@@ -118,6 +119,28 @@ def test_a_strangers_cluster_is_not_connected_to(foreign: Run) -> None:
     trusted = asking.config_of(foreign, [], trust=True)
     assert trusted.cluster.address == "evil.example:6379"
     assert str(trusted.staging.path) == "/evil"
+
+
+def test_a_strangers_store_is_not_connected_to(foreign: Run) -> None:
+    """It would be sent requests that are signed with the user's key."""
+    uri = "s3://bucket/partition?endpoint_override=evil.example"
+    change(foreign, partition={"path": uri})
+    with pytest.raises(InputError, match=r"(?s)connect to .s3://bucket.*--trust"):
+        asking.config_of(foreign, [])
+    assert asking.config_of(foreign, [], trust=True).partition.path == Uri(uri)
+
+
+@pytest.mark.parametrize("name", ["pyarrow.py", "pydantic/__init__.py"])
+def test_modules_beside_a_strangers_run_are_not_imported(
+    name: str, foreign: Run, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts the working directory on its workers' path."""
+    monkeypatch.chdir(foreign.path)
+    write_module(foreign.path / name, marker)
+    with pytest.raises(InputError, match="import modules from the current directory"):
+        asking.config_of(foreign, [])
+    monkeypatch.chdir(foreign.path.parent.parent)
+    asking.config_of(foreign, [])
 
 
 CLASSES: dict[str, dict[str, Any]] = {

@@ -101,6 +101,8 @@ def test_what_a_callback_does_on_one_rank(how: str, every: int, make_job: JobFac
         ("stop", "trainer.should_stop: false on rank 0, true on rank 1"),
         ("mode", "modules in evaluation mode: none on rank 0, all, model, "),
         ("count", "batch_idx of the epoch loop: 2 on rank 0, 3 on rank 1"),
+        ("limit", "trainer.max_epochs: 2 on rank 0, 3 on rank 1"),
+        ("batches", "trainer.num_training_batches: "),
     ],
 )
 def test_a_callback_that_changes_the_loop_on_one_rank(
@@ -169,7 +171,7 @@ def test_callbacks_of_a_configuration(make_job: JobFactory) -> None:
     assert "/tests/own_steps.py" in own_modules(config.to_dict())
     for callbacks, words in (
         ([f"{OWN}:Bounds"], "did you mean tests.own_steps:Bound"),
-        ([f"{OWN}:Bound", f"{OWN}:Bound"], "each class once"),
+        ([f"{OWN}:Bound", f"{OWN}:Bound"], "each name once"),
         ("tests.own_steps:Bound", "a list of package.module:Class"),
         ({"Bound": {}}, "package.module:Class"),
     ):

@@ -87,6 +87,23 @@ def test_classes_that_need_no_word(tmp_path: Path) -> None:
     assert "class 'no', which average_precision is of, is 9" in told(other)
 
 
+def test_a_word_of_no_row_is_no_class(tmp_path: Path) -> None:
+    """Of edges that are dropped, as they lead to no node, the word stays in the vocabulary."""
+    graph = payments(tmp_path, ("fraud", "ok"))
+    rng = np.random.default_rng(1)
+    words, ends = rng.choice(["bad", "good"], 900), rng.integers(0, PAYMENTS, 900)
+    words[:3], ends[:3] = "other", PAYMENTS + 7
+    made = {"a": rng.integers(0, PAYMENTS, 900), "b": ends, "kind": words}
+    made["split"] = rng.choice(["train", "val", "test"], 900)
+    pd.DataFrame(made).to_parquet(tmp_path / "e.parquet")
+    described = yaml.safe_load(graph.read_text())
+    described["edges"]["p:to:p"] |= {"label": "kind", "split": "split", "missing": "drop"}
+    graph.write_text(yaml.safe_dump(described))
+    values = job(tmp_path, task={"kind": "edge_classification"})
+    values["graph"] = {"format": "tables", "path": str(graph)}
+    assert "set task.positive to 'bad'" in told(train_on_ranks(load_config(values)))
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_metrics_are_of_the_positive_class(classes: int) -> None:
     torch.manual_seed(0)

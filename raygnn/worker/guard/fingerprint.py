@@ -188,6 +188,10 @@ def loop(trainer: pl.Trainer, module: nn.Module) -> FingerprintSection:
         "trainer.should_stop": _text(bool(trainer.should_stop)),
         "trainer.global_step": _text(trainer.global_step),
         "trainer.current_epoch": _text(trainer.current_epoch),
+        "trainer.max_epochs": _text(trainer.max_epochs),
+        "trainer.max_steps": _text(trainer.max_steps),
+        "trainer.accumulate_grad_batches": _text(trainer.accumulate_grad_batches),
+        "trainer.num_training_batches": _text(trainer.num_training_batches),
         "batch_idx of the epoch loop": _text(trainer.fit_loop.batch_idx),
         "modules in evaluation mode": _text(", ".join(frozen[:3]) or "none"),
     }

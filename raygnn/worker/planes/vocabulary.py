@@ -202,7 +202,7 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
     if not isinstance(task, ClassTask) or task.several_labels or word is None:
         return []
     counts = control.sum(torch.bincount(labels[labels >= 0], minlength=classes))
-    known = [str(each) for each in target_words(job)]
+    known = [str(each) for each in target_words(job)][:classes]  # later ones have no rows
     share = float(counts[known.index(word) if known else int(word)] / counts.sum().clamp(min=1))
     plain = not known or tuple(each.lower() for each in known) in _PLAIN_CLASSES
     if task.positive is None and not plain:
