@@ -172,7 +172,7 @@ def test_callbacks_of_a_configuration(make_job: JobFactory) -> None:
     for callbacks, words in (
         ([f"{OWN}:Bounds"], "did you mean tests.own_steps:Bound"),
         ([f"{OWN}:Bound", f"{OWN}:Bound"], "each name once"),
-        ("tests.own_steps:Bound", "a list of package.module:Class"),
+        ("tests.own_steps:Bound", "a list of names"),
         ({"Bound": {}}, "package.module:Class"),
     ):
         with pytest.raises(ConfigError, match=words):
