@@ -134,7 +134,7 @@ def store_all(directory: Path, arrays: Mapping[str, Array]) -> Shapes:
 
 
 def stored_arrays(directory: Path, shapes: Shapes) -> dict[str, DiskArray]:
-    """What `store_all` wrote."""
+    """Open the arrays that `store_all` wrote."""
     return {
         name: DiskArray(directory / f"array-{at}", dtype, tuple(shape))
         for at, (name, (dtype, shape)) in enumerate(shapes.items())

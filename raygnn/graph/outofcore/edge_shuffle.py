@@ -157,7 +157,7 @@ def shuffle(
 def _buckets(
     graph: DiskGraph, numbering: Numbering
 ) -> tuple[dict[EdgeType, IntArray], list[Bucket]]:
-    """Where each part's edges start, by type, and the buckets in the order of their edges' ids."""
+    """Return starts of each part's edges, by type, and the buckets in the order of edge ids."""
     parts = len(numbering.bounds) - 1
     cuts: dict[EdgeType, list[tuple[IntArray, IntArray]]] = {}
     edge_starts: dict[EdgeType, IntArray] = {}
@@ -216,12 +216,8 @@ def _scatter(
 
 @dataclass(frozen=True)
 class _Piece:
-    """What `_scatter` wrote of a run.
-
-    Attributes:
-        starts: where each bucket's edges start.
-        index: dtype of the ends.
-    """
+    """Output of `_scatter` for a run. ``starts``: of the buckets' edges; ``index``: dtype of the
+    ends."""
 
     run: EdgeRun
     file: Path
@@ -242,8 +238,8 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Gather:
-    """Where a bucket's edges are: in pieces, in the order of their numbers, and which bucket of
-    the piece it is; ``bounds`` are those of the parts' nodes."""
+    """Edges of a bucket: the pieces that hold them, in the order of their numbers, and the bucket's
+    number in each; ``bounds`` of the parts' nodes."""
 
     bucket: Bucket
     pieces: list[tuple[_Piece, int]]
@@ -275,7 +271,7 @@ def _gather(gather: _Gather, number_type: str, directory: Path) -> list[int]:
 
 
 def _columns(gather: _Gather) -> dict[str, Array]:
-    """What all pieces have for the bucket; in place of ``place`` the edges' ``number``."""
+    """Concatenate the pieces' columns of the bucket, with the edges' ``number`` for ``place``."""
     blocks: dict[str, list[Array]] = {}
     for piece, at in gather.pieces:
         start, stop = piece.starts[at], piece.starts[at + 1]
@@ -288,7 +284,7 @@ def _columns(gather: _Gather) -> dict[str, Array]:
 
 
 def _sorted(gather: _Gather, number_type: str, directory: Path, leaving: list[int]) -> SortedEdges:
-    """What `_gather` wrote."""
+    """Open the output of `_gather`."""
     index = index_type(gather.bounds[-1]).__name__
     bucket = gather.bucket
 

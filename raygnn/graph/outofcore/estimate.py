@@ -1,4 +1,4 @@
-"""What a partition takes, from the sizes and headers of the input, before anything is read."""
+"""Estimate of memory and disk for a partition, from sizes and headers of the input only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Needs:
 
 
 def size_of(graph: GraphConfig) -> Size | None:
-    """Of tables and archives, from their headers; None of what is read in memory only.
+    """Return the size of tables and archives, from their headers; None for other formats, which
+    are read in memory.
 
     Raises:
         ConfigError, DataError: a description is wrong, or a file is missing or damaged.
@@ -96,7 +97,7 @@ def _of_tables(graph: TablesGraph) -> Size:
 
 
 def needs(size: Size, parts: int, tasks: int, method: str) -> Needs:
-    """What `partition_out_of_core` takes with so many tasks on one machine, and in all."""
+    """Return what `partition_out_of_core` needs with so many tasks per machine and in all."""
     streams = method == "stream"
     held = max(_HELD * min(RUN, size.edges), _NODE_OF_TASK * size.nodes)
     memory = _RAY + max(_TASK + _STREAMED * size.nodes * streams, tasks * (_TASK + held))

@@ -51,7 +51,7 @@ def read_graph(
 
 
 def is_in_place(member: Member) -> bool:
-    """Whether an array can be mapped where it lies."""
+    """Return True if an array can be mapped in place."""
     return member.place is not None and not member.fortran and member.dtype.isnative
 
 

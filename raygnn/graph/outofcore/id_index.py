@@ -44,7 +44,7 @@ class StoredIds:
 
     @classmethod
     def from_directory(cls, directory: Path, ntype: str, *, text: bool) -> StoredIds:
-        """Those in a directory."""
+        """Open the ids stored in a directory."""
         values = DiskArray(directory / "values", "uint8" if text else "int64")
         offsets = DiskArray(directory / "offsets", "int64")
         return cls(ntype, text, values, offsets, DiskArray(directory / "slots", "int64"))

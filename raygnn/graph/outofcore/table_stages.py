@@ -139,7 +139,7 @@ def _read_ids(
 
 
 def _on_disk(work: Workspace, stage: str) -> Callable[[int], Collected]:
-    """Where `settle` keeps numbers, which are sorted there."""
+    """Return a factory of the files in which `settle` sorts numbers."""
     number = itertools.count()
     return lambda width: Collected(work.directory(stage) / f"numbers-{next(number)}", width)
 

@@ -1,8 +1,7 @@
-"""Where the stages of a partition lie until it is whole, and how their tasks are run.
+"""Directories and tasks of the stages of a partition, until it is complete.
 
-A task's result is kept beside what it wrote, so that the next try goes on after the last task that
-was finished, whatever ended the one before. Nothing is forced to the disk: when the machine itself
-was started again in between, all is done anew.
+A task's result is stored beside its output, so that the next attempt resumes after the last
+finished task. Nothing is flushed to the disk: after a reboot, all tasks run again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Result = Any  # plain JSON types
 
 
 def stages_of(missing: Missing) -> Path:
-    """Where the stages of a partition lie until it is whole."""
+    """Return the directory of a partition's stages until it is complete."""
     place = missing.draft.absolute()
     return place.parent / f".{place.name}.stages-{missing.digest[:16]}"
 
@@ -69,7 +68,7 @@ class Workspace:
         boot.write_text(_boot())
 
     def directory(self, stage: str) -> Path:
-        """Where a stage's files lie."""
+        """Return the directory of a stage."""
         path = self.path / stage
         path.mkdir(exist_ok=True)
         return path

@@ -88,7 +88,7 @@ def to_numpy(array: pa.Array) -> Array:
 
 
 def nan_to_null(array: pa.Array) -> pa.Array:
-    """In floats NaN means that there is no value."""
+    """Replace NaN in floats by null: both mean a missing value."""
     if not pa.types.is_floating(array.type):
         return array
     return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
@@ -264,8 +264,8 @@ def flat(chunk: Chunk, column: str, width: int | None) -> tuple[pa.Array, int]:
 
 
 def rows_or_nan(chunk: Chunk, column: str, width: int | None) -> Array:
-    """As `matrix`, but NaN where there is no number or no list; ``[n, 0]`` where there is no list
-    and the width is not known."""
+    """Convert like `matrix`, with NaN for missing numbers or lists; ``[n, 0]`` if there is no list
+    and the width is unknown."""
     array = chunk.columns[column]
     if not _is_list(array.type):
         return numbers_or_nan(chunk, column).reshape(-1, 1)
@@ -278,7 +278,8 @@ def rows_or_nan(chunk: Chunk, column: str, width: int | None) -> Array:
 
 
 def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tuple[pa.Array, int]:
-    """What lists of one length have, one after the other, and the length; raises as `matrix`."""
+    """Return the concatenated elements of lists of equal length, and that length; raises as
+    `matrix`."""
     lengths = to_numpy(pc.list_value_length(array))
     expected = int(lengths[0]) if width is None else width
     if (lengths != expected).any():

@@ -36,8 +36,8 @@ _NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
 
 def _is_name(text: str) -> bool:
-    """Whether a type or array may be called so: names are part of file names, and of keys that
-    ``:`` and ``/`` join."""
+    """Return True for valid names of types and arrays: names are parts of file names, and of keys
+    joined by ``:`` and ``/``."""
     return re.fullmatch(r"[^\W\d][\w.-]{0,99}", text) is not None
 
 
@@ -135,12 +135,12 @@ class FeatureColumn(Category):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the values are taken as they are."""
+        """True if the values are used unchanged."""
         return self == FeatureColumn(column=self.column)
 
     @property
     def of_words(self) -> bool:
-        """Whether the values are words, or whole numbers that stand for something."""
+        """True if the values are categories: words or integers."""
         return self.onehot or self.hash is not None
 
 
@@ -154,14 +154,14 @@ class RandomSplit(Section):
 
 
 class Label(Section):
-    """What is to be predicted of each row."""
+    """Target of each row."""
 
     column: Names = Field(description="As label says.")
     kind: LabelKind = Field("class", description="As label_kind says.")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that hold it."""
+        """Columns of the target."""
         return (self.column,) if isinstance(self.column, str) else tuple(self.column)
 
 
@@ -174,7 +174,7 @@ class Masks(Section):
 
 
 class Table(Section):
-    """What tables of nodes and of edges have in common."""
+    """Common fields of tables of nodes and of edges."""
 
     files: Names = Field(description="A file or pattern such as users/*.parquet, or several.")
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
@@ -296,7 +296,7 @@ def read_description(file: Path) -> Description:
 
 
 def _contradictions(described: Description) -> Iterator[Problem]:
-    """What fields that are right by themselves disagree on."""
+    """Yield contradictions between fields that are valid by themselves."""
     for ntype, nodes in described.nodes.items():
         yield from _node_problems(("nodes", ntype), nodes)
     key_of: dict[EdgeType, str] = {}

@@ -85,19 +85,19 @@ class Transformed:
 
     @property
     def made(self) -> dict[str, Any]:
-        """What is done and its state, for a manifest."""
+        """Transform and state, for a manifest."""
         before = {} if self.before is None else {"before": self.before}
         return {"does": self.says, "state": self.state, **before}
 
     @property
     def says(self) -> dict[str, Any]:
-        """What is done, whatever the column is called; a state is for that alone."""
+        """Transform without its column name; a state is valid for an equal transform only."""
         said = self.described.model_dump(mode="json", exclude_defaults=True, exclude={"column"})
         return said if self._missing is None else {**said, "impute": self._missing}
 
     @property
     def is_fitted(self) -> bool:
-        """Whether there is anything that the data decide."""
+        """True if the transform is fitted to data."""
         return self.described.onehot or not all(_is_given(*step) for step in self.steps)
 
     def rows(self, chunk: Chunk) -> Array:
@@ -268,7 +268,7 @@ def _indicators(codes: Array, width: int) -> Array:
 
 
 def _is_given(step: str, argument: Any) -> bool:
-    """Whether a step's state is its argument, whatever the data are."""
+    """Return True if a step's state is its argument, independent of the data."""
     is_bounds = step == "bucket" and not isinstance(argument, int)
     return step == "log" or is_bounds or (step == "impute" and argument not in AVERAGES)
 
@@ -299,8 +299,8 @@ def _fitted(step: str, argument: Any, ascending: Array) -> list[float]:
 
 
 def _mean(values: Array, center: float | None = None) -> float:
-    """Of the values, or of their squared distances to a center; added up in pieces of one size,
-    so that it does not depend on how they were read."""
+    """Return the mean of the values, or of their squared distances to a center; summed in pieces of
+    equal size, so that it does not depend on the chunks read."""
     total = 0.0
     for start in range(0, len(values), _ROWS):
         piece = values[start : start + _ROWS]
@@ -364,7 +364,7 @@ class Features:
         return [one for one in self.transformed if one is not None and one.is_fitted]
 
     def manifest(self) -> list[dict[str, Any] | None] | None:
-        """What was done to each column, and its state; None where all are as they were read."""
+        """Return each column's transform and state; None if all columns are unchanged."""
         if not any(self.transformed):
             return None
         return [one.made if one else None for one in self.transformed]

@@ -163,7 +163,7 @@ class Targets:
         return data | {mask: split == code for code, mask in enumerate(MASKS)}
 
     def _masked(self, chunk: Chunk) -> Array:
-        """Which split each row is in: int8 ``[n]``, -1 = none."""
+        """Return the split of each row, int8 ``[n]``; -1 = none."""
         split = np.full(chunk.num, -1, np.int8)
         for code, column in enumerate(self._mask_columns):
             if column is None:
@@ -188,12 +188,8 @@ class Targets:
 
 
 def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
-    """Which split each row from ``first`` on falls into: int8 ``[num]``, 0 train, 1 val, 2 test,
-    -1 none.
-
-    A function of the seed and the row's number: a draw does not change when other rows come or go
-    after it.
-    """
+    """Assign rows from ``first`` on to random splits: int8 ``[num]``, 0 train, 1 val, 2 test, -1
+    none. The split depends only on the seed and the row's number, not on later rows."""
     split = np.full(num, -1, np.int8)
     bounds = [shares.train, shares.train + shares.val]
     bounds.append(1.0 if shares.test is None else min(bounds[1] + shares.test, 1.0))
@@ -219,7 +215,7 @@ def label_rows(label: Label, chunk: Chunk, width: int | None = None) -> Array:
 
 
 def _known(label: Label, chunk: Chunk) -> Array:
-    """Which rows have the label, bool ``[n]``."""
+    """Return which rows have the label, bool ``[n]``."""
     if label.kind == "class":
         return to_numpy(pc.is_valid(nan_to_null(chunk.columns[label.columns[0]])))
     rows = label_rows(label, chunk)
@@ -230,7 +226,7 @@ def _known(label: Label, chunk: Chunk) -> Array:
 
 @dataclass(frozen=True)
 class FitTo:
-    """What the state of transforms is taken from.
+    """Source of the state of transforms.
 
     Attributes:
         trained: what `settle` returned for the training's tables; None = these are they.
@@ -260,7 +256,7 @@ class FitTo:
 
 
 def _has_times_alone(table: Table) -> bool:
-    """Whether times decide what of a table is fitted to."""
+    """Return True if times determine the rows to fit to."""
     if table.time is None or (table.split, table.masks, table.splits) != (None,) * 3:
         return False
     return any(Features(columns, table.fill).fitted for columns in table.features.values())
@@ -284,8 +280,8 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> int | None:
 
 
 def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Array:
-    """Which rows are for training, bool ``[n]``: all ``before`` a time, or all, where the table
-    has no split."""
+    """Return which rows are for training, bool ``[n]``; without a split, all, or all ``before`` a
+    time."""
     if table.time is not None and before is not None:
         return Times(table.time).of(chunk, table.time.column) < before
     if table.split is not None:
@@ -446,7 +442,7 @@ class EdgeColumns:
         self._times = Times(table.time)
 
     def rows(self, chunk: Chunk, ids: tuple[Ids, Ids]) -> tuple[Array, dict[str, Array]]:
-        """Which rows are kept, and what these are: ``src``, ``dst`` and the arrays.
+        """Return which rows are kept, bool ``[n]``, and their ``src``, ``dst`` and arrays.
 
         Args:
             ids: of the nodes at both ends; they learn new ones where the table says so.

@@ -111,7 +111,7 @@ class Ids:
         self.values = _joined([self.values, new]) if len(self) else new
 
     def batch(self) -> int:
-        """How many edges should be looked up at once: each time costs a pass over all ids."""
+        """Number of edges to look up at once, since each look-up passes over all ids."""
         return max(ROWS, len(self.values) // 4)
 
     def _find(self, ends: pa.Array) -> pa.Array:

@@ -38,7 +38,7 @@ def read_rows(file: Path) -> list[list[str]]:
 
 
 def first_value(file: Path) -> str:
-    """What the first line begins with, as text, of a file that may be long."""
+    """Return the first value of a file's first line, as text, without reading the file."""
     reader = _reader(file)
     return refuse_nulls(next(reader.chunks()), reader.columns[0], _REMEDY)[0].as_py()
 

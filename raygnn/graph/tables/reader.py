@@ -104,11 +104,11 @@ class Chunk:
         return len(next(iter(self.columns.values())))
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
-        """What is wrong with a row of the chunk."""
+        """Build the error of a row of the chunk."""
         return self.reader.error(self.first + row, column, message, remedy)
 
     def text(self, column: str) -> bool:
-        """Whether the column is text."""
+        """Return True if the column is text."""
         return bool(pa.types.is_large_string(self.columns[column].type))
 
 
@@ -176,7 +176,7 @@ class TableReader:
         return chunk
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
-        """What is wrong with a row, by its number over all files."""
+        """Build the error of a row, by its number over all files."""
         return DataError(message, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
 
     def place(self, row: int) -> str:
