@@ -98,11 +98,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class OnDemand:
-    """Array that is computed while it is written: ``make`` yields its rows piece by piece."""
+    """Array that is computed while it is written: ``pieces`` yields its rows in order."""
 
     dtype: Any
     shape: tuple[int, ...]
-    make: Callable[[], Iterator[Array | Tensor]]
+    pieces: Callable[[], Iterator[Array | Tensor]]
 
     @property
     def ndim(self) -> int:
@@ -111,9 +111,6 @@ class OnDemand:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * int(self.dtype.itemsize)
-
-    def pieces(self) -> Iterator[Array | Tensor]:
-        return self.make()
 
 
 AnyArray: TypeAlias = "Array | Tensor | Rows | OnDemand"

@@ -16,6 +16,12 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray
 from raygnn.graph.data import MASKS, EdgeSplit, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.read import (
+    read_edge_data,
+    read_in_edges,
+    read_original_edges,
+    read_original_nodes,
+)
 from raygnn.graph.times import codes_since, since
 from raygnn.util.hashing import mix, uniform
 
@@ -47,8 +53,6 @@ class Splitter:
     """
 
     def __init__(self, meta: PartitionMeta, split: EdgeSplit):
-        from raygnn.graph.partition.read import read_original_nodes
-
         self._meta = meta
         self._split = split
         self._original: dict[str, Array] = {}
@@ -62,8 +66,6 @@ class Splitter:
 
     def part(self, part: int) -> SplitEdges:
         """Read the edges into one part's nodes."""
-        from raygnn.graph.partition.read import read_in_edges, read_original_edges
-
         meta, etype = self._meta, self._split.etype
         edges = read_in_edges(meta, part)[etype]
         first = int(meta.node_ranges[etype[2]][part, 0])
@@ -101,8 +103,6 @@ class Splitter:
 
     def _times(self, part: int, order: Array | None) -> IntArray:
         """Return the time of each edge of a part."""
-        from raygnn.graph.partition.read import read_edge_data, read_in_edges
-
         etype, name = self._split.etype, str(self._split.time)
         stored = read_edge_data(self._meta, part)[etype].get(name)
         if stored is None and not len(read_in_edges(self._meta, part)[etype].src):
@@ -118,8 +118,6 @@ class Splitter:
         return times if order is None else times[order]
 
     def _by_masks(self, part: int, count: int, order: Array | None) -> Array:
-        from raygnn.graph.partition.read import read_edge_data
-
         etype = self._split.etype
         data = read_edge_data(self._meta, part)[etype]
         codes = np.full(count, NONE, np.int8)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from raygnn.errors import DataError
 from raygnn.graph import dgl
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
@@ -17,13 +16,6 @@ from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_g
 # With fewer training nodes per part, METIS gives up the balance of all nodes (it left a part
 # empty) for a balance of training nodes that hardly matters.
 _TRAINING_NODES_TO_BALANCE = 8
-
-# Edges of the largest part over the mean from which on METIS runs again with a constraint on
-# edges. The constraint is not free: on planted graphs of 100,000 nodes and 5,000,000 edges, plain
-# and typed, it cut up to 12 % more edges (plain, 8 parts: 22.4 instead of 20.0 %). Without it, the
-# largest part had 1 to 6 % more edges than the mean, or 6 to 9 % if half of the communities were 9
-# times as dense. But METIS cuts apart two halves of unequal density as they are.
-_EDGE_IMBALANCE = 1.2
 
 _CHUNK = 1 << 18  # edges copied at a time
 
@@ -59,7 +51,14 @@ def assign(
     elif parts >= num_nodes:  # METIS leaves some nodes without a valid part
         flat = np.arange(num_nodes)
     else:
-        flat = _metis(data, parts)
+        flat = metis_library.divide(
+            dgl.metis if dgl.installed() else metis_library.metis,
+            undirected(data),
+            parts,
+            constraints(data, parts),
+            _in_degrees(data),
+            f"the graph {data.name}",
+        )
     sizes = [frame.num for frame in data.nodes.values()]
     return dict(zip(data.nodes, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
 
@@ -85,26 +84,6 @@ def _stream(
     return assign_by_streaming(
         data.num_nodes, passes or in_memory, parts, groups=groups, seed=seed, progress=progress
     )
-
-
-def _metis(data: GraphData, parts: int) -> IntArray:
-    indptr, ids = undirected(data)
-    weights = constraints(data, parts)
-    metis = dgl.metis if dgl.installed() else metis_library.metis
-    try:
-        assigned = metis(indptr, ids, parts, weights)
-        edges = _in_degrees(data)
-        held = np.bincount(assigned, weights=edges, minlength=parts)
-        if held.max() > _EDGE_IMBALANCE * held.mean():
-            weights = np.concatenate([weights, edges[:, None]], axis=1)
-            assigned = metis(indptr, ids, parts, weights)
-    except RuntimeError as error:
-        raise DataError(
-            f"METIS could not divide the graph into {parts} parts: {error}",
-            where=data.name,
-            remedy="use fewer parts, or partition.method: random",
-        ) from error
-    return assigned
 
 
 def undirected(data: GraphData) -> tuple[IntArray, IntArray]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from raygnn.errors import CapabilityError
+from raygnn.errors import CapabilityError, DataError
 from raygnn.graph import dgl
 from raygnn.graph.arrays import IntArray
 
@@ -24,6 +25,12 @@ BY_PYMETIS = {"metis": "pymetis"}
 
 # METIS's authors advise recursive bisection for at most so many parts.
 _BISECTED = 8
+# Edges of the largest part over the mean from which on METIS runs again with a constraint on
+# edges. The constraint is not free: on planted graphs of 100,000 nodes and 5,000,000 edges, plain
+# and typed, it cut up to 12 % more edges (plain, 8 parts: 22.4 instead of 20.0 %). Without it, the
+# largest part had 1 to 6 % more edges than the mean, or 6 to 9 % if half of the communities were 9
+# times as dense. But METIS cuts apart two halves of unequal density as they are.
+_EDGE_IMBALANCE = 1.2
 _OK = 1
 _FAILURES = {-2: "invalid input", -3: "out of memory"}
 
@@ -32,6 +39,38 @@ def made_by(method: str) -> dict[str, str]:
     """Return the digest's entry for the METIS that divides the graph; none for DGL's."""
     by_dgl = method == "random" or (method == "metis" and dgl.installed())
     return {} if by_dgl else BY_PYMETIS
+
+
+def divide(
+    partition: Callable[[IntArray, IntArray, int, IntArray], IntArray],
+    graph: tuple[IntArray, IntArray],
+    parts: int,
+    weights: IntArray,
+    loads: IntArray,
+    what: str,
+) -> IntArray:
+    """Partition with either METIS, again with a constraint on in-edges if a part has too many.
+
+    Args:
+        partition: the function `metis` of this module or of `raygnn.graph.dgl`.
+        graph, weights: see there.
+        loads: int64 ``[nodes]``, in-edges of each node.
+
+    Raises:
+        DataError: METIS failed; the message names ``what``.
+    """
+    try:
+        assigned = partition(*graph, parts, weights)
+        held = np.bincount(assigned, loads, parts)
+        if held.max() > _EDGE_IMBALANCE * held.mean():
+            weights = np.concatenate([weights, loads[:, None]], axis=1)
+            assigned = partition(*graph, parts, weights)
+    except RuntimeError as error:
+        raise DataError(
+            f"METIS could not divide {what} into {parts} parts: {error}",
+            remedy="use fewer parts, or partition.method: random",
+        ) from error
+    return assigned
 
 
 def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:

@@ -29,18 +29,15 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.partition import edge_kernels, stream_kernels
-from raygnn.graph.partition.metis_library import metis
+from raygnn.graph.partition.metis_library import divide, metis
 
 # Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
 Passes = Callable[[], Iterable[tuple[Array, Array]]]
 
 # Largest part over the mean, for the nodes of each group and for in-edges.
 IMBALANCE = 1.05
-# Above this, METIS runs again and balances in-edges, too, as for complete graphs.
-_EDGE_IMBALANCE = 1.2
 
 _SLOTS = 8  # labels that a node counts at a time, 6 bytes each
 _CLUSTER_PASSES, _MOVE_PASSES = 5, 4
@@ -106,7 +103,7 @@ def assign_by_streaming(
     labels = _divide(*coarse, clusters, balance)[clusters].astype(edges.index)
     del clusters, coarse
     balance.count(labels)
-    balance.settle(labels, edges.degrees)
+    balance.enforce_limits(labels, edges.degrees)
     _refine(edges, balance, labels)
     return labels.astype(np.min_scalar_type(parts - 1))
 
@@ -299,18 +296,7 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
         return assigned
     weights = np.zeros((count, len(balance.means)), np.int64)
     np.add.at(weights, (clusters, balance.groups), 1)
-    try:
-        assigned = metis(indptr, ids, parts, weights)
-        held = np.bincount(assigned, loads, parts)
-        if held.max() > _EDGE_IMBALANCE * held.mean():
-            weights = np.concatenate([weights, loads[:, None]], axis=1)
-            assigned = metis(indptr, ids, parts, weights)
-    except RuntimeError as error:
-        raise DataError(
-            f"METIS could not divide {count} clusters of nodes into {parts} parts: {error}",
-            remedy="use fewer parts, or partition.method: random",
-        ) from error
-    return assigned
+    return divide(metis, (indptr, ids), parts, weights, loads, f"{count} clusters of nodes")
 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
@@ -361,7 +347,7 @@ class Balance:
         self.sizes[:] = np.bincount(cells, minlength=parts * groups).reshape(parts, groups)
         self.loads[:] = np.bincount(labels, self.in_degrees, parts)
 
-    def settle(self, labels: Array, degrees: Array) -> None:
+    def enforce_limits(self, labels: Array, degrees: Array) -> None:
         """Move nodes, those with few edges first, until all limits are met, in place."""
         over = self.sizes > self.size_limits
         nodes = np.flatnonzero(over[labels, self.groups])
@@ -372,9 +358,9 @@ class Balance:
         # The two parts differ by more in-edges than any node has, so an exchange always helps.
         limit = max(self.load_limit, int(self.mean_load) + int(self.in_degrees.max()))
         while self.loads.max() > limit:
-            self._even(labels, int(self.loads.argmax()), int(self.loads.argmin()))
+            self._exchange(labels, int(self.loads.argmax()), int(self.loads.argmin()))
 
-    def _even(self, labels: Array, most: int, least: int) -> None:
+    def _exchange(self, labels: Array, most: int, least: int) -> None:
         """Exchange nodes of one group between two parts, so that their loads differ less."""
         gap = int(self.loads[most] - self.loads[least])
         for group in range(len(self.means)):
@@ -387,7 +373,9 @@ class Balance:
             free = np.zeros(int(self.size_limits[group] - self.sizes[least, group]), np.int64)
             taken = np.concatenate([free, self.in_degrees[theirs].astype(np.int64)])
             pairs = min(len(given), len(taken))
-            shift = given[:pairs] - taken[:pairs]  # descending, and below the gap: see `settle`
+            shift = (
+                given[:pairs] - taken[:pairs]
+            )  # descending, and below the gap: see `enforce_limits`
             swaps = int(np.searchsorted(np.cumsum(np.maximum(shift, 0)), gap // 2, side="right"))
             swaps = min(max(swaps, 1), int(np.count_nonzero(shift > 0)))
             if swaps:
