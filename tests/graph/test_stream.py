@@ -151,7 +151,7 @@ def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
     balance = stream.Balance(np.zeros(50, np.uint8), in_degrees, 10)
     balance.count(labels)
     assert balance.loads.max() == 100 > balance.mean_load + 20
-    balance.settle(labels, in_degrees)
+    balance.enforce_limits(labels, in_degrees)
     assert np.bincount(labels).tolist() == [5] * 10
     assert np.bincount(labels, in_degrees).max() == 90
 

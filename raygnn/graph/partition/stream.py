@@ -373,9 +373,8 @@ class Balance:
             free = np.zeros(int(self.size_limits[group] - self.sizes[least, group]), np.int64)
             taken = np.concatenate([free, self.in_degrees[theirs].astype(np.int64)])
             pairs = min(len(given), len(taken))
-            shift = (
-                given[:pairs] - taken[:pairs]
-            )  # descending, and below the gap: see `enforce_limits`
+            # descending, and below the gap: see `enforce_limits`
+            shift = given[:pairs] - taken[:pairs]
             swaps = int(np.searchsorted(np.cumsum(np.maximum(shift, 0)), gap // 2, side="right"))
             swaps = min(max(swaps, 1), int(np.count_nonzero(shift > 0)))
             if swaps:
