@@ -1,4 +1,4 @@
-"""How a job runs: ``staging``, ``comm``, ``cluster``, ``fault``, ``guard`` and ``logging``."""
+"""Execution of a job: ``staging``, ``comm``, ``cluster``, ``fault``, ``guard`` and ``logging``."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class CommConfig(Section):
 
 
 def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
-    """What is wrong with a variable that is known here."""
+    """Yield problems of a variable whose values are known here."""
     name = at[-1]
     if value == HIDDEN:
         message = f"{HIDDEN} stands for a value that a run's config.yaml does not keep"
@@ -470,7 +470,7 @@ class LoggingConfig(Section):
 
 
 def _secret(key: str, value: Any) -> str | None:
-    """What of an argument is a secret, by its name or as a URI with a user in it."""
+    """Return the secret in an argument, by its name or as a URI with a user; None without one."""
     if is_secret(key):
         return show(key)
     if isinstance(value, dict):

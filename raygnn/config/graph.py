@@ -118,7 +118,7 @@ class PlantedGraph(_Graph):
 
     @property
     def labelled_nodes(self) -> int:
-        """How many nodes have labels: all, or the items of a typed one."""
+        """Number of labelled nodes: all, or the items of a typed graph."""
         return self.nodes - self.nodes // 5 if self.typed else self.nodes
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -140,7 +140,7 @@ class PlantedGraph(_Graph):
 
 
 class GraphSplit(Section):
-    """How many graphs are divided, for tasks on whole graphs."""
+    """Return the number of graphs that are split, for tasks on whole graphs."""
 
     read_if: ClassVar[Conditions] = {
         "fold": ("folds",),

@@ -131,10 +131,10 @@ class Document:
             section[key[-1]] = os.path.abspath(base / place)
 
     def checked(self, root: type[S]) -> S:
-        """The section that the values are.
+        """Return the validated section.
 
         Raises:
-            ConfigError: with all that is wrong with single keys.
+            ConfigError: with all problems of single keys.
         """
         given = {key: value for key, value in self.data.items() if value is not None}
         try:
@@ -152,7 +152,7 @@ class Document:
         )
 
     def error(self, problems: Sequence[Problem]) -> ConfigError:
-        """One error for all problems, in the order of the file."""
+        """Return one error for all problems, in the order of the file."""
         if len(problems) == 1:
             (problem,) = problems
             place, source = self._place(problem.key), self._source(problem.key)
@@ -173,26 +173,26 @@ class Document:
         return f"{dotted(key)} (line {source})" if source else dotted(key)
 
     def _source(self, key: KeyPath) -> int | str | None:
-        """That of the key, or else of the closest section around it."""
+        """Return the source of the key, or of the closest section around it."""
         prefixes = (key[:length] for length in range(len(key), 0, -1))
         return next((self.sources[prefix] for prefix in prefixes if prefix in self.sources), None)
 
 
 def read_mapping(source: Mapping[str, Any], label: str = "config") -> Document:
-    """A document from a mapping, which is copied.
+    """Return a document from a mapping, which is copied.
 
     Raises:
-        ConfigError: when it is nested too deeply.
+        ConfigError: it is nested too deeply.
     """
     return Document(_plain(source, label, 0), label)
 
 
 def read_file(source: str | Path) -> Document:
-    """A document from a YAML file.
+    """Return a document from a YAML file.
 
     Raises:
-        ConfigError: when the file is missing, unreadable, too large, not UTF-8, not YAML or
-            not a mapping.
+        ConfigError: the file is missing, unreadable, too large, not UTF-8, not YAML or not a
+            mapping.
     """
     label, path = str(source), Path(source)
     data, lines = read_yaml(read_text(path, label), label)
@@ -212,13 +212,13 @@ def read_file(source: str | Path) -> Document:
 
 
 def read_text(path: Path, label: str) -> str:
-    """The text of a YAML file, or a little more of it than a document may have.
+    """Return the text of a YAML file, up to a little more than a document may have.
 
     Args:
-        label: what to call it in errors.
+        label: name of the file in errors.
 
     Raises:
-        ConfigError: there is none, or it is no text.
+        ConfigError: there is no such file, or it is not text.
     """
 
     def error(what: str, remedy: str) -> ConfigError:
@@ -255,7 +255,7 @@ def read_text(path: Path, label: str) -> str:
 
 
 def _plain(value: Any, label: str, depth: int) -> Any:
-    """A deep copy with plain containers, and NumPy's numbers and arrays as Python's."""
+    """Return a deep copy with plain containers, and NumPy values as Python's."""
     if depth > MAX_DEPTH:
         raise ConfigError(
             f"more than {MAX_DEPTH} levels of nesting",
@@ -303,7 +303,7 @@ def load_config(
 
 
 def as_config(config: Source) -> Config:
-    """The configuration itself, or what `load_config` makes of it.
+    """Return the configuration itself, or what `load_config` returns for it.
 
     Raises:
         ConfigError: as `load_config`.
@@ -312,10 +312,7 @@ def as_config(config: Source) -> Config:
 
 
 def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
-    """Return a configuration recorded by an earlier version, without the keys removed since.
-
-    The format of the graph stays: a partition replaces the graph, and nothing else does.
-    """
+    """Return a configuration recorded by an earlier version, without the keys removed since."""
     kept = {key: "multi" if (key, v) == ("labels", "several") else v for key, v in config.items()}
     return {
         key: without_removed(value, (*at, key)) if isinstance(value, Mapping) else value
@@ -327,11 +324,11 @@ def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, An
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:
-    """The same for a job that will run on other machines: what it names need not be here.
+    """Read a configuration for a job on other machines: its inputs need not exist here.
 
     Returns:
-        The configuration, and the keys of paths that were not written as absolute ones, such as
-        ``graph.path``, or not written at all.
+        The configuration, and the keys of paths that were relative, such as ``graph.path``, or
+        not set.
 
     Raises:
         ConfigError: as `load_config`.
@@ -397,14 +394,14 @@ _SECRETIVE = (("comm", "env"), ("logging", "loggers"))
 
 @dataclass
 class _Place:
-    """Where a value stands.
+    """Location of a value.
 
     Attributes:
         key: its key path.
-        section: the section around it.
-        key_info: the section's key that it belongs to, if there is such a one.
-        kinds: where the section, or the value, is one of several kinds: these.
-        kind: which of them the section is.
+        section: section around it.
+        key_info: key of that section that it belongs to, or None.
+        kinds: kinds that the section, or the value, may have.
+        kind: kind of the section.
     """
 
     key: KeyPath
@@ -442,7 +439,7 @@ def _place(root: type[Section], loc: KeyPath) -> _Place:
 
 
 def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
-    """What pydantic found, in our words."""
+    """Translate an error of pydantic's."""
     error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
     key, field = place.key, place.key_info
     if problem := removed(key, value):
@@ -502,7 +499,7 @@ def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a configuration, for editors that complete and check YAML."""
+    """Return the JSON Schema (draft 2020-12) of a configuration, for completion in editors."""
     schema = Config.model_json_schema()
     for section in schema["$defs"].values():
         for key in section.get("properties", {}).values():

@@ -33,7 +33,7 @@ _USER_IN_URI = re.compile(r"://\S+@")
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable is a secret: its name says so, or its value is a URI with a user in it."""
+    """Return True if a variable is a secret, by its name or as a URI with a user in it."""
     return bool(_SECRET_NAMES.search(name) or _USER_IN_URI.search(value))
 
 
@@ -85,7 +85,7 @@ class Uri:
         return self.text.partition("?")[0].rstrip("/").rpartition("/")[2]
 
     def with_path(self, path: str) -> str:
-        """How another place of the same file system is shown; ``path`` as pyarrow.fs has it."""
+        """Return the URI of another path of the same file system; ``path`` as pyarrow.fs has it."""
         uri = urlsplit(self.text)
         if uri.netloc and uri.scheme not in ("hdfs", "viewfs"):  # the path has the bucket in it
             _, _, path = path.partition("/")

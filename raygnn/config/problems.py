@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, one key at a time, and how that is said."""
+"""Problems of a configuration, one key at a time, and their messages."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ _REMOVED = {
 
 @dataclass(frozen=True)
 class Problem:
-    """``what`` is wrong with the value at ``key``, and the ``remedy``."""
+    """Problem with the value at ``key``, and its remedy."""
 
     key: KeyPath
     what: str
@@ -167,7 +167,7 @@ def nearest(word: Any, known: Iterable[str]) -> str | None:
 
 
 def our_name(word: Any) -> str:
-    """What we call what other libraries call so."""
+    """Return our name for another library's."""
     text = str(word)[:100].casefold().replace("-", "_")
     return _SYNONYMS.get(text, text)
 

@@ -1,4 +1,4 @@
-"""What sections, or keys and the machine, must agree on; and what a resume may change."""
+"""Contradictions between sections, or of keys with the machine; what a resume may change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raygnn.config.yaml_text import KeyPath
 
 
 def contradictions(config: Config) -> list[Problem]:
-    """All that cannot be meant, or that nothing would read."""
+    """Return all contradictions between keys, and keys that nothing would use."""
     return [
         *(problem for at, section in config.sections() for problem in section.problems(at)),
         *config.problems(),
@@ -131,10 +131,11 @@ def _tasks(config: Config) -> Iterator[Problem]:
 
 
 def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]:
-    """What the decoder of a task on edges does not agree with.
+    """Yield contradictions between an edge task and its decoder.
 
     Args:
-        config: as it is for this task alone; task_at, at: where the task and the decoder stand.
+        config: configuration of this task alone.
+        task_at, at: key paths of the task and of the decoder.
     """
     task, model, decoder = config.task, config.model, config.model.decoder
     name, task_name = ".".join(map(str, at)), ".".join(map(str, task_at))
@@ -162,7 +163,7 @@ def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]
 
 
 def _width(config: Config) -> int:
-    """Of the nodes' vectors, as far as the configuration says it."""
+    """Return the width of the nodes' vectors, as far as the configuration decides it."""
     model = config.model
     if isinstance(model, NoLayersConfig) and model.embedding is not None:
         return model.embedding.dim
@@ -170,7 +171,7 @@ def _width(config: Config) -> int:
 
 
 def _network(config: Config) -> Iterator[Problem]:
-    """What of ``model`` only some tasks read."""
+    """Yield keys of ``model`` that the task does not use."""
     model, task, at = config.model, config.task, ("model",)
     kinds = {c.task.unit for c in config.by_task.values()}
     predicted = [c.task for c in config.by_task.values()]
@@ -198,7 +199,7 @@ def _network(config: Config) -> Iterator[Problem]:
 
 
 def _time(config: Config) -> Iterator[Problem]:
-    """What does not agree with ``sampling.time``, or with its absence."""
+    """Yield contradictions with temporal sampling, or with its absence."""
     time, model, at = config.sampling.time, config.model, ("sampling", "time")
     if model.time_width and time is None:
         message = "time_encoding would be ignored: edges have no times"
@@ -224,7 +225,7 @@ def _time(config: Config) -> Iterator[Problem]:
 
 
 def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
-    """The same of one task; ``at``: where it stands."""
+    """Yield the same of one task; ``at``: its key path."""
     task, time = config.task, config.sampling.time
     split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
     if isinstance(task, NodeTaskConfig):
@@ -310,8 +311,8 @@ def _resources(config: Config) -> Iterator[Problem]:
 
 
 def not_drawn_on_gpu(config: Config) -> str | None:
-    """Why neighbours are drawn on the CPU although there are GPUs; None: nothing that the
-    configuration says is against it."""
+    """Return why neighbours are sampled on the CPU although there are GPUs; None if the
+    configuration does not decide that."""
     sampling, model = config.sampling, config.model
     hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in sampling.fanout]
     tasks = config.tasks.values() if config.tasks else [config.task]
@@ -330,14 +331,14 @@ def not_drawn_on_gpu(config: Config) -> str | None:
 
 
 def missing_paths(config: Config) -> list[Problem]:
-    """Inputs that are not there or not of the right kind, and a storage that is not a directory."""
+    """Return inputs that are missing or of the wrong kind, and a storage that is no directory."""
     storage = config.storage
     there = _storage(storage) if isinstance(storage, Path) else ()
     return [*_input_paths(config), *there]
 
 
 def garbled_paths(config: Config) -> Iterator[Problem]:
-    """Paths that are no UTF-8: a run's files, Ray's messages and the report are."""
+    """Yield paths that are not UTF-8, as a run's files, Ray's messages and the report are."""
     places = {
         "storage": config.storage,
         "graph.path": getattr(config.graph, "path", None),
@@ -465,10 +466,10 @@ _WHOLE = (
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that must not change, dotted, with their values as JSON types.
+    """Return the keys that must not change in a resume, dotted, with their values as JSON types.
 
     Args:
-        config: a whole one, such as `Config.to_dict` gives.
+        config: a complete one, such as `Config.to_dict` returns.
     """
     found = {key: value for key, value in _leaves(config) if not _may_change(key)}
     # which there are, and in which order: the first one selects the best weights
@@ -477,11 +478,11 @@ def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Config) -> list[str]:
-    """The keys that changed and must not, each with both values, in the order of the config.
+    """Return the keys that changed although they must not, each with both values, in order.
 
     Args:
-        before: `fixed` of the config that the run began with. Keys that it lacks, since it is of
-            an older version, are passed over.
+        before: `fixed` of the configuration that the run began with. Keys that it lacks, because
+            it is of an older version, are skipped.
     """
     after = fixed(now.to_dict())
     return [

@@ -52,10 +52,10 @@ class Section(BaseModel):
     read_if: ClassVar[Conditions] = {}
 
     def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """What the section's own keys do not agree on, and keys that nothing reads.
+        """Yield contradictions between the section's own keys, and keys that nothing reads.
 
         Args:
-            at: the section's place in the configuration.
+            at: key path of the section.
         """
         for key, (other, *values) in self.read_if.items():
             value = getattr(self, str(other))
@@ -73,11 +73,11 @@ class Section(BaseModel):
         return iter(())
 
     def unused(self, at: KeyPath, *keys: str, why: str, instead: str = "") -> Iterator[Problem]:
-        """A problem for each of the keys that has another value than its default, which nothing
-        reads.
+        """Yield a problem for each of the keys that is set although nothing reads it.
 
         Args:
-            why: why nothing does; instead: what could be done in place of removing the key.
+            why: reason that nothing reads it.
+            instead: alternative to removing the key.
         """
         for key in keys:
             value = getattr(self, key)
@@ -87,7 +87,7 @@ class Section(BaseModel):
 
 
 def members(annotation: Any) -> list[Any]:
-    """The types that a union is made of, or the one that it is, without what is annotated."""
+    """Return the members of a union, without annotations, or the type itself."""
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -96,7 +96,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """The sections that a key with this type may hold."""
+    """Return the sections that a key of this type may hold."""
     classes = (m for m in members(annotation) if isinstance(m, type) and get_origin(m) is None)
     return [m for m in classes if issubclass(m, Section)]  # list[int] is a type to Python 3.10
 
@@ -105,7 +105,7 @@ USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of 
 
 
 def classes_of(union: Any) -> dict[str, type[Section]]:
-    """The sections of a union by kind."""
+    """Return the sections of a union by kind."""
     return {kind: section for section in sections_in(union) for kind in _kinds(section)}
 
 
@@ -116,7 +116,7 @@ def _kinds(section: type[Section]) -> list[str]:
 
 
 def tag_of(kind: Any) -> str:
-    """The kind, or what stands for it among those of a union."""
+    """Return the kind, or its placeholder among those of a union."""
     return USER_CLASS if isinstance(kind, str) and ":" in kind else str(kind)
 
 
@@ -220,7 +220,7 @@ Span: TypeAlias = Annotated[
 
 
 def parse_moment(value: Any) -> int | str:
-    """A time: a whole number, as the data's are, or a date or a point in time, as ISO text."""
+    """Return a time: an integer in the data's units, or a date or point in time as ISO text."""
     if isinstance(value, date):
         value = value.isoformat()
     if isinstance(value, str):
@@ -234,13 +234,13 @@ def parse_moment(value: Any) -> int | str:
 
 
 def in_utc(moment: str) -> datetime:
-    """A point in time from what `parse_moment` gives; of UTC where it has no zone."""
+    """Return the point in time that `parse_moment` returned as text; UTC if it has no zone."""
     point = datetime.fromisoformat(moment)
     return point if point.tzinfo else point.replace(tzinfo=timezone.utc)
 
 
 def _stretch(value: Any) -> int | Duration:
-    """A length of time: a whole number, as the data's times are, or a duration."""
+    """Return a duration, or an integer in the data's units."""
     if isinstance(value, (str, timedelta, Duration)):
         with suppress(PydanticCustomError):  # whose numbers are seconds
             return Duration.parse(value)
@@ -279,12 +279,12 @@ RESERVED_ENV = frozenset(
 
 
 def expected(what: str) -> PydanticCustomError:
-    """The error of a value that is not ``what``; the reader of it adds the value itself."""
+    """Return the error for a value that is not ``what``; its reader adds the value."""
     return PydanticCustomError("expected", "expected {what}", {"what": what})
 
 
 def or_say(what: str) -> WrapValidator:
-    """One message for a union, in place of one for each of its members."""
+    """Validate a union with one message instead of one for each of its members."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -340,7 +340,7 @@ def _to_place(value: Any) -> Path | Uri:
 
 
 def to_tuple(value: Any) -> Any:
-    """What YAML and JSON have in place of a tuple."""
+    """Return a list as a tuple, which YAML and JSON do not have."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -360,7 +360,7 @@ def _to_variable(value: Any) -> Any:
 
 
 def _variable(value: str) -> str:
-    """A value that a process can be started with: it would hang, or never start, otherwise."""
+    """Check that a process can be started with this value."""
     if "\0" in value:
         raise expected("text without the character NUL")
     try:
@@ -493,12 +493,11 @@ Environment: TypeAlias = dict[
 
 
 def class_problems(spec: str, at: KeyPath, kind: str = "class") -> Iterator[Problem]:
-    """What is wrong with ``package.module:Class``, or of another ``kind`` than a class, which
-    stands at ``at``, if anything is.
+    """Yield the problem of a ``package.module:Class``, or of another ``kind`` than a class, if any.
 
-    The module is looked up on the Python path with the current directory first, as Python does
+    The module is searched on the Python path with the current directory first, as Python does
     for a script there. Its source is parsed, not run. A module without source, or with a star
-    import or a module-level ``__getattr__``, is taken at its word.
+    import or a module-level ``__getattr__``, is accepted.
     """
     module, _, name = spec.partition(":")
     source = find_module(module)
