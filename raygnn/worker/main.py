@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from raygnn import compat
 from raygnn.checkpoint import store
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.worker import blackbox, failures
@@ -134,7 +135,9 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
 def _own_packages(config: Config) -> set[str]:
     """Top-level packages of the user's own classes."""
-    classes = (*config.own_steps, getattr(config.graph, "dataset", None))
+    graph = config.graph
+    opened = graph.dataset if isinstance(graph, ManyGraphs) else None  # by every rank
+    classes = (*config.own_steps, opened)
     return {re.split("[.:]", name)[0] for name in classes if name}
 
 

@@ -1,4 +1,4 @@
-"""Where graphs come from: one module for each format, imported when it is asked for.
+"""Sources of graphs: one module for each format, imported on first use.
 
 A module of a format has ``files(graph)`` (the files that are read, in a fixed order),
 ``read(graph)`` (the :class:`~raygnn.graph.data.GraphData`) and ``VERSION``, which goes up when the
@@ -54,7 +54,7 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = T
 
 
 def digest(graph: GraphConfig) -> str:
-    """SHA-256, in hex, of all that decides what :func:`load_graph` returns.
+    """Return the SHA-256, in hex, of all that determines what :func:`load_graph` returns.
 
     That is the contents of the input files, not where they lie, and the options. Raises
     DataError where a file can not be read.
@@ -77,8 +77,8 @@ def digest(graph: GraphConfig) -> str:
 
 
 def reading_bytes(graph: GraphConfig) -> int:
-    """Bytes of memory that :func:`load_graph` takes at most, about, without reading the graph:
-    from its options, or from the sizes and headers of its files.
+    """Estimate the memory that :func:`load_graph` takes at most, in bytes, without reading the
+    graph: from its options, or from the sizes and headers of its files.
 
     Raises:
         DataError: a file is missing, or so damaged that not even that can be told.
@@ -90,7 +90,7 @@ def reading_bytes(graph: GraphConfig) -> int:
 
 
 def sketch(graph: PlantedGraph) -> GraphData:
-    """The figures of a graph that is yet to be generated: see `planted.sketch`."""
+    """Return the figures of a graph that is not yet generated: see `planted.sketch`."""
     data: GraphData = _module(graph.format).sketch(graph)
     return data
 

@@ -6,6 +6,7 @@ are masks, or those of ``get_idx_split()`` (OGB) or of an attribute ``splits``.
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import importlib
@@ -80,9 +81,7 @@ class OpenDataset:
             item = self.dataset[number]
         pair = isinstance(item, (tuple, list)) and len(item) == 2
         graph, labels = item if pair else (item, None)
-        y = None
-        if hasattr(graph, "edge_stores"):  # PyG's
-            y = getattr(graph, "y", None)
+        y = getattr(graph, "y", None) if hasattr(graph, "edge_stores") else None
         if isinstance(graph, Mapping) and {"edge_index", "edge_index_dict"} & graph.keys():
             data = _ogb_graph(graph)
         else:
@@ -146,11 +145,11 @@ def read(graph: DatasetGraph) -> GraphData:
         InputError: see `open_dataset`; there is no such graph or split, or the graph is damaged.
     """
     opened = open_dataset(graph)
-    if graph.index >= len(opened):
+    if graph.index >= (num := len(opened)):
         raise ConfigError(
-            f"there is no graph {graph.index}: {graph.dataset} holds {len(opened)}",
+            f"there is no graph {graph.index}: {graph.dataset} holds {num}",
             where="graph.index",
-            remedy=f"choose graph.index from 0 to {len(opened) - 1}",
+            remedy=f"choose graph.index from 0 to {num - 1}" if num else "check graph.args",
         )
     data, labels, _ = opened.item(graph.index)
     _add_labels(data, labels)
@@ -158,6 +157,9 @@ def read(graph: DatasetGraph) -> GraphData:
         _add_masks(data, given)
     _choose_split(data, graph.split)
     to_targets(data.nodes, data.name)
+    for frame in data.nodes.values() if graph.normalize else ():
+        if "feat" in frame.data:  # scaled in place, and the dataset may keep it
+            frame.data["feat"] = copy.deepcopy(frame.data["feat"])
     data.origin = {"": data.name}
     name = getattr(opened.dataset, "name", None)
     data.name = name.lower() if isinstance(name, str) and name else graph.dataset.partition(":")[2]

@@ -1,4 +1,4 @@
-"""What input files may be, and what their arrays may hold: refused with file, row and value."""
+"""Checks of input files and of their arrays; errors name the file, the row and the value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"
 
 
 def check_file(path: AnyPath) -> int:
-    """The size in bytes of ``path``, a regular, readable file with something in it.
+    """Return the size in bytes of ``path``, a regular, readable file that is not empty.
 
     Raises:
         DataError: it is missing, a directory, not a regular file (a FIFO would block for ever),
@@ -62,7 +62,8 @@ def check_file(path: AnyPath) -> int:
 
 @contextmanager
 def opened(path: AnyPath) -> Iterator[BinaryIO]:
-    """A file to read; raises DataError as :func:`check_file` does, and where reading fails."""
+    """Open a file for reading; raises DataError as :func:`check_file` does, and if reading
+    fails."""
     check_file(path)
     try:
         with path.open("rb") as file:
@@ -74,8 +75,8 @@ def opened(path: AnyPath) -> Iterator[BinaryIO]:
 
 
 def unpacked_size(path: AnyPath) -> int:
-    """The size in bytes of a file's content, as far as the end of a ``.gz`` says it: modulo
-    4 GiB, and of its last member alone; of one that a URI names, packed. Raises DataError as
+    """Return the size in bytes of a file's content. The end of a ``.gz`` gives it modulo 4 GiB, and
+    for its last member alone; a file that a URI names counts as packed. Raises DataError as
     :func:`opened` does."""
     packed = check_file(path)
     if path.suffix != ".gz" or packed < 4 or isinstance(path, RemotePath):
@@ -86,7 +87,7 @@ def unpacked_size(path: AnyPath) -> int:
 
 
 def sha256(path: AnyPath) -> str:
-    """Of a file's contents, in hex; raises DataError as :func:`opened` does."""
+    """Return the SHA-256 of a file in hex; raises DataError as :func:`opened` does."""
     with opened(path) as file:
         return digest(file)
 
@@ -108,7 +109,7 @@ def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
 
 
 def out_of_memory(where: str, error: MemoryError) -> DataError:
-    """The error for input that took more memory than there was."""
+    """Return the error for input that needs more memory than is available."""
     detail = " ".join(str(error).split())[:200]
     message = "there is not enough memory to read it" + (f": {detail}" if detail else "")
     return DataError(message, where=where, remedy=_MORE_MEMORY)
@@ -129,8 +130,8 @@ def require_features(array: Array, origin: str) -> None:
 
 
 def to_features(array: Array, origin: str) -> Array:
-    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers that
-    float32 holds."""
+    """Convert features to float32 ``[N, F]``; raises DataError for anything but a matrix of numbers
+    that float32 holds."""
     require_features(array, origin)
     with np.errstate(over="ignore"):  # reported below, with its place
         features = array.astype(np.float32, copy=False)
@@ -147,7 +148,7 @@ def to_features(array: Array, origin: str) -> Array:
 
 
 def to_labels(array: Any, origin: str) -> Array:
-    """Labels as int64 ``[N]``, from ``[N]`` or ``[N, 1]``; a float NaN becomes -1, unknown.
+    """Convert labels ``[N]`` or ``[N, 1]`` to int64 ``[N]``; a float NaN becomes -1, unknown.
 
     Raises:
         DataError: another shape, or a value that is not an integer (the first one is named).
@@ -170,7 +171,7 @@ def to_labels(array: Any, origin: str) -> Array:
 
 
 def to_mask(array: Any, origin: str) -> Array:
-    """A mask as bool ``[N]``, from bool or from integers that are 0 or 1.
+    """Convert a mask of bool, or of integers that are 0 or 1, to bool ``[N]``.
 
     Raises:
         DataError: another shape or dtype, or another value (the first one is named).
@@ -185,8 +186,8 @@ def to_mask(array: Any, origin: str) -> Array:
 
 
 def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> Array:
-    """Node ids as int64 ``[E]``, each in ``0 … num-1``; DataError names the first that is not.
-    ``first`` is the number of the first row."""
+    """Convert node ids to int64 ``[E]``; DataError names the first outside ``0 … num-1``. ``first``
+    is the number of the first row."""
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(
             f"{column} has shape {array.shape} and dtype {array.dtype}",

@@ -26,7 +26,7 @@ _BEFORE_MEMBER = struct.Struct("<26x2H")
 
 @dataclass(frozen=True)
 class Member:
-    """An array as its header describes it, which was held against the size of the member.
+    """Array as its header describes it, checked against the size of the member.
 
     Attributes:
         shape: as there, or another of as many elements.
@@ -45,7 +45,7 @@ class Member:
 
     @property
     def origin(self) -> str:
-        """The place for errors."""
+        """Location for errors."""
         return f"{self.file}: {self.name}"
 
     @property
@@ -53,11 +53,11 @@ class Member:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def outline(self) -> Array:
-        """An array of its dtype and shape, without content or memory."""
+        """Return an array of its dtype and shape, without content or memory."""
         return np.broadcast_to(np.zeros((), self.dtype), self.shape)
 
     def read(self) -> Array:
-        """All of it, of C's order and the machine's bytes.
+        """Read all of it, in C order and native byte order.
 
         Raises:
             DataError: it is damaged, or there is less memory.
@@ -69,8 +69,8 @@ class Member:
         return array.reshape(self.shape)
 
     def blocks(self, size: int) -> Iterator[Array]:
-        """Its elements in the order in which they lie there, about ``size`` bytes at a
-        time; of the machine's bytes. Raises DataError as `read`."""
+        """Yield its elements in stored order, about ``size`` bytes at a time, in native byte order.
+        Raises DataError as `read`."""
         with _stream(self.file, self.name) as stream:
             stream.read(self.start)
             while block := stream.read(size - size % self.dtype.itemsize):
@@ -84,7 +84,7 @@ def members(
     remedy: str,
     others: tuple[str, ...] = (),
 ) -> dict[str, Member]:
-    """The arrays of these names, without expanding any.
+    """Return the arrays of these names, without expanding any.
 
     Args:
         remedy: where one of the names is missing.
@@ -132,7 +132,7 @@ def _numpy_errors(origin: str) -> Iterator[None]:
 
 
 def _info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """The last one of this name, with or without ``.npy``."""
+    """Return the last member of this name, with or without ``.npy``."""
     return next(i for i in archive.infolist()[::-1] if i.filename.removesuffix(".npy") == name)
 
 

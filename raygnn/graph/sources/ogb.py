@@ -58,7 +58,7 @@ Arrays = dict[str, Array]
 
 
 def files(graph: OgbGraph) -> list[Path]:
-    """The raw files and those of the split, in the order of their names.
+    """Return the raw files and those of the split, sorted by name.
 
     Raises:
         DataError: there is no such dataset, or it has several splits and none was chosen.
@@ -80,7 +80,7 @@ def reading_bytes(graph: OgbGraph) -> int:
 
 
 def read(graph: OgbGraph) -> GraphData:
-    """The graph as ``ogb`` numbers it.
+    """Read the graph with the node ids of the package ``ogb``.
 
     Nodes have ``feat`` float32 ``[N, F]`` (from archives as stored), ``label`` int64 ``[N]``
     (-1 = unknown; of several labels for each node instead ``labels`` ``[N, T]``), masks bool
@@ -123,12 +123,12 @@ def read(graph: OgbGraph) -> GraphData:
 
 
 def is_undirected(graph: OgbGraph) -> bool:
-    """Whether each pair is listed once and stands for both directions."""
+    """Return True if each pair is listed once and stands for both directions."""
     return graph.name in _UNDIRECTED if graph.undirected is None else graph.undirected
 
 
 def _place(graph: OgbGraph) -> Path:
-    """The directory of the dataset: below that of all datasets, or ``graph.path`` itself."""
+    """Return the directory of the dataset: below ``graph.path``, or ``graph.path`` itself."""
     directory = graph.name.replace("-", "_")
     for place in (Path(graph.path) / directory, Path(graph.path)):
         if (place / "raw").is_dir():
@@ -164,7 +164,7 @@ def _split_directory(graph: OgbGraph, place: Path) -> Path:
 
 
 def _only_count(file: Path) -> int:
-    """The one number of a file that has one for each graph."""
+    """Return the only number of a file with one number per graph."""
     counts = plain_csv.integers(file, [1 << 40], "row")
     if len(counts) != 1:
         raise DataError(
@@ -220,7 +220,7 @@ def _edge_types(raw: Path, nodes: Mapping[str, NodeFrame]) -> list[EdgeType]:
 
 
 def _edges(where: Path, etype: EdgeType, nodes: Mapping[str, NodeFrame]) -> EdgeFrame:
-    """The edges of one type, with whatever is given for each of them."""
+    """Read the edges of one type, with all arrays that are given for them."""
     file, below = where / "edge.csv.gz", [nodes[etype[0]].num, nodes[etype[2]].num]
     ends = plain_csv.integers(file, below, "node")
     num = _only_count(where / "num-edge-list.csv.gz")
@@ -238,7 +238,7 @@ def _edges(where: Path, etype: EdgeType, nodes: Mapping[str, NodeFrame]) -> Edge
 def _labelled(
     raw: Path, split: Path, nodes: Mapping[str, NodeFrame]
 ) -> list[tuple[str, Path, Path]]:
-    """Node types with labels: the type, their file, and the directory of their split."""
+    """Return the node types with labels: the type, their file, and the directory of their split."""
     if DEFAULT_NTYPE in nodes:
         return [(DEFAULT_NTYPE, raw / "node-label.csv.gz", split)]
     file = raw / "nodetype-has-label.csv.gz"
@@ -270,7 +270,7 @@ def _masks(directory: Path, num: int) -> Arrays:
 
 
 def _interleaved(edges: EdgeFrame) -> EdgeFrame:
-    """Each edge, and after it the reversed one, as ``ogb`` orders them."""
+    """Follow each edge by its reverse, in the order of ``ogb``."""
     source, target = np.repeat(edges.src, 2), np.repeat(edges.dst, 2)
     source[1::2], target[1::2] = edges.dst, edges.src
     data = {name: np.repeat(rows, 2, axis=0) for name, rows in edges.data.items()}
@@ -282,7 +282,7 @@ def _interleaved(edges: EdgeFrame) -> EdgeFrame:
 
 @dataclass(frozen=True)
 class Archived:
-    """A dataset in archives: its headers, which fit each other.
+    """Dataset in archives: its headers, checked against each other.
 
     Attributes:
         split: the directory of the split.
@@ -300,12 +300,12 @@ class Archived:
 
     @property
     def members(self) -> list[Member]:
-        """All arrays but that of the labels."""
+        """All arrays except the labels."""
         return [self.ends, *self.nodes.values(), *self.edges.values()]
 
     @property
     def origin(self) -> dict[str, str]:
-        """As of `GraphData`."""
+        """Files of the arrays, as in `GraphData`."""
         labels = dict.fromkeys(("label", "labels"), self.label.origin)
         masks = dict.fromkeys(MASKS, str(self.split))
         of_nodes = {name: member.origin for name, member in self.nodes.items()} | labels | masks
@@ -314,20 +314,20 @@ class Archived:
         return origin | {"": str(self.ends.file.parents[1])}
 
     def targets(self) -> Arrays:
-        """Labels and masks of the nodes."""
+        """Read the nodes' labels and masks."""
         labels = _labels(self.label.read(), self.label.origin)
         return labels | _masks(self.split, self.num_nodes)
 
     def checked_ends(self, src: Array, dst: Array, first: int = 0) -> tuple[Array, Array]:
-        """Sources and destinations, from edge ``first`` on, as int64 ``[n]``; raises DataError
-        where one is no node."""
+        """Return sources and destinations, from edge ``first`` on, as int64 ``[n]``; raises
+        DataError for an id that is not a node."""
         num, origin = self.num_nodes, self.ends.origin
         sources = to_ids(src, num, f"{origin}[0]", "source", first)
         return sources, to_ids(dst, num, f"{origin}[1]", "destination", first)
 
 
 def archived(graph: OgbGraph) -> Archived | None:
-    """The dataset, if it is in archives.
+    """Return the dataset if it is in archives, else None.
 
     Raises:
         DataError: an array is missing, or they do not fit each other.
@@ -361,7 +361,7 @@ def _archived_count(member: Member) -> int:
 
 
 def _in_rows(member: Member, num: int, of: str) -> Member:
-    """An array with a row for each; of one column, numbers unless they are features."""
+    """Check that an array has a row for each; one column becomes ``[N]`` unless it is features."""
     require_rows(member, num, member.origin, of)
     is_features = member.name.endswith("_feat")
     if is_features or member.dtype.kind not in "biuf":
@@ -388,7 +388,7 @@ def _read_archived(graph: OgbGraph, dataset: Archived) -> GraphData:
 def _link_edges(
     nodes: dict[str, NodeFrame], directories: Mapping[EdgeType, Path], split: Path
 ) -> tuple[dict[str, NodeFrame], dict[EdgeType, EdgeFrame]]:
-    """All edges, those of train first, with masks bool ``[E]`` and what is given for each.
+    """Read all edges, training edges first, with masks bool ``[E]`` and all arrays given for them.
 
     Triples of nodes of one type are one edge type, as of the format ``triples``; of several,
     their relations are edge types.
@@ -410,7 +410,7 @@ def _link_edges(
 
 
 def _links(saved: SavedArrays, num: int) -> Arrays:
-    """Edges between nodes of one type, from any of the three ways in which they are written."""
+    """Read edges between nodes of one type, from any of the three layouts."""
     if "edge" in saved:
         pairs = _pairs(saved, "edge", num)
         arrays = {"src": pairs[:, 0], "dst": pairs[:, 1]}
@@ -430,8 +430,8 @@ def _links(saved: SavedArrays, num: int) -> Arrays:
 def negatives(
     graph: OgbGraph, etype: EdgeType, counts: tuple[int, int]
 ) -> dict[str, NegativeLists]:
-    """What edges of validation and test, ``val`` and ``test``, are ranked among: ``edge_neg`` for
-    all of them, or what takes the place of each one's target or head and tail.
+    """Read the negatives of validation and test edges, ``val`` and ``test``: ``edge_neg`` for all
+    of them, or replacements of each edge's target, or head and tail.
 
     Args:
         counts: source and target nodes of the edge type.
@@ -450,7 +450,8 @@ def negatives(
 
 
 def _negatives(saved: SavedArrays, counts: tuple[int, int], number: int | None) -> NegativeLists:
-    """``number``: of the relation that is asked for, where relations are edge types."""
+    """Read one split's negatives; ``number``: the relation to select if relations are edge
+    types."""
     if "edge" in saved:
         ends, pairs = (_pairs(saved, key, counts[0]).T for key in ("edge", "edge_neg"))
         rows = np.arange(pairs.shape[1])
@@ -508,7 +509,7 @@ def _typed_links(
 
 
 def _relation_number(where: Path) -> int:
-    """The number that a type of edges has in the files of the split."""
+    """Return the number of an edge type in the files of the split."""
     file = where / "edge_reltype.csv.gz"
     text = plain_csv.first_value(file)
     if not text.isascii() or not text.isdecimal() or int(text) >= triples.MAX_RELATIONS:

@@ -41,7 +41,7 @@ class _Unexpected(Exception):
 
 
 class _StandIn:
-    """What the pickle makes of a class or function: the arguments and the state, nothing more."""
+    """Stand-in for a class or function of a pickle: its arguments and state, nothing more."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -89,7 +89,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(code: bytes | BinaryIO, path: Path) -> Any:
-    """What a pickle in ``path`` holds; of a stream the next one, behind which it is left.
+    """Load a pickle of ``path``; from a stream the next one, leaving the stream behind it.
 
     Raises:
         DataError: it is damaged, or refers to any class or function that arrays do not need.
@@ -137,7 +137,7 @@ def _check_instructions(stream: BinaryIO) -> None:
 
 
 def to_array(value: Any) -> Array:
-    """The NumPy array (any shape, numbers only, read-only memory) that a pickle described.
+    """Build the NumPy array (any shape, numbers only, read-only memory) that a pickle describes.
 
     Raises ``_Unexpected`` or ValueError.
     """
@@ -178,7 +178,7 @@ def _numpy_dtype(dtype: _Dtype) -> np.dtype[Any]:
 
 
 class SavedArrays:
-    """A dictionary of NumPy arrays in a file of ``torch.save``, decoded when they are asked for.
+    """Dictionary of NumPy arrays in a file of ``torch.save``, decoded on access.
 
     Such a file is a zip archive with a pickle in it, or, from before torch 1.6, four pickles one
     after the other: a number, a version, facts of the machine, and the value. Arrays lie within
@@ -207,7 +207,7 @@ class SavedArrays:
         return key in self._values
 
     def integers(self, key: str, below: int | None = None) -> Array:
-        """An array of integers as int64, of any shape.
+        """Return an array of integers as int64, of any shape.
 
         Args:
             below: its values run from 0 to less than this.
@@ -225,7 +225,7 @@ class SavedArrays:
         return array.astype(np.int64, copy=False)
 
     def numbers(self, key: str) -> Array:
-        """An array of numbers as it is; raises DataError if there is none."""
+        """Return an array of numbers unchanged; raises DataError if there is none."""
         if key not in self._values:
             names = ", ".join(brief(name) for name in [*self._values][:20]) or "none"
             raise self.error(key, f"there is no array {key!r}; there are: {names}")
@@ -235,7 +235,7 @@ class SavedArrays:
             raise self.error(key, f"it holds {error}") from None
 
     def error(self, key: str, message: str, row: int | None = None) -> DataError:
-        """What is wrong with an array, or with one of its rows."""
+        """Return an error about an array, or about one of its rows."""
         place = f"{self.path}: {key!r}" + ("" if row is None else f", row {row + 1}")
         return DataError(message, where=place, remedy=_REMEDY)
 
@@ -260,7 +260,7 @@ def _legacy(path: Path, file: BinaryIO) -> Any:
 
 
 def brief(value: Any) -> str:
-    """A few words for a value that may be huge, deep or cyclic, so its repr is out of bounds."""
+    """Describe a value that may be huge, deep or cyclic in a few words."""
     match value:
         case type():
             return value.__name__.strip("_").lower()

@@ -35,7 +35,7 @@ _LABELS, _DEGREES, _EDGES, _MEANS, _FEATURES, _SPLIT, _USERS, _PURCHASES = range
 
 
 def files(graph: PlantedGraph) -> list[Path]:
-    """None: the graph is made of its options alone."""
+    """Return no files: the graph depends on its options alone."""
     return []
 
 
@@ -48,9 +48,9 @@ def reading_bytes(graph: PlantedGraph) -> int:
 
 
 def sketch(graph: PlantedGraph) -> GraphData:
-    """The graph as :func:`read` gives it by its figures: all types, arrays, dtypes and shapes,
-    with about as many edges, without memory, and of content only masks of the right size and the
-    greatest label."""
+    """Return the graph of :func:`read` by its figures: all types, arrays, dtypes and shapes, with
+    about as many edges, without memory; only masks of the right size and the greatest label have
+    content."""
     items, frames = graph.labelled_nodes, []
     for rows, width in _widths(graph):
         feat = np.broadcast_to(np.float32(0), (rows, width))
@@ -90,7 +90,7 @@ def read(graph: PlantedGraph) -> GraphData:
 
 
 def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> GraphData:
-    """The graph with the names of its types."""
+    """Build the graph with the names of its types."""
     if not graph.typed:
         return GraphData("planted", {DEFAULT_NTYPE: frames[0]}, {DEFAULT_ETYPE: edges[0]})
     relations = (("item", "also", "item"), ("user", "buys", "item"), ("item", "bought_by", "user"))
@@ -99,7 +99,7 @@ def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> G
 
 
 def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
-    """How many nodes there are of each type, and how many features they have."""
+    """Return the number of nodes of each type, and of their features."""
     items = graph.labelled_nodes
     if not graph.typed:
         return [(items, graph.features)]
@@ -107,14 +107,14 @@ def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
 
 
 def _numbers_of_edges(graph: PlantedGraph) -> tuple[int, int]:
-    """About how many edges there are between items, and from users to items."""
+    """Estimate the number of edges between items, and from users to items."""
     items = graph.labelled_nodes
     users = graph.nodes - items if graph.typed else 0
     return round(items * graph.degree), round(items * _bought(graph, users))
 
 
 def _bought(graph: PlantedGraph, users: int) -> float:
-    """Mean number of users that buy an item."""
+    """Return the mean number of users that buy an item."""
     return min(graph.degree / 5, users / 4)
 
 
@@ -123,7 +123,7 @@ def _stream(graph: PlantedGraph, thing: int) -> np.random.Generator:
 
 
 def _masks(graph: PlantedGraph, num: int, order: Array) -> dict[str, Array]:
-    """``order``: the nodes, those for training first."""
+    """Build the masks; ``order``: the nodes, training nodes first."""
     train, val = int(graph.train * num), int(graph.val * num)
     bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, num)}
     masks = {}
@@ -134,7 +134,8 @@ def _masks(graph: PlantedGraph, num: int, order: Array) -> dict[str, Array]:
 
 
 def _features(graph: PlantedGraph, label: Array, thing: int, width: int) -> Array:
-    """float32 ``[len(label), width]``, variance 1: means of ±1 a class under the noise."""
+    """Generate float32 ``[len(label), width]``, variance 1: means of ±1 per class under the
+    noise."""
     random = _stream(graph, thing)
     signs = _stream(graph, _MEANS).integers(0, 2, (graph.classes, width))
     scale = 1 / math.sqrt(1 + graph.noise**2)
@@ -151,7 +152,7 @@ def _features(graph: PlantedGraph, label: Array, thing: int, width: int) -> Arra
 
 
 def _byte_sums(random: np.random.Generator, count: int) -> Array:
-    """Sums of eight random bytes less their mean, float32 ``[count]``: nearly normal."""
+    """Return sums of eight random bytes less their mean, float32 ``[count]``: nearly normal."""
     words = random.integers(0, 2**64, count, dtype=np.uint64)
     lanes = np.uint64(0x00FF00FF00FF00FF)
     words = (words & lanes) + ((words >> np.uint64(8)) & lanes)
@@ -186,7 +187,7 @@ def _edges(graph: PlantedGraph, label: Array) -> tuple[Array, Array]:
 
 
 def _degrees(graph: PlantedGraph, num: int) -> Array:
-    """int64 ``[num]`` with the power law's shape and, but for rounding, the mean asked for."""
+    """Generate int64 ``[num]`` with the power law's shape and, but for rounding, the given mean."""
     random = _stream(graph, _DEGREES)
     weight = (1 - random.random(num)) ** (-1 / (graph.power - 1))
     # Whole numbers from here on: their sums do not depend on the order of the additions.
@@ -201,7 +202,7 @@ def _degrees(graph: PlantedGraph, num: int) -> Array:
 
 
 def _round(values: Array, random: np.random.Generator) -> Array:
-    """To whole numbers, up or down at random such that the mean stays."""
+    """Round up or down at random such that the mean stays."""
     return np.floor(values + random.random(len(values))).astype(np.int64)
 
 
@@ -213,7 +214,7 @@ def _match(stubs: Array, random: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _purchases(graph: PlantedGraph, taste: Array, label: Array) -> tuple[Array, Array]:
-    """(user, item) pairs, each once: mostly users of the item's own community."""
+    """Generate (user, item) pairs, each once: mostly users of the item's own community."""
     random = _stream(graph, _PURCHASES)
     mean = np.full(len(label), _bought(graph, len(taste)))
     item = np.repeat(np.arange(len(label)), _round(mean, random))

@@ -29,7 +29,7 @@ _PYG_NAMES = {"x": "feat"}  # the rest keep theirs
 
 
 def with_graph(config: Source, graph: Any, directory: Path | None = None) -> Config:
-    """The configuration of a job, of a graph that a program holds if that is not None.
+    """Return a job's configuration, with a graph in memory as its input if there is one.
 
     Args:
         config: or what `raygnn.load_config` makes one of. With a graph, its own section ``graph``
@@ -149,12 +149,12 @@ def _of_pyg(graph: Any) -> GraphData:
 
 
 def _are_classes(y: Any) -> bool:
-    """Whether there is one for each node."""
+    """Return True for one integer per node."""
     return not y.is_floating_point() and (y.ndim == 1 or tuple(y.shape[1:]) == (1,))
 
 
 def _arrays(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """In the CPU's memory. Raises DataError for what is no dense tensor, or cannot be stored."""
+    """Return tensors on the CPU; raises DataError for a sparse or otherwise unstorable one."""
     for name, array in found.items():
         layout = str(getattr(array, "layout", type(array).__name__)).removeprefix("torch.")
         if layout != "strided" or not storable(array):

@@ -49,12 +49,12 @@ class GraphSet:
 
 
 def files(graph: DglGraph) -> list[Path]:
-    """The one file."""
+    """Return the one file."""
     return [Path(graph.path)]
 
 
 def read(graph: DglGraph) -> GraphData:
-    """The graph with its types, its edges in the order of their ids, and its data as stored.
+    """Read the graph with its types, edges ordered by id, and data as stored.
 
     ``label`` becomes int64 ``[N]`` and the three masks bool ``[N]``; everything else keeps its
     dtype (bfloat16, which numpy lacks, as a torch tensor).
@@ -77,8 +77,7 @@ def read(graph: DglGraph) -> GraphData:
 
 @contextmanager
 def read_all(file: Path) -> Iterator[GraphSet]:
-    """The graphs of one file, with their types, their edges in the order of their ids, and all
-    data as stored.
+    """Open the graphs of one file, with their types, edges ordered by id, and data as stored.
 
     Raises:
         DataError: the file is damaged, an edge ends outside of its graph, or there is not one
@@ -120,8 +119,7 @@ def _convert(stored: StoredGraph, file: Path) -> GraphData:
 def _frames(
     stored: StoredGraph, origin: str
 ) -> tuple[dict[str, NodeFrame], dict[EdgeType, EdgeFrame]]:
-    """The nodes and edges of each type, edges in the order of their ids, with all data as
-    stored."""
+    """Return the nodes and edges of each type, edges ordered by id, with all data as stored."""
     nodes: dict[str, NodeFrame] = {}
     for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
         nodes[ntype] = NodeFrame(num, arrays)
@@ -146,7 +144,7 @@ def _frames(
 
 
 def _inverse(order: Array, origin: str) -> Array:
-    """The inverse of a permutation of ``0 … E-1``."""
+    """Invert a permutation of ``0 … E-1``."""
     num = len(order)
     place = np.full(num, -1, dtype=np.int64)
     outside = (order < 0) | (order >= num)

@@ -25,7 +25,7 @@ VERSION = 4
 
 
 def files(graph: TablesGraph) -> list[AnyPath]:
-    """The description, the tables in its order, and the vocabulary if there is one.
+    """Return the description, its tables in order, and the vocabulary if there is one.
 
     Raises:
         ConfigError, DataError: the description is wrong, or there is no such file.
@@ -52,7 +52,7 @@ def reading_bytes(graph: TablesGraph) -> int:
 
 
 def read(graph: TablesGraph) -> GraphData:
-    """The graph with the types, arrays and ids that the description gives.
+    """Read the graph with the types, arrays and ids of the description.
 
     Features are float32 ``[N, F]``, float16 where they are stored so, ``label`` int64 ``[N]``
     (classes in sorted order, -1 = unknown) or float32 ``[N]`` (numbers, NaN = unknown), categories
@@ -98,7 +98,7 @@ def read(graph: TablesGraph) -> GraphData:
 
 
 def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
-    """Type → array → what its codes stand for, of the run or partition that the graph names.
+    """Return type → array → meaning of its codes, from the run or partition that the graph names.
 
     Raises:
         DataError: the file has no words.
@@ -122,8 +122,8 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
 
 
 def fit_to(graph: TablesGraph, described: Description) -> FitTo:
-    """What transforms of features are fitted to, or the state that the run or partition has
-    that the graph names (see `GraphData`)."""
+    """Return the rows that transforms of features are fitted to, or their state in the run or
+    partition that the graph names (see `GraphData`)."""
     kept = graph.vocabulary
     trained = None if kept is None else read_json(kept).get("transforms") or {}
     base, tables = Path(graph.path).parent, [*described.nodes.values(), *described.edges.values()]

@@ -1,4 +1,4 @@
-"""What is done to a graph once it is read: feature scaling, reverse edges, both directions."""
+"""Transforms of a graph that was read: feature scaling, reverse edges, both directions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _standardize(feat: Array) -> None:
 
 
 def _column_mean(feat: Array, center: Array, power: int) -> Array:
-    """Mean over the rows of ``(feat - center) ** power``, in float64."""
+    """Return the mean over the rows of ``(feat - center) ** power``, in float64."""
     total = np.zeros(feat.shape[1])
     for start in range(0, len(feat), _ROWS):
         total += ((feat[start : start + _ROWS] - center) ** power).sum(axis=0)
@@ -99,7 +99,7 @@ def add_reverses(data: GraphData) -> None:
 
 
 def both_directions(a: Array, b: Array, num: int) -> tuple[Array, Array]:
-    """Each pair ``(a[i], b[i])`` as two directed edges, every edge once.
+    """Turn each pair ``(a[i], b[i])`` into two directed edges, every edge once.
 
     Args:
         a, b: int64 ``[P]``, ids in ``0 … num-1``; duplicates and either order are fine.

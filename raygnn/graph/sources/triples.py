@@ -32,7 +32,7 @@ _KINDS = (".txt", ".tsv", ".csv", ".parquet", ".txt.gz", ".tsv.gz", ".csv.gz")
 
 
 def files(graph: TriplesGraph) -> list[Path]:
-    """The files of train, val and test, as far as they are there.
+    """Return the existing files of train, val and test.
 
     Raises:
         DataError: none to train on, two for one split, or a file of no known kind.
@@ -46,7 +46,7 @@ def reading_bytes(graph: TriplesGraph) -> int:
 
 
 def read(graph: TriplesGraph) -> GraphData:
-    """Nodes ``entity``, edges ``entity:triple:entity`` in the order of the files.
+    """Read nodes ``entity`` and edges ``entity:triple:entity`` in the order of the files.
 
     Edges have ``relation`` int64 ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask`` bool
     ``[E]``. Entities are numbered as they appear, heads before tails; relations in sorted order, as
