@@ -1,4 +1,4 @@
-"""Trained networks as programs of torch's own operations, for serving without raygnn."""
+"""Export of trained networks as programs of torch operations, for serving without raygnn."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str
 from raygnn.util.files import replacing
 
-# Name of an argument → an `InputSpec`, or a dictionary of these by type, and by name
+# name of an argument → an `InputSpec`, or a dictionary of these by type, and by name
 InputSpecs = dict[str, Any]
 
 GRAPHS, PAIRS, ROWS = "graphs", "pairs", "rows"  # sizes, beside `_nodes` and `_edges`
-_MANY = 1000  # numbers that have no end are drawn below this one
+_MANY = 1000  # bound of random integers without a bound of their own
 _TOLERANCE = 1e-4  # of the largest output
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A tensor that a program is given.
+    """Input tensor of a program.
 
     Attributes:
-        shape: a number where it is always the same, the name of a size that may be any.
-        below: None: float32; else int64, from 0. Of ends of edges how many nodes there are at
-            each, of other numbers how many these are, if there is an end to them.
-        total: the size that the numbers add up to, if there is one.
+        shape: numbers of fixed sizes, and names of dynamic sizes.
+        below: None: float32; else int64 from 0, with the exclusive bounds: for ends of edges the
+            numbers of nodes at each end, for other integers their bound, if any.
+        total: name of the size that the integers sum to, if any.
     """
 
     shape: tuple[int | str, ...]
@@ -48,13 +48,13 @@ class InputSpec:
     total: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return JSON types."""
         known = {"below": self.below, "total": self.total}
         dtype = "float32" if self.below is None else "int64"
         return {"dtype": dtype, "shape": self.shape, **{n: v for n, v in known.items() if v}}
 
     def draw(self, sizes: Mapping[str, int], random: torch.Generator) -> Tensor:
-        """Such a tensor, at random."""
+        """Return a random tensor of this specification."""
         shape = [sizes[n] if isinstance(n, str) else n for n in self.shape]
         if self.below is None:
             return torch.randn(shape, generator=random)
@@ -67,21 +67,20 @@ class InputSpec:
 
 
 class Program(nn.Module):
-    """What one file computes, in fp32 and without dropout, for inputs of any size.
+    """Program of one file, in fp32 and without dropout, for inputs of any size.
 
     Attributes:
-        inputs: the arguments of its ``forward``, which are given by name.
+        inputs: keyword arguments of ``forward``.
     """
 
     inputs: InputSpecs
 
 
 class _EncoderProgram(Program):
-    """A network on one graph: rows of its nodes, by type, or for a task on nodes those of its
-    target type.
+    """Network on one graph: rows of its nodes by type, or of the target type only.
 
-    They are exact for nodes all of whose in-edges within as many hops as there are layers are
-    given, and else those of the neighbours that are given.
+    A node's row is exact if all in-edges within as many hops as there are layers are passed;
+    otherwise it is that of the passed neighbours.
     """
 
     def __init__(self, network: Network, *, by_type: bool):
@@ -113,7 +112,7 @@ class _EncoderProgram(Program):
 
 
 class _GraphProgram(Program):
-    """A network on whole graphs, which lie one after the other: ``[graphs, out_features]``."""
+    """Network on a batch of graphs, joined one after the other: ``[graphs, out_features]``."""
 
     def __init__(self, network: GraphNetwork):
         super().__init__()
@@ -142,7 +141,7 @@ class _GraphProgram(Program):
 
 
 class _DecoderProgram(Program):
-    """A decoder, of the rows at both ends of edges: ``[pairs, out_features]``."""
+    """Decoder of the rows at both ends of edges: ``[pairs, out_features]``."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
@@ -162,7 +161,7 @@ class _DecoderProgram(Program):
 
 
 class _HeadProgram(Program):
-    """A head, of the rows of nodes: ``[rows, out_features]``."""
+    """Head on rows of nodes: ``[rows, out_features]``."""
 
     def __init__(self, head: nn.Module, width: int):
         super().__init__()
@@ -175,8 +174,8 @@ class _HeadProgram(Program):
 
 
 def programs(model: nn.Module) -> dict[str, Program]:
-    """What a built-in model is made of, by name: all of it (``model``), or an ``encoder`` of nodes
-    and what tells the outputs from its rows (``decoder``, or ``decoder-<task>`` of each task).
+    """Return the programs of a built-in model by name: a single ``model``, or an ``encoder`` of
+    nodes and a ``decoder`` of its rows (``decoder-<task>`` for several tasks).
 
     Without layers the rows are the features, and there is no encoder.
     """
@@ -204,14 +203,14 @@ def programs(model: nn.Module) -> dict[str, Program]:
 
 
 def write(program: Program, file: Path) -> Any:
-    """Write what ``torch.export.load`` reads, if it gives what the network does for inputs of other
-    sizes than it was made with, read again.
+    """Write a file for ``torch.export.load``, after checking that the loaded program equals the
+    network for inputs of other sizes.
 
     Returns:
-        the widths of its outputs: a number, or one for each node type.
+        The widths of its outputs: a number, or one for each node type.
 
     Raises:
-        CapabilityError: it does not; there is no file then.
+        CapabilityError: the export fails or differs; no file is written.
         OSError: it cannot be written.
     """
     content = io.BytesIO()
@@ -219,9 +218,9 @@ def write(program: Program, file: Path) -> Any:
         torch.export.save(trace(program), content)
         content.seek(0)
         widths = check(program, torch.export.load(content).module())
-    except Exception as error:  # torch has no one kind for what it cannot export, or run
+    except Exception as error:  # torch has no common error type for failed exports
         raise CapabilityError(
-            f"torch {torch.__version__} makes no program of this network that gives the same: "
+            f"torch {torch.__version__} cannot export this network with equal outputs: "
             f"{error_text(error)}",
             where=file.name,
             remedy="export it with another version of torch",
@@ -232,7 +231,7 @@ def write(program: Program, file: Path) -> Any:
 
 
 def trace(program: Program) -> ExportedProgram:
-    """What torch makes of it; no size that it is traced with stays in it."""
+    """Export a program with dynamic sizes."""
     sizes = {name: 7 + 2 * number for number, name in enumerate(_sizes(program))}
     dims = {name: Dim(f"size_{number}", min=0) for number, name in enumerate(sizes)}
 
@@ -248,13 +247,13 @@ def trace(program: Program) -> ExportedProgram:
 
 
 def check(program: Program, exported: Callable[..., Any]) -> Any:
-    """Compare an exported program with what the network's own kernels give, for several sizes.
+    """Compare an exported program with the network's own kernels, for several sizes.
 
     Returns:
-        see `write`.
+        See `write`.
 
     Raises:
-        AssertionError: the outputs differ, by more than 1e-4 of the largest.
+        AssertionError: outputs differ by more than 1e-4 of the largest.
     """
     _use(program, "torch")
     random = torch.Generator().manual_seed(1)
@@ -275,8 +274,8 @@ def check(program: Program, exported: Callable[..., Any]) -> Any:
     return widths
 
 
-def described(program: Program) -> dict[str, Any]:
-    """Its inputs as plain JSON types."""
+def describe_inputs(program: Program) -> dict[str, Any]:
+    """Return a program's inputs as JSON types."""
     return _each(program.inputs, InputSpec.to_dict)
 
 
@@ -287,7 +286,7 @@ def _use(program: Program, kernels: Choice) -> None:
 
 
 def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str, Any]:
-    """A nesting with each input replaced."""
+    """Apply ``function`` to each nested input."""
     return {
         name: _each(one, function) if isinstance(one, dict) else function(one)
         for name, one in inputs.items()
@@ -295,7 +294,7 @@ def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str,
 
 
 def _sizes(program: Program) -> list[str]:
-    """The names of the sizes that may be any, each once."""
+    """Return the names of dynamic sizes, each once."""
     found: dict[str, None] = {}
     _each(
         program.inputs,
@@ -316,7 +315,7 @@ _EDGES = "edges of "
 
 
 def _graph_inputs(schema: Typed) -> InputSpecs:
-    """What a network reads of a graph."""
+    """Return the inputs of a network on a graph."""
 
     def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> InputSpecs:
         return {name: InputSpec((of,), (count,)) for name, (count, _) in named.items()}
@@ -342,10 +341,10 @@ def _graph_inputs(schema: Typed) -> InputSpecs:
 
 
 def _block(schema: Typed, edges: Any, x: Any, categories: Any, *of_edges: Any) -> Block:
-    """One graph, for every layer.
+    """Build the block of one graph, for every layer.
 
     Args:
-        of_edges: the rest of what `Adjacency.of_edges` takes, each by edge type.
+        of_edges: further arguments of `Adjacency.of_edges`, each by edge type.
     """
     nums = {t: next(iter(named.values())).shape[0] for t, named in (categories or {}).items()}
     nums |= {t: rows.shape[0] for t, rows in (x or {}).items()}

@@ -104,7 +104,7 @@ def export(
 
     import torch
 
-    from raygnn.models.program import described, programs, write
+    from raygnn.models.program import describe_inputs, programs, write
     from raygnn.models.registry import restore
 
     try:
@@ -120,7 +120,7 @@ def export(
     with storage_errors(directory, InputError, _OTHER), new_directory(directory) as draft:
         for name, program in programs(network).items():
             outputs = write(program, draft / f"{name}.pt2")
-            made[f"{name}.pt2"] = {"inputs": described(program), "outputs": outputs}
+            made[f"{name}.pt2"] = {"inputs": describe_inputs(program), "outputs": outputs}
         exported = Exported(
             directory,
             programs=made,

@@ -1,4 +1,4 @@
-"""Where the time of training steps goes, lap by lap, on a CPU or along a CUDA stream."""
+"""Time of training steps by part, on a CPU or along a CUDA stream."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
-_PENDING = 1024  # laps on a GPU that may wait to be read
+_PENDING = 1024  # unread laps on a GPU
 
 Mark = Any  # seconds on a CPU, an event on a GPU
 
 
 class StepClock:
-    """Adds up laps: whatever lies between two calls of `lap` belongs to the second one's part.
+    """Adds up laps: the time between two calls of `lap` belongs to the second one's part.
 
-    So the parts sum to the time that went by, but for what was left out. On a GPU laps are
-    measured by events on the stream that computes, which the host does not wait for: a part is
-    the time until the GPU was through with it, idle time included.
-
-    Args:
-        device: whose time it is.
+    So the parts sum to the elapsed time, without what was skipped. On a GPU laps are measured by
+    events on the computing stream, without waiting: a part includes the GPU's idle time.
 
     Attributes:
-        seconds: part → seconds since the last `take`; on a GPU complete only in `take`.
-        reductions: the ``communicate`` laps since the last `take`, each with the number of the
-            batch, counted from there.
+        seconds: part → seconds since the last `read`; on a GPU complete only in `read`.
+        reductions: the ``communicate`` laps since the last `read`, each with the number of its
+            batch since then.
     """
 
     def __init__(self, device: torch.device | None = None):
         self._event: Callable[[], Any] | None = None
         if device is not None and device.type == "cuda":
             self._event = lambda: torch.cuda.Event(enable_timing=True)
-            # a backward pass has threads of its own, whose streams are what its operations' were
+            # threads of the backward pass use the streams of the forward operations
             self._stream = torch.cuda.current_stream(device)
         self.seconds: dict[str, float] = {}
         self.reductions: list[tuple[int, float]] = []
@@ -43,24 +39,24 @@ class StepClock:
         self._last = self._mark()
 
     def lap(self, part: str | None) -> None:
-        """The time since the last lap belongs to this part; None leaves it out."""
+        """Assign the time since the last lap to a part; None skips it."""
         now = self._mark()
         if self._event is None:
             self._count(part, self.batches, now - self._last)
         else:
             self._pending.append((part, self.batches, self._last, now))
             if len(self._pending) > _PENDING:
-                self._read(self._pending[: _PENDING // 2])
+                self._count_events(self._pending[: _PENDING // 2])
                 del self._pending[: _PENDING // 2]
         self._last = now
 
     def spend(self, part: str, seconds: float) -> None:
-        """Add what another thread's clock has measured; not a part of this one's time."""
+        """Add time measured by another thread's clock."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
-    def take(self) -> tuple[dict[str, float], list[tuple[int, float]]]:
-        """``seconds`` and ``reductions`` so far; both begin anew. Waits for a GPU to get there."""
-        self._read(self._pending)
+    def read(self) -> tuple[dict[str, float], list[tuple[int, float]]]:
+        """Return and reset ``seconds`` and ``reductions``. Waits for the GPU."""
+        self._count_events(self._pending)
         self._pending.clear()
         taken = self.seconds, self.reductions
         self.seconds, self.reductions, self.batches = {}, [], 0
@@ -73,7 +69,7 @@ class StepClock:
         event.record(self._stream)
         return event
 
-    def _read(self, laps: list[tuple[str | None, int, Mark, Mark]]) -> None:
+    def _count_events(self, laps: list[tuple[str | None, int, Mark, Mark]]) -> None:
         if laps:
             laps[-1][-1].synchronize()
         for part, batch, begin, end in laps:
@@ -88,22 +84,22 @@ class StepClock:
 
 
 class LastGradient:
-    """Tells when a rank's last gradient is there: the exchange that is not over by then is exposed.
+    """Reports when a rank's last gradient is complete: communication after it is exposed.
 
-    Which parameter's gradient comes last, the first backward pass shows. A pass that does without
-    that parameter tells nothing.
+    The first backward pass shows which parameter's gradient is last. A pass without this parameter
+    reports nothing.
 
     Args:
-        tell: called as soon as it is there, from the thread of the backward pass.
+        notify: called from the thread of the backward pass.
     """
 
-    def __init__(self, tell: Callable[[], None]):
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None]):
+        self._notify = notify
         self._handles: list[Any] = []
         self._order: list[nn.Parameter] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Watch this module's backward passes from now on, the first to learn from."""
+        """Watch a module's backward passes, learning from the first one."""
         self.forget()
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._order.append)
@@ -112,15 +108,15 @@ class LastGradient:
         ]
 
     def learn(self) -> None:
-        """After a backward pass: if it was the first, its last gradient is the one to watch."""
+        """Watch the last gradient of the first backward pass; call it after each one."""
         if not self._order:
             return
         last = self._order[-1]
         self.forget()
-        self._handles = [last.register_post_accumulate_grad_hook(lambda _: self._tell())]
+        self._handles = [last.register_post_accumulate_grad_hook(lambda _: self._notify())]
 
     def forget(self) -> None:
-        """Watch nothing."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._order = [], []

@@ -1,11 +1,10 @@
-"""Rows that are learned for nodes: each rank keeps those of the nodes it owns.
+"""Node embeddings: each rank stores the embedding table rows of its nodes.
 
-In a step the rows of a batch come from their owners by one all-to-all, and are a leaf of the
-backward pass; what it leaves goes back by another. The owner adds up what came for each row, in an
-order that is always the same, and moves the rows that were read, and no others, by torch's own
-sparse optimizers. What dropout takes of a row, its owner does not send, and takes of the gradient
-that comes back: by the node's id, so that all who read a row get the same. Rows, gradients and the
-optimizer's state are fp32, in the memory of the CPU.
+In a step the rows of a batch are fetched from their owners by one all-to-all and are a leaf of the
+backward pass; another all-to-all returns their gradients. The owner sums these in a fixed order,
+and torch's sparse optimizers update the rows that were read. The owner applies dropout to sent rows
+and to returned gradients, keyed by the node's id, so that all ranks read equal rows. Rows,
+gradients and optimizer state are fp32, in CPU memory.
 """
 
 from __future__ import annotations
@@ -25,32 +24,31 @@ from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, Ids, RowRoutes, as_ids
 from raygnn.util.hashing import derive_key, mix
 
-ROW, BEST = "row", "best"  # names of arrays: the rows as they are, and as they were best
+ROW, BEST = "row", "best"  # names of arrays: current rows, and the best ones
 
-_AT_ONCE = 1 << 20  # numbers of first rows that are made in one go
-# of torch.nn.utils.clip_grad_norm_
-_CLIP_EPS = 1e-6
-_DROPOUT = 1  # tells its keys from those of sampling
+_AT_ONCE = 1 << 20  # numbers of initial rows that are generated at a time
+_CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
+_DROPOUT = 1  # separates its keys from those of sampling
 
 
 class Embeddings:
-    """The learned rows that this rank owns.
+    """Embedding table rows of this rank's nodes.
 
-    Used by the thread that trains alone, over a process group of its own. Every method but `norm`
-    of one rank, `step` and `drop` is collective.
+    Used by the training thread only, over a separate process group. `join`, `send_back` and
+    `update` are collective.
 
     Args:
-        tables: node type → float32 ``[nodes of the type, dim]``, of which this rank's own rows
-            are the first: a column of a `FeatureStore`, which sees each step's rows at once.
-        ids: node type → ``[owned]``, the ids of this rank's nodes in the user's graph.
-        dtype: that the model computes in.
-        rate: learning rate of the rows as a share of the dense parameters' one.
+        tables: node type → float32 ``[nodes of the type, dim]``, this rank's rows first: a column
+            of a `FeatureStore`, which sees updates immediately.
+        ids: node type → ``[owned]``, original ids of this rank's nodes.
+        dtype: compute dtype of the model.
+        rate: learning rate, relative to that of dense parameters.
         seed: of dropout.
 
     Attributes:
-        rows: node type → this rank's own, float32 ``[owned, dim]``.
-        best: copies of them, see `keep`; none before.
-        read: distinct rows that batches of this rank have read so far; remote: those of them that
+        rows: node type → this rank's rows, float32 ``[owned, dim]``.
+        best: copies of them by `keep`.
+        read: distinct rows that batches of this rank have read so far; remote: how many of them
             other ranks own.
     """
 
@@ -76,7 +74,7 @@ class Embeddings:
         self._rate = rate
         self._seed = seed
         self._decay, self._dropout = config.weight_decay, config.dropout
-        self._kept: Tensor | None = None  # what dropout leaves of the rows that were sent last
+        self._kept: Tensor | None = None  # dropout factors of the rows sent last
         self._leaf: Tensor | None = None
         self._routes: RowRoutes | None = None
         self._came: list[tuple[RowRoutes, Tensor]] = []  # since the last step
@@ -84,18 +82,18 @@ class Embeddings:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What moves the rows; a rate is set before each step."""
+        """Optimizer of the rows; the learning rate is set before each step."""
         rows = list(self.rows.values())
         return (
             torch.optim.Adagrad(rows) if self._kind == "adagrad" else torch.optim.SparseAdam(rows)
         )
 
     def begin(self) -> None:
-        """Forget what came for a step that was not made: training begins, perhaps again."""
+        """Discard gradients of an unfinished step when training (re)starts."""
         self._came.clear()
 
     def join(self, batch: Batch, device: torch.device) -> Batch:
-        """The batch with the rows of its input nodes, which come after their features."""
+        """Return the batch with its input nodes' embeddings appended to their features."""
         assert batch.routes is not None
         rows = self._fetch(batch.routes, batch.epoch, batch.step).to(device)
         self._leaf, self._routes = rows.requires_grad_(), batch.routes
@@ -106,10 +104,10 @@ class Embeddings:
         return replace(batch, x=x)
 
     def send_back(self, parameters: Iterable[nn.Parameter]) -> None:
-        """After a backward pass: the gradients of the rows go to their owners.
+        """Send the gradients of a backward pass to the rows' owners.
 
-        Where one of any rank is not finite, the parameters' gradient is made so, too: whoever
-        leaves out steps whose gradient is not finite looks there.
+        If a gradient of any rank is not finite, a parameter's gradient is set to NaN, where the
+        check that skips such steps finds it.
         """
         routes, leaf = self._routes, self._leaf
         assert routes is not None
@@ -124,22 +122,21 @@ class Embeddings:
         self._came.append((routes, came))
         if not np.isfinite(float(self.exchange.sum(_squares([came])))):
             dense = next((p.grad for p in parameters if p.grad is not None), None)
-            assert dense is not None  # DDP has no use for a model without parameters
+            assert dense is not None  # DDP refuses a model without parameters
             dense.fill_(torch.nan)
 
     def update(
         self, parameters: Iterable[nn.Parameter], clip: float | None, lr: float, scale: float | None
     ) -> None:
-        """Move the rows by what came for them, right before the optimizer moves the parameters;
-        not where the step is left out.
+        """Update the rows right before the optimizer updates the parameters, unless the step is
+        skipped.
 
         Args:
-            parameters: with the gradients that the optimizer will find; none, or one that is not
-                finite, where it will not move them.
-            clip: largest norm of the whole gradient, of parameters and rows together; None = any.
-            lr: rate of the parameters in this step.
-            scale: that the loss, and so what came, was multiplied by, where a gradient scaler
-                leaves out steps, and not whoever took their gradients away; None = there is none.
+            parameters: with the gradients of the optimizer's step; without any, or with one that is
+                not finite, the step is skipped.
+            clip: largest norm of the gradient of parameters and rows together; None = unlimited.
+            lr: learning rate of the parameters in this step.
+            scale: loss scale of a gradient scaler, which skips steps itself; None = no scaler.
         """
         came, self._came = self._came, []
         dense = [p.grad for p in parameters if p.grad is not None]
@@ -170,13 +167,13 @@ class Embeddings:
                 check_invariants=False,
             )
         with warnings.catch_warnings():
-            # of the optimizers' own sparse tensors, whose indices are those above
+            # raised for sparse tensors that the optimizers build from the valid indices above
             warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
             self.optimizer.step()
         self.optimizer.zero_grad()
 
     def keep(self) -> None:
-        """Remember the rows as they are: they are the best so far."""
+        """Copy the rows as the best so far."""
         for ntype, rows in self.rows.items():
             if ntype in self.best:
                 self.best[ntype].copy_(rows.detach())
@@ -184,18 +181,18 @@ class Embeddings:
                 self.best[ntype] = rows.detach().clone()
 
     def restore(self) -> None:
-        """Put back what was kept, if anything was."""
+        """Restore the best rows, if there are any."""
         for ntype, rows in self.best.items():
             self.rows[ntype].detach().copy_(rows)
 
     @property
     def steps(self) -> int:
-        """That the optimizer has made."""
+        """Number of steps of the optimizer."""
         return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
 
     def arrays(self, ntype: str) -> dict[str, Tensor]:
-        """What there is of a type's rows, by name, ``[owned, dim]`` each: the rows, the
-        optimizer's state and what was kept. Not copies."""
+        """Return a type's arrays ``[owned, dim]`` by name, not copied: the rows, the optimizer's
+        state and the best rows."""
         rows = self.rows[ntype]
         state = {
             name: value
@@ -206,8 +203,8 @@ class Embeddings:
         return {ROW: rows.detach(), **state, **kept}
 
     def begin_state(self, steps: int, names: Container[str]) -> None:
-        """Make room for a state that has made ``steps`` and has arrays of these names, which
-        `arrays` then has, too."""
+        """Allocate optimizer state after ``steps`` steps, and best rows if among ``names``, so that
+        `arrays` returns them."""
         for rows in self.rows.values():
             state = self.optimizer.state[rows]
             if self._kind == "adam":
@@ -217,7 +214,7 @@ class Embeddings:
             self.best = {t: torch.empty_like(rows).detach() for t, rows in self.rows.items()}
 
     def _fetch(self, routes: RowRoutes, epoch: int, step: int) -> Tensor:
-        """The rows of a batch, ``[R, dim]``: of all types one after the other, as named."""
+        """Fetch a batch's rows of all types, ``[R, dim]``, in the order of its nodes."""
         answer = torch.empty(sum(routes.send), self.dim)
         for ntype, rows in self.rows.items():
             answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
@@ -239,8 +236,8 @@ class Embeddings:
     def _summed(
         self, ntype: str, came: list[tuple[RowRoutes, Tensor]], scale: float
     ) -> tuple[Tensor, Tensor]:
-        """The rows that were read, ascending, int64 ``[n]``, and the gradient of each, ``[n,
-        dim]``: the mean over ranks of what came, as that of the parameters."""
+        """Return the rows that were read, ascending, int64 ``[n]``, and their gradients ``[n,
+        dim]``, averaged over ranks like those of parameters."""
         index = torch.cat([routes.given[ntype] for routes, _ in came])
         values = torch.cat([v.index_select(0, routes.places[ntype]) for routes, v in came])
         distinct, count = torch.unique(index, return_counts=True)
@@ -251,14 +248,14 @@ class Embeddings:
 
 
 def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Tensor) -> None:
-    """Fill rows as training begins with them: each number a function of (seed, node type, id,
-    column) alone, uniform within ``config.bound``.
+    """Initialise rows, uniform within ``config.bound``: each number is a function of (seed, node
+    type, id, column) alone.
 
     Args:
-        ids: int64 ``[n]``, as in the user's graph, whatever the partition; on any device.
+        ids: original ids, int64 ``[n]``, on any device.
         out: float32 ``[n, dim]``.
     """
-    there = as_ids(ids) if isinstance(ids, Tensor) else ids  # mapped, and read piece by piece
+    there = as_ids(ids) if isinstance(ids, Tensor) else ids  # memory-mapped, read in chunks
     columns = np.arange(1, config.dim + 1, dtype=np.uint64)
     key = np.uint64(derive_key(seed, *ntype.encode()))
     size = max(1, _AT_ONCE // config.dim)
@@ -270,12 +267,12 @@ def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Te
 
 
 def kept(ids: np.ndarray, key: int, dim: int, dropout: float) -> Tensor:
-    """What dropout (Srivastava et al., JMLR 2014) multiplies rows by, float32 ``[n, dim]``: 0, or
-    ``1 / (1 - dropout)``; each number a function of (key, id, column) alone.
+    """Return dropout factors (Srivastava et al., JMLR 2014) of rows, float32 ``[n, dim]``: 0, or
+    ``1 / (1 - dropout)``; each is a function of (key, id, column) alone.
 
     Args:
-        ids: ``[n]``, whole numbers.
-        dropout: the share, which is rounded to 1/65,536: 16 bits decide about a number.
+        ids: integers ``[n]``.
+        dropout: probability, rounded to 1/65,536, since 16 bits decide each number.
     """
     words = np.arange(1, -(-dim // 4) + 1, dtype=np.uint64)  # of 64 bits, for four columns each
     mixed = mix(mix(ids.astype(np.uint64) ^ np.uint64(key))[:, None] ^ words)
@@ -285,7 +282,7 @@ def kept(ids: np.ndarray, key: int, dim: int, dropout: float) -> Tensor:
 
 
 def _squares(values: Iterable[Tensor]) -> Tensor:
-    """The sum of all squares, float64 on the CPU, in which none that is finite overflows."""
+    """Return the sum of squares as float64 on the CPU, which finite fp32 values cannot overflow."""
     total = torch.zeros((), dtype=torch.float64)
     for each in values:
         total += torch.linalg.vector_norm(each, dtype=torch.float64).square().to("cpu")

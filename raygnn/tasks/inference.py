@@ -1,10 +1,10 @@
-"""Exact outputs of the nodes that are asked for, with full neighbourhoods, on all ranks together.
+"""Exact inference: outputs of requested nodes with full neighbourhoods, on all ranks together.
 
 Networks that expose their layers are run layer by layer (as in GraphSAGE's and DGL's full-graph
-inference): the last one for the nodes that are asked for, each earlier one for those that the next
-one reads. A layer computes a node once, whoever reads it, so no minibatches could do with less, and
-memory stays bounded by a chunk and the rank's own rows. Other modules are run on minibatches with
-full fanout, which is exact as well, but visits an edge once for every batch that reaches it.
+inference): the last layer for the requested nodes, each earlier one for the nodes that the next
+layer reads. A layer computes each node once, so minibatches cannot do with less work, and memory is
+bounded by a chunk and the rank's own rows. Other modules are run on minibatches with full fanout,
+which is exact as well, but visits an edge once for every batch that reaches it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from raygnn.sampling.sampler import Bounds, Frontier, NeighborSampler, Timing
 
 T = TypeVar("T")
 
-CHUNK_EDGES = 1_000_000  # of one chunk, at most
-CHUNK_BYTES = 1 << 27  # of the rows of its sources, if each of them has one edge
-_HEAD_ROWS = 1 << 16  # that go through a head at a time
+CHUNK_EDGES = 1_000_000  # limit of a chunk
+CHUNK_BYTES = 1 << 27  # limit of the rows of a chunk's sources, if each has one edge
+_HEAD_ROWS = 1 << 16  # rows that a head reads at a time
 
 
 @dataclass(frozen=True)
 class NodeRows:
-    """What a model makes of some of a rank's own nodes.
+    """Rows that a model computed for nodes of this rank.
 
     Attributes:
         ids: int64 ``[n]``, global, ascending.
@@ -70,8 +70,8 @@ class NodeRows:
     ids: np.ndarray
     rows: Tensor
 
-    def of(self, ids: Ids) -> Tensor:
-        """The rows of some of them, in this order."""
+    def select(self, ids: Ids) -> Tensor:
+        """Return the rows of ``ids``, in this order."""
         ids = as_ids(ids)
         if np.array_equal(ids, self.ids):
             return self.rows
@@ -82,7 +82,7 @@ class NodeRows:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer is given for one chunk of nodes: see `Stack.layer`."""
+    """Arguments of `Stack.layer` for one chunk of nodes."""
 
     block: Block
     h: Hidden
@@ -100,7 +100,7 @@ class LayerInput:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode in the block, and then the mode as it was."""
+    """Switch to evaluation mode in the block, then restore the previous mode."""
     training = module.training
     module.eval()
     try:
@@ -110,18 +110,18 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class Inference:
-    """Runs a model over nodes of the whole graph. Collective: all ranks call each method together.
+    """Runs a model over nodes of the complete graph. Collective: all ranks call each method
+    together.
 
     Args:
-        store: the input features (and degrees and weights where needed).
-        inputs: which of its columns are the model's input.
+        store: input features (and degrees and weights if needed).
+        inputs: node type → columns of the model's input.
         num_layers: of the model.
         batch_size: seeds per minibatch, for modules without layers; None = 1,024.
-        timing: see `NeighborSampler`; then nodes are asked for at times.
-        at: the time of all of them; None = their own.
-        hops: what is drawn per hop, from the nodes outward, where draws are no chance; None = all
-            neighbours.
-        spare: bytes that may be kept from one call to the next, see `outputs`.
+        timing: see `NeighborSampler`; then nodes have times.
+        at: time of all nodes; None = their own.
+        hops: fanouts from the nodes outward, for deterministic samples; None = all neighbours.
+        spare: bytes that may be kept between calls, see `outputs`.
         once: see `NeighborSampler`.
     """
 
@@ -150,7 +150,7 @@ class Inference:
         self._device = device
         self._spare = spare
         self._sampler = NeighborSampler(shard, exchange, timing=timing, once=once)
-        # a rank has the in-edges of its own nodes in either topology: nobody has to be asked
+        # a rank has the in-edges of its own nodes in either topology: no exchange is needed
         alone = Exchange(World(0, 1))
         self._own_sampler = NeighborSampler(shard, alone, timing=timing)
         self._timed, self._at = timing is not None, at
@@ -169,33 +169,32 @@ class Inference:
         times: np.ndarray | None = None,
         again: bool = False,
     ) -> Tensor:
-        """Outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
+        """Return outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
 
         Args:
             ntype: their type; the model's target.
             owned: int64 ``[n]``, distinct global ids within this rank's range, on any device.
-            fanouts: neighbours per hop, drawn the same for a node whatever else is asked for;
-                None = all of them, which is exact.
-            times: int64 ``[n]``, when each is asked for; None = all at one time, or at any.
-            again: whether the same nodes will be asked for again. What the first layer reads is
-                then kept, where it is combined without parameters and fits.
+            fanouts: neighbours per hop, sampled independently of the other requested nodes; None =
+                all, which is exact.
+            times: int64 ``[n]``, time of each node; None = one time for all, or none.
+            again: the same nodes will be requested again: keep the first layer's aggregated inputs
+                if they need no parameters and fit.
         """
         owned = as_ids(owned)
         with evaluating(model):
             if fanouts is None and times is None and isinstance(model, Network):
                 nodes = {ntype: np.sort(owned)}
-                return self._layer_by_layer(model, nodes, again=again)[ntype].of(owned)
+                return self._layer_by_layer(model, nodes, again=again)[ntype].select(owned)
             if fanouts is None and times is None and isinstance(model, NodeModel):
                 rows = self.represent(model.encoder, {ntype: owned}, again=again)[ntype]
-                return self._headed(model, rows.of(owned))
+                return self._headed(model, rows.select(owned))
             return self._by_batches(model, ntype, owned, fanouts, times)
 
     @torch.no_grad()
     def encode(
         self, model: Encoder, nodes: Mapping[str, np.ndarray], times: Mapping[str, np.ndarray]
     ) -> Hidden:
-        """An encoder's outputs of any nodes, each at a time of its own, from all that is there
-        before: float32, on the device.
+        """Return an encoder's outputs of any nodes, each at its own time: float32, on the device.
 
         Args:
             nodes, times: node type → int64 ``[n]``, distinct as pairs.
@@ -206,17 +205,17 @@ class Inference:
 
     @torch.no_grad()
     def hidden(self, model: Network, ntype: str, owned: np.ndarray) -> Tensor:
-        """What goes into a network's last layer: float32 ``[n, hidden]`` of nodes that this rank
-        owns, of a type that the layer before it computes."""
+        """Return the input of a network's last layer, float32 ``[n, hidden]``, for nodes that this
+        rank owns, of a type that the previous layer computes."""
         nodes = {ntype: np.sort(owned)}
         with evaluating(model):
-            return self._layer_by_layer(model, nodes, model.num_layers - 1)[ntype].of(owned)
+            return self._layer_by_layer(model, nodes, model.num_layers - 1)[ntype].select(owned)
 
     @torch.no_grad()
     def represent(
         self, model: Encoder, nodes: Mapping[str, np.ndarray], *, again: bool = False
     ) -> dict[str, NodeRows]:
-        """An encoder's outputs of this rank's own ones of the nodes that any rank names.
+        """Return an encoder's outputs of this rank's nodes among those that any rank names.
 
         Args:
             nodes: node type → int64 ``[n]``, global ids, of any rank; the same types on all ranks.
@@ -241,8 +240,8 @@ class Inference:
     def represented(
         self, model: Encoder, nodes: Mapping[str, np.ndarray], *, again: bool = False
     ) -> Iterator[None]:
-        """In the block, `represent` and `outputs` of this encoder give what is computed once, of
-        these nodes alone."""
+        """Compute these nodes once; in the block `represent` and `outputs` of this encoder reuse
+        the result."""
         self._represented = self.represent(model, nodes, again=again)
         try:
             yield
@@ -250,7 +249,7 @@ class Inference:
             self._represented = None
 
     def _headed(self, model: NodeModel, rows: Tensor) -> Tensor:
-        """Outputs from an encoder's rows, float32, a chunk at a time."""
+        """Return outputs from an encoder's rows, float32, in chunks."""
         head = copy.deepcopy(model.head).float().eval()
         pieces = [head(piece.to(self._device)).cpu() for piece in rows.split(_HEAD_ROWS)]
         return torch.cat(pieces) if pieces else head(rows.to(self._device)).cpu()
@@ -258,7 +257,8 @@ class Inference:
     def _layer_by_layer(
         self, model: Network, nodes: Frontier, layers: int | None = None, *, again: bool = False
     ) -> dict[str, NodeRows]:
-        """What a network's first layers, or all of them, make of own nodes (ascending)."""
+        """Return the outputs of a network's first ``layers`` (None = all) for owned nodes
+        (ascending)."""
         layers = model.num_layers if layers is None else layers
         needed = self._needed(model, nodes, layers)
         inputs = self._first_inputs(model, needed[0], again)
@@ -282,7 +282,7 @@ class Inference:
         raise AssertionError("a network has at least one layer")
 
     def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
-        """The own nodes (ascending) that each layer has to compute, from the first one on."""
+        """Return the owned nodes (ascending) that each layer must compute, from the first on."""
         nobody = np.empty(0, np.int64)
         needed = [{t: nodes.get(t, nobody) for t in model.computes(layers - 1)}]
         for number in reversed(range(layers - 1)):
@@ -290,8 +290,8 @@ class Inference:
         return needed
 
     def _read_by(self, nodes: Frontier, ntypes: Sequence[str]) -> Frontier:
-        """The own nodes (ascending) of some types that a layer reads to compute ``nodes`` of all
-        ranks: these nodes themselves and their neighbours."""
+        """Return the owned nodes (ascending) that a layer reads to compute all ranks' ``nodes``:
+        these nodes and their neighbours, of types ``ntypes``."""
         shard = self._shard
         marks = {t: np.zeros(shard.owned(t), np.bool_) for t in ntypes}
 
@@ -313,10 +313,10 @@ class Inference:
         return {t: np.flatnonzero(marked) + shard.first(t) for t, marked in marks.items()}
 
     def _first_inputs(self, model: Network, ids: Frontier, again: bool) -> Iterator[LayerInput]:
-        """What the first layer is given, for chunks of own nodes."""
+        """Yield the first layer's inputs, for chunks of owned nodes."""
         width = max(i.width(self._shard.node_data[t]) for t, i in self._inputs.items())
         how = model.first_combine if all(i.one_table for i in self._inputs.values()) else None
-        # a layer that makes its inputs narrower does so before it combines them
+        # a layer that narrows its inputs does so before aggregation
         if how is None or width > model.first_width:
             for block, _, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
                 x, categories = assemble(rows, self._inputs)
@@ -334,7 +334,7 @@ class Inference:
         yield from kept[1]
 
     def _combined(self, ids: Frontier, how: str) -> Iterator[LayerInput]:
-        """The inputs of own nodes, and their neighbours' combined straight from the table."""
+        """Yield inputs of owned nodes with their neighbours' aggregated from the table."""
         for chunk in self._chunks(ids, 1):
             (block,), nodes, draws = self._own_sampler.sample_open(
                 chunk, self._hops[-1:], epoch=0, step=0, times=self._all_at(chunk)
@@ -344,7 +344,7 @@ class Inference:
             yield LayerInput(block, x, self._degrees(rows), combined)
 
     def _fits(self, ids: Frontier) -> bool:
-        """Whether what `_combined` gives may be kept, the same on all ranks."""
+        """Return True if the results of `_combined` fit into ``spare`` on all ranks."""
         size = {t: self._store.row_bytes(t) for t in self._store.ntypes}
         total = sum(
             len(nodes) * (size[t] + sum(size[e[0]] + 8 for e in self._shard.etypes if e[2] == t))
@@ -359,11 +359,11 @@ class Inference:
     def _next_inputs(
         self, layer: Layer, tables: Hidden, held: Frontier, ids: Frontier, fanout: Fanout
     ) -> Iterator[LayerInput]:
-        """What a further layer is given, for chunks of own nodes. Where it makes rows narrower
-        than they are, it does so before they are laid out for each chunk, and sent.
+        """Yield a later layer's inputs, for chunks of owned nodes. A layer that narrows rows does
+        so before they are gathered and sent.
 
         Args:
-            tables: node type → the layer's before rows of the nodes ``held``.
+            tables: node type → the previous layer's rows of the nodes ``held``.
         """
         shard = self._shard
         narrows = layer.narrows(max(rows.shape[1] for rows in tables.values()))
@@ -376,10 +376,10 @@ class Inference:
                 own = torch.from_numpy(held[t] - shard.first(t))
                 columns[t][degree_column(etype)] = shard.in_degree(etype)[own]
 
-        places = {t: np.full(shard.owned(t), -1) for t in columns}  # -1: no look-up takes it
+        places = {t: np.full(shard.owned(t), -1) for t in columns}  # -1 is never looked up
         for t, nodes in held.items():
             places[t][nodes - shard.first(t)] = np.arange(len(nodes))
-        ring = BufferRing(1)  # a chunk's rows are used before the next one's are made
+        ring = BufferRing(1)  # a chunk's rows are used before those of the next are gathered
 
         def rows_of(t: str, nodes: np.ndarray) -> list[Tensor]:
             index = torch.from_numpy(places[t][nodes - shard.first(t)])
@@ -392,7 +392,7 @@ class Inference:
                     zip(names, ask_owners(sources[t], bounds[t], exchange, partial(rows_of, t)))
                 )
                 for t, names in columns.items()
-                if names  # of a node type without edges nothing is read where others are projected
+                if names  # a node type without edges has no projected columns
             }
 
         width = max(sum(c.shape[1:].numel() for c in named.values()) for named in columns.values())
@@ -412,7 +412,7 @@ class Inference:
     def _projected(
         self, layer: TypedLayer, ntype: str, rows: Tensor
     ) -> Iterator[tuple[str, Tensor]]:
-        """What each edge type, by its name, reads of a layer's rows, on the CPU."""
+        """Project a layer's rows for each edge type, by name, on the CPU."""
         pieces = [layer.project(ntype, some.to(self._device)) for some in rows.split(_HEAD_ROWS)]
         for etype in pieces[0]:
             yield etype_str(etype), torch.cat([piece[etype].cpu() for piece in pieces])
@@ -420,10 +420,10 @@ class Inference:
     def _gathered(
         self, gather: Callable[[Frontier], FeatureRows], ids: Frontier, width: int, fanout: Fanout
     ) -> Iterator[tuple[Block, Frontier, FeatureRows]]:
-        """Blocks of own nodes, their sources, and the rows of these."""
+        """Yield blocks of owned nodes, their sources, and the rows of these."""
         bounds = None
         if self._timed:
-            assert self._at is not None  # with times of their own they go by minibatches
+            assert self._at is not None  # nodes with times of their own use minibatches
             bounds = Bounds(np.array([self._at]), dict.fromkeys(self._shard.ntypes, 62))
         for chunk in self._chunks(ids, width):
             block, sources = self._own_sampler.hop(chunk, fanout, bounds=bounds)
@@ -440,13 +440,13 @@ class Inference:
         }
 
     def _chunks(self, nodes: Frontier, width: int) -> Iterator[Frontier]:
-        """Pieces of own nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
+        """Yield chunks of owned nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
 
-        Every rank yields the same number of pieces (some may be empty), as the work on each is
+        Every rank yields the same number of chunks (some may be empty), as the work on each is
         collective.
 
         Args:
-            width: of the sources' rows, the same on all ranks; those of the edges come to it.
+            width: of the sources' rows, without edge features; the same on all ranks.
         """
         shard = self._shard
         carried = [rows.carried.get(EDGE_FEATURES) for rows in shard.topology.values()]
@@ -499,8 +499,8 @@ class Inference:
         fanouts: Sequence[Fanout],
         times: Mapping[str, np.ndarray] | None,
     ) -> tuple[Any, ...]:
-        """What `Encoder.represent` is given for a minibatch. Collective."""
-        # one step for all batches: what a node draws does not depend on who comes before it
+        """Return the arguments of `Encoder.represent` for a minibatch. Collective."""
+        # one step for all batches, so that a node's sample does not depend on the batch
         blocks, sources = self._sampler.sample(
             seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)
         )
@@ -515,7 +515,7 @@ class Inference:
         )
 
     def _all_at(self, nodes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-        """One time for all nodes, where they have times."""
+        """Return the common time for all nodes, if they have times."""
         if not self._timed:
             return None
         assert self._at is not None
@@ -542,16 +542,15 @@ def graph_outputs(
     device: torch.device,
     run: Callable[[GraphBatch], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs for whole graphs, in evaluation mode. Not collective.
+    """Compute outputs of graphs in evaluation mode. Not collective.
 
     Args:
-        join: numbers of graphs → a batch of them, of padding where there are none; it may leave
-            some out.
+        join: numbers of graphs → a batch of them, padded if empty; it may skip some.
         numbers: int64 ``[n]``, on any device.
         run: the task's model, or a part of it: a batch → ``[B, out_features]``.
 
     Returns:
-        numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
+        Numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
         the CPU; m ≤ n.
     """
     numbers = as_ids(numbers)

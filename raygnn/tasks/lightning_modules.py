@@ -1,4 +1,4 @@
-"""One rank's share of a step as a Lightning module: what all tasks share, and several at once."""
+"""Lightning modules of single tasks and of multi-task learning: one rank's share of a step."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from raygnn.tasks.losses import ClassLoss
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain, with_schedules
 from raygnn.util.hashing import derive_key
 
-# what Lightning would take for the end of the data, for Ctrl-C, or for the end of the process
+# exceptions that Lightning would treat as the end of the data, Ctrl-C or the end of the process
 EXITS = (StopIteration, KeyboardInterrupt, SystemExit)
 
-_PENDING = 1024  # losses that may wait to be read
+_PENDING = 1024  # unread losses
 
 
 def exit_error(error: BaseException) -> RuntimeError:
-    """What stands for one of `EXITS` that a model raised: an error as any other."""
+    """Return an ordinary error for one of `EXITS` that a model raised."""
     return RuntimeError(f"{error_text(error)} was raised in the model")
 
 
 def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A ``training_step`` whose `EXITS` are errors, and whose value the guard finds again."""
+    """Wrap a ``training_step``: convert `EXITS` to errors, and keep the loss for the guard."""
 
     @wraps(step)
     def training_step(self: Any, *batch: Any) -> Tensor:
@@ -50,7 +50,7 @@ def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class TaskModule(pl.LightningModule):
-    """What a rank does with a batch; to be derived from for a ``training_step`` of your own
+    """Training step of a rank. Derive from it for a ``training_step`` of your own
     (``task.kind: package.module:Class``), which returns `mean` of a loss for each seed::
 
         class Smoothed(raygnn.Task):
@@ -61,42 +61,41 @@ class TaskModule(pl.LightningModule):
 
     A batch is this rank's share of a step, with B seeds (see `raygnn.sampling.batch.Share`):
 
-    - ``y``: their targets: classes int64 ``[B]``, labels ``[B, K]`` (-1: not known), or numbers
+    - ``y``: their targets: classes int64 ``[B]``, labels ``[B, K]`` (-1: unknown), or numbers
       float32 ``[B]`` or ``[B, K]``.
-    - ``weight``: float32 ``[B]``, 1, or 0 for seeds that only fill the batch up, which `mean`
-      leaves out.
-    - ``seeds``: int64 ``[B]``, which nodes, edges or graphs they are; ``epoch``, ``step``.
+    - ``weight``: float32 ``[B]``, 1, or 0 for padding, which `mean` ignores.
+    - ``seeds``: int64 ``[B]``, ids of nodes, edges or graphs; ``epoch``, ``step``.
     - nodes and edges as seeds: ``x``, node type → features of the input nodes ``[S, F]`` in the
       compute dtype; ``blocks``, from the input nodes to the seeds; edges: ``pairs`` int64
       ``[2, B]``: `raygnn.sampling.batch.Batch`.
     - graphs as seeds: ``x``, node type → features of all nodes ``[N, F]``; ``edges``, edge type →
       sources and destinations int64 ``[E]``: `raygnn.sampling.batch.GraphBatch`.
 
-    Evaluation and prediction ask ``self.model``, as for ``task.like``. Modules that a constructor
-    adds are trained with it, and are in checkpoints. It is called as ``Class(*given,
-    **task.args)``; ``given`` is for this class. Hooks of Lightning's that are overridden call those
-    of this class.
+    Evaluation and prediction use ``self.model``, as for ``task.like``. Modules that a constructor
+    adds are trained with it and saved in checkpoints. It is called as ``Class(*given,
+    **task.args)``; pass ``given`` to this class. Overridden Lightning hooks must call those of this
+    class.
 
-    The loss of a rank is scaled so that the average of the gradients over ranks, which is what
-    data-parallel training computes, is the gradient of the mean over the real seeds of all
-    ranks and of all batches that are accumulated.
+    The loss of a rank is scaled so that the average of gradients over ranks, as data-parallel
+    training computes it, is the gradient of the mean over the real seeds of all ranks and of all
+    accumulated batches.
 
     Args:
         model: see `outputs`.
-        loss: of each seed, from float32 outputs and targets; of links see `losses_of`.
+        loss: of each seed, from float32 outputs and targets; for links see `losses_of`.
         config: the ``train`` section.
         world: number of ranks.
-        planned: number of ranks that the global batch is made for, whatever there are now: what
-            the learning rate grows with.
-        out_features: of the model: classes, or numbers that a target has.
+        planned: number of ranks that the global batch is designed for, which scales the learning
+            rate.
+        out_features: of the model: number of classes, or of numbers in a target.
 
     Attributes:
-        window: what happened since the last log line, on this rank.
-        clock: where its time goes.
-        total_steps: optimizer steps of the whole run, for what changes with them.
-        construct: makes the optimizer from its class, the parameters and the other arguments.
-        embeddings: the learned rows of nodes, if there are some.
-        returned: what the last ``training_step`` gave.
+        window: losses since the last log line, on this rank.
+        clock: time of training steps by part.
+        total_steps: optimizer steps of the run, for schedules.
+        construct: builds the optimizer from its class, the parameters and the other arguments.
+        embeddings: node embeddings, if there are any.
+        returned: result of the last ``training_step``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -130,22 +129,22 @@ class TaskModule(pl.LightningModule):
         self.returned: Tensor | None = None
 
     def outputs(self, batch: Any) -> Any:
-        """The model's outputs for a batch's seeds, ``[B, out_features]`` in the compute dtype; of
-        links `raygnn.models.heads.LinkScores`."""
+        """Return the model's outputs for a batch's seeds, ``[B, out_features]`` in the compute
+        dtype; for links `raygnn.models.heads.LinkScores`."""
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
             return self.model(*given)
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:
-        """`outputs`, as `shaped` has them."""
+        """Return `outputs` after `shaped`."""
         return self.shaped(self.outputs(batch), len(batch.weight))
 
     def shaped(self, out: Any, num_seeds: int) -> Tensor:
-        """Outputs as a user's own module may give them: ``[B]`` is taken for ``[B, 1]``.
+        """Check the shape of outputs of a user's module; ``[B]`` becomes ``[B, 1]``.
 
         Raises:
-            TrainingError: they are of another shape, which might broadcast to something.
+            TrainingError: the shape is wrong and might broadcast silently.
         """
         wanted = (num_seeds, self.out_features)
         if isinstance(out, Tensor) and out.shape == wanted[:1] and self.out_features == 1:
@@ -153,18 +152,19 @@ class TaskModule(pl.LightningModule):
         if not isinstance(out, Tensor) or out.shape != wanted:
             found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise TrainingError(
-                f"the model gave {found}, expected [{wanted[0]}, {wanted[1]}]: a row for each seed",
+                f"the model returned {found}, expected [{wanted[0]}, {wanted[1]}]: a row for each "
+                "seed",
                 where="model.kind",
-                remedy="return [B, out_features] from forward, as the class was constructed for",
+                remedy="return [B, out_features] from forward, as the class was constructed with",
             )
         return out
 
     def losses(self, batch: Any) -> Tensor:
-        """The loss of each seed as ``task.kind`` or ``task.like`` says, float32 ``[B]``."""
+        """Return the loss of each seed by ``task.kind`` or ``task.like``, float32 ``[B]``."""
         return self.losses_of(self.outputs(batch), batch)
 
     def losses_of(self, out: Any, part: Share | Part) -> Tensor:
-        """The same from what the model gave for a batch, or for one of several tasks."""
+        """Return the loss of each seed from the model's outputs for a batch or a task's part."""
         found: Tensor
         if isinstance(out, LinkScores):
             absent = [scores.float() for scores in out.absent]
@@ -174,18 +174,18 @@ class TaskModule(pl.LightningModule):
         return found
 
     def mean(self, losses: Tensor, batch: Share) -> Tensor:
-        """This rank's part of the mean over the real seeds of all ranks, scaled for the average of
-        gradients; ``train/loss`` is made of it.
+        """Return this rank's part of the mean over the real seeds of all ranks, scaled for the
+        average of gradients, and record it for ``train/loss``.
 
         Args:
             losses: of each seed, float32 ``[B]``.
 
         Raises:
-            TrainingError: they are of another shape.
+            TrainingError: they have another shape.
         """
         if losses.shape != batch.weight.shape:
             raise TrainingError(
-                f"training_step gave losses {list(losses.shape)}, expected "
+                f"training_step passed losses {list(losses.shape)} to self.mean, expected "
                 f"{list(batch.weight.shape)}: one for each seed",
                 where="task.kind",
                 remedy='leave the mean to raygnn.Task.mean (torch\'s losses: reduction="none")',
@@ -195,27 +195,27 @@ class TaskModule(pl.LightningModule):
         return self._scaled(total / batch.window)
 
     def _scaled(self, share: Tensor) -> Tensor:
-        """A share of the loss, as Lightning and DDP want it."""
+        """Scale a share of the loss for Lightning's and DDP's divisions."""
         self._is_mean = True
-        # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
+        # Lightning divides by `accumulate`, even if an epoch's last window has fewer batches
         return share * (self.world * self.config.accumulate)
 
     @property
     def class_losses(self) -> dict[str, ClassLoss]:
-        """Name of each task, "" of the only one → its loss, where that has weights of classes."""
+        """Task name ("" for a single task) → its loss, if that has class weights."""
         loss = self.loss
         return {"": loss} if isinstance(loss, ClassLoss) and loss.weights else {}
 
     @property
     def class_weights(self) -> dict[str, list[float]]:
-        """The same, of the weights alone."""
+        """Task name → class weights."""
         return {name: list(loss.weights or ()) for name, loss in self.class_losses.items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["class_weights"] = self.class_weights
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get("class_weights", {})  # not by a class that does without this
+        saved = checkpoint.get("class_weights", {})  # missing if a class overrides the saving hook
         for name, loss in self.class_losses.items():
             loss.weights = tuple(saved.get(name, loss.weights))
         fold_checkpoint(self, checkpoint["state_dict"], checkpoint.get("optimizer_states", []))
@@ -225,12 +225,12 @@ class TaskModule(pl.LightningModule):
             self.embeddings.begin()
 
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
-        # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
+        # dropout is a function of (seed, epoch, step, rank), so no state must be saved
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
-        # `torch.manual_seed` takes a stack for each kind of device that is not there
+        # `torch.manual_seed` records a stack trace for each missing kind of device
         torch.default_generator.manual_seed(key >> 1)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed_all(key >> 1)  # a model may be on several
+            torch.cuda.manual_seed_all(key >> 1)  # a model may use several GPUs
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
@@ -251,17 +251,17 @@ class TaskModule(pl.LightningModule):
             )
 
     def window_scale(self) -> float:
-        """What makes the accumulated gradient the mean over the seeds that were real.
+        """Return the factor that makes the accumulated gradient a mean over real seeds, and start
+        the next window.
 
-        1 unless samples were left out, infinite if all were; the same on all ranks. Starts the
-        next window.
+        1 unless graphs were skipped, infinite if all were; the same on all ranks.
         """
         planned, real = self._planned, self._real
         self._real = 0
         return planned / real if real else float("inf")
 
     def configure_optimizers(self) -> Any:
-        # Lightning refuses to clip what a fused optimizer might have to unscale first
+        # Lightning refuses to clip gradients that a fused optimizer might have to unscale first
         plugin = self.trainer.precision_plugin
         hook = type(self).configure_gradient_clipping
         clips = self.config.clip or hook is not TaskModule.configure_gradient_clipping
@@ -273,7 +273,7 @@ class TaskModule(pl.LightningModule):
 
     @property
     def _scale(self) -> float | None:
-        """What a gradient scaler multiplies the loss by; None where there is none."""
+        """Loss scale of the gradient scaler; None without a scaler."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return None if scaler is None else float(scaler.get_scale())
 
@@ -303,9 +303,10 @@ class TaskModule(pl.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """The last that happens before the optimizer's step, whether anything is to be clipped or
-        not: learned rows are moved here, and clipped together with the parameters. None =
-        ``train.clip``, as Lightning has it."""
+        """Clip gradients and update node embeddings, which are clipped together with parameters.
+
+        Lightning calls this hook last before each optimizer step, even without clipping.
+        """
         if gradient_clip_val is None:
             gradient_clip_val = self.trainer.gradient_clip_val
         if self.embeddings is None:
@@ -317,11 +318,11 @@ class TaskModule(pl.LightningModule):
 
 
 class LossWindow:
-    """The steps since the last log line, on one rank. Their losses stay where they were computed
-    until somebody asks for them: a GPU would have to be waited for.
+    """Steps since the last log line, on one rank. Losses stay on their device until they are
+    requested, since reading them waits for a GPU.
 
     Args:
-        weights: of the tasks' losses, where there are several.
+        weights: of the tasks' losses in multi-task learning.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
@@ -335,7 +336,8 @@ class LossWindow:
         self._pending: list[tuple[str, Tensor, int]] = []
 
     def add(self, sums: Mapping[str, tuple[Tensor, int]], batch: Share) -> None:
-        """``sums``: task, "" the only one → this rank's sum of losses, and all ranks' seeds."""
+        """Add a step; ``sums``: task name ("" for a single task) → this rank's sum of losses and
+        all ranks' number of seeds."""
         self.steps += 1
         self.seeds += batch.total
         self._pending += ((name, own, max(1, total)) for name, (own, total) in sums.items())
@@ -344,13 +346,13 @@ class LossWindow:
 
     @property
     def loss(self) -> float:
-        """This rank's share of the mean losses, added up over the steps."""
+        """Rank's share of the mean losses, summed over the steps."""
         self._read()
         return sum(weight * self._losses[name] for name, weight in self._weights.items())
 
     @property
     def parts(self) -> dict[str, float]:
-        """The same of each of several tasks."""
+        """The same for each of several tasks."""
         self._read()
         return {name: loss for name, loss in self._losses.items() if name}
 
@@ -362,11 +364,11 @@ class LossWindow:
 
 
 class MultitaskTask(TaskModule):
-    """The loss is the weighted sum of the tasks' losses, each the mean over the seeds of its own.
+    """Multi-task learning: the weighted sum of the tasks' losses, each a mean over its seeds.
 
     Args:
         model: a `MultitaskModel`.
-        tasks: by name; of each only what it makes of outputs is used.
+        tasks: task name → module, of which only `losses_of` is used.
         weights: of their losses.
         config, world, planned: see `TaskModule`.
     """
@@ -383,10 +385,10 @@ class MultitaskTask(TaskModule):
         super().__init__(model, self._no_loss, config, world, 0, planned)
         self.weights = dict(weights)
         self.window = LossWindow(weights)
-        self._tasks = dict(tasks)  # in a dictionary, so that torch does not take them for parts
+        self._tasks = dict(tasks)  # in a dictionary, so that torch does not register submodules
 
     def of(self, name: str) -> TaskModule:
-        """One of the tasks, with the model as it is now."""
+        """Return one of the tasks with its current model."""
         assert isinstance(self.model, MultitaskModel)
         task: TaskModule = compat.with_model(self._tasks[name], self.model.of(name))
         return task
@@ -400,7 +402,7 @@ class MultitaskTask(TaskModule):
     @_step
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         assert isinstance(batch, Batch)
-        found = self.outputs(batch)  # name of each task → what its model gives
+        found = self.outputs(batch)  # task name → outputs
         sums, shares = {}, []
         for name, task in self._tasks.items():
             part = batch.parts[name]
@@ -412,4 +414,4 @@ class MultitaskTask(TaskModule):
 
     @staticmethod
     def _no_loss(*_: object) -> Tensor:
-        raise TrainingError("several tasks have no loss of their own")
+        raise TrainingError("multi-task learning has no loss of its own")

@@ -1,8 +1,8 @@
-"""Losses of single seeds, from float32 outputs and targets to ``[B]``, and losses of links.
+"""Losses of single seeds ``[B]`` from float32 outputs and targets, and losses of link prediction.
 
-Of links, the score of each edge is set against those of edges that are not there: scores of edges
-``[B]``; for each end that was replaced, scores ``[B, K]`` and which of them count, bool ``[B, K]``.
-Each gives ``[B]``; both ends count alike.
+Link losses compare scores of edges ``[B]`` with those of negatives: for each replaced end, scores
+``[B, K]`` and which of them count, bool ``[B, K]``. Each returns ``[B]``; both ends have equal
+weight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TINY = 1e-12
 
 
 def make_loss(config: TaskConfig, weights: Sequence[float] | None = None) -> Loss:
-    """The loss of a task, as ``task.loss`` says; ``weights``: see `balance`."""
+    """Build the loss ``task.loss``; ``weights``: see `balance`."""
     if "loss" in config.own:
         return OwnLoss(config)
     if isinstance(config, ClassTask):
@@ -49,7 +49,7 @@ class ClassLoss:
     """`class_entropy` or `label_entropy` of ``outputs`` and targets.
 
     Attributes:
-        weights: of the classes, or of labels that hold; None = 1.
+        weights: of classes, or of labels that are 1; None = 1.
     """
 
     entropy: Callable[..., Tensor]
@@ -59,7 +59,7 @@ class ClassLoss:
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         weights = None
-        if self.weights is not None:  # from page-locked memory, so that nothing waits for a GPU
+        if self.weights is not None:  # from page-locked memory, to avoid waiting for a GPU
             weights = torch.tensor(
                 self.weights, dtype=outputs.dtype, pin_memory=outputs.is_cuda
             ).to(outputs.device, non_blocking=True)
@@ -74,13 +74,13 @@ def class_entropy(
     smoothing: float = 0.0,
     gamma: float = 0.0,
 ) -> Tensor:
-    """Cross entropy of ``outputs [B, C]`` and classes ``y``, whole numbers of any dtype ``[B]`` or
+    """Return the cross entropy of ``outputs [B, C]`` and classes ``y``, integers ``[B]`` or
     ``[B, 1]``.
 
     Args:
         weights: ``[C]``, of the classes.
         smoothing: share of each target that is spread over all classes (Szegedy et al., 2016).
-        gamma: a class of probability p counts (1 - p)^gamma (Lin et al., "Focal loss for dense
+        gamma: weight (1 - p)^gamma of a class of probability p (Lin et al., "Focal loss for dense
             object detection", ICCV 2017).
     """
     y = y.long().flatten()
@@ -101,14 +101,14 @@ def label_entropy(
     smoothing: float = 0.0,
     gamma: float = 0.0,
 ) -> Tensor:
-    """Binary cross entropy of ``outputs [B, K]`` and labels ``y [B]`` or ``[B, K]``, of which those
-    that are neither 0 nor 1 (-1, NaN) are not known: the sum over the known ones, divided by K.
+    """Return the binary cross entropy of ``outputs [B, K]`` and labels ``y [B]`` or ``[B, K]``:
+    the sum over the known labels (not -1 or NaN), divided by K.
 
-    So each known label counts the same, whatever else is known of its seed.
+    So each known label has the same weight, whatever else is known of its seed.
 
     Args:
-        weights: ``[K]``, of the labels where they hold, against 1 where they do not.
-        smoothing, gamma: see `class_entropy`, of the two classes of each label.
+        weights: ``[K]``, of labels that are 1, relative to labels that are 0.
+        smoothing, gamma: see `class_entropy`, for the two classes of each label.
     """
     rows = y.float().view_as(outputs)
     known = rows >= 0
@@ -122,20 +122,20 @@ def label_entropy(
 
 
 def balance(config: ClassTask, labels: Tensor, num: int, exchange: Exchange) -> list[float]:
-    """What ``task.class_weights`` makes of the training seeds of all ranks. Collective.
+    """Compute ``task.class_weights`` from the training seeds of all ranks. Collective.
 
-    Those of classes are scaled to a mean of 1 over the training seeds, so that the sum of losses
-    divided by the number of seeds is the weighted mean. Those of labels are taken as they are.
+    Class weights are scaled to a mean of 1 over the training seeds, so that the sum of losses
+    divided by the number of seeds is the weighted mean. Label weights are not scaled.
 
     Args:
         labels: of this rank's training seeds, int64 ``[n]`` or ``[n, K]``.
-        num: of classes or labels.
+        num: number of classes or labels.
 
     Returns:
-        ``num`` numbers, the same on all ranks.
+        ``num`` weights, the same on all ranks.
 
     Raises:
-        ConfigError: there is not one for each.
+        ConfigError: ``task.class_weights`` has another length.
     """
     given, several = config.class_weights, config.several_labels
     config.check_weights(num)
@@ -154,15 +154,15 @@ def balance(config: ClassTask, labels: Tensor, num: int, exchange: Exchange) -> 
 
 
 class OwnLoss:
-    """A function of the user's: called with ``outputs [B, …]`` and `plain_targets`, it returns a
-    loss of each seed, ``[B]``."""
+    """A user's loss function of ``outputs [B, …]`` and `plain_targets`: a loss of each seed,
+    ``[B]``."""
 
     def __init__(self, config: TaskConfig):
         self._config, self._spec = config, config.own["loss"]
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """Imported when it is first called: predictions need none."""
+        """The function, imported on first use, since predictions need none."""
         return load_function(self._spec, "task.loss")
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -172,23 +172,22 @@ class OwnLoss:
         if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
             found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise TrainingError(
-                f"{self._spec} gave {found}, expected [{len(outputs)}]: a loss of each seed",
+                f"{self._spec} returned {found}, expected [{len(outputs)}]: a loss of each seed",
                 where="task.loss",
-                remedy="return the losses of single seeds; their mean over all workers is taken "
-                "of them",
+                remedy="return the losses of single seeds; raygnn averages them over all workers",
             )
         if outputs.requires_grad and not losses.requires_grad:
             raise TrainingError(
-                f"what {self._spec} gave has no gradient",
+                f"the result of {self._spec} has no gradient",
                 where="task.loss",
-                remedy="compute it from the outputs by torch's functions, without detach",
+                remedy="compute it from the outputs with torch functions, without detach",
             )
         return losses.float()
 
 
 def plain_targets(config: TaskConfig, outputs: Tensor, y: Tensor) -> Tensor:
-    """Targets as a function of the user's gets them: classes int64 ``[B]``; labels int64
-    ``[B, K]``, -1 where not known; numbers float32 ``[B, K]``."""
+    """Return targets for a user's function: classes int64 ``[B]``; labels int64 ``[B, K]``, -1 if
+    unknown; numbers float32 ``[B, K]``."""
     if config.classifies:
         return y.long().flatten()
     rows = y.view_as(outputs)
@@ -196,23 +195,24 @@ def plain_targets(config: TaskConfig, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def own_sources(config: TaskConfig) -> dict[str, str]:
-    """Keys of the task → a hash of the user's function that it names, for ranks to compare."""
+    """Return keys of the task → hash of the user's function, for ranks to compare."""
     found = {}
     for key, spec in config.own.items():
         function = load_function(spec, f"task.{key}")
-        # of what is not of Python there is no text
+        # functions of extension modules have no source text
         text = inspect.getsource(function) if inspect.isfunction(function) else repr(type(function))
         found[f"{key} source"] = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return found
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:
-    """``outputs [B, K]``, numbers ``y [B]`` or ``[B, K]``; the mean over K."""
+    """Return the squared error of ``outputs [B, K]`` and ``y [B]`` or ``[B, K]``, averaged over
+    K."""
     return F.mse_loss(outputs, y.float().view_as(outputs), reduction="none").mean(1)
 
 
 def absolute(outputs: Tensor, y: Tensor) -> Tensor:
-    """As `squared`, of the absolute difference."""
+    """Return the absolute error; see `squared`."""
     return F.l1_loss(outputs, y.float().view_as(outputs), reduction="none").mean(1)
 
 
@@ -223,11 +223,11 @@ _SHIFT = 9.0  # γ of Sun et al. (2019) for FB15k-237
 
 
 def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
-    """What ``task.loss`` says.
+    """Build the link loss ``task.loss``.
 
     Args:
-        distance: whether scores are distances below 0, to which ``task.margin`` is added where a
-            loss asks on which side of 0 they are.
+        distance: scores are negated distances; ``task.margin`` is added in losses that depend on
+            their sign.
     """
     shift = (_SHIFT if config.margin is None else config.margin) if distance else 0.0
     kinds: dict[str, LinkLoss] = {
@@ -244,7 +244,7 @@ def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
 def binary_cross_entropy(
     there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor], *, shift: float
 ) -> Tensor:
-    """Half for the edge, half for the mean of the others."""
+    """Return the binary cross entropy, half for the edge, half for the mean of the negatives."""
     others = [_mean(F.softplus(s + shift), c) for s, c in zip(absent, counts)]
     return (F.softplus(-there - shift) + _both(others)) / 2
 
@@ -252,8 +252,9 @@ def binary_cross_entropy(
 def softmax_cross_entropy(
     there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor]
 ) -> Tensor:
-    """Of the edge among itself and the others, as Lacroix, Usunier & Obozinski, "Canonical tensor
-    decomposition for knowledge base completion" (ICML 2018), with all nodes."""
+    """Return the cross entropy of the edge among itself and the negatives, as Lacroix, Usunier &
+    Obozinski, "Canonical tensor decomposition for knowledge base completion" (ICML 2018), with all
+    nodes."""
     found = []
     for scores, counted in zip(absent, counts):
         others = scores.masked_fill(~counted, -torch.inf)
@@ -265,7 +266,7 @@ def softmax_cross_entropy(
 def margin(
     there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor], *, gap: float
 ) -> Tensor:
-    """By how much the others are not yet ``gap`` below the edge (Bordes et al., 2013)."""
+    """Return the hinge loss of negatives scoring ``gap`` below the edge (Bordes et al., 2013)."""
     others = [_mean(F.relu(gap - there.unsqueeze(1) + s), c) for s, c in zip(absent, counts)]
     return _both(others)
 
@@ -278,18 +279,18 @@ def self_adversarial(
     shift: float,
     temperature: float,
 ) -> Tensor:
-    """Sun et al., "RotatE" (ICLR 2019), equation 5: the others in proportion to the exponential
-    of their scores."""
+    """Return the loss of Sun et al., "RotatE" (ICLR 2019), equation 5: negatives are weighted by
+    the exponential of their scores."""
     found = []
     for scores, counted in zip(absent, counts):
         weight = (scores.detach() * temperature).masked_fill(~counted, -torch.inf).softmax(1)
-        weight = weight.nan_to_num()  # of an edge for which none counts
+        weight = weight.nan_to_num()  # NaN for an edge without counted negatives
         found.append((weight * F.softplus(scores + shift)).sum(1))
     return (F.softplus(-there - shift) + _both(found)) / 2
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Over those that count; 0 where none does."""
+    """Return the mean of counted values; 0 if none counts."""
     return values.masked_fill(~counted, 0).sum(1) / counted.sum(1).clamp_min(1)
 
 

@@ -38,12 +38,12 @@ def measure(
     positive: int | None = None,
     keep: dict[str, Evaluated] | None = None,
 ) -> dict[str, float]:
-    """The metrics of a task; see `classification_metrics`, `label_metrics` and
-    `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective.
+    """Compute a task's metrics (`classification_metrics`, `label_metrics` or
+    `regression_metrics`), ``"loss"``, its mean over seeds, and a user's metric. Collective.
 
     Args:
         positive: number of the class ``task.positive``.
-        keep: takes this rank's outputs and targets, by "".
+        keep: receives this rank's outputs and targets, by "".
     """
     if keep is not None:
         keep[""] = Evaluated(outputs, targets, positive)
@@ -59,18 +59,18 @@ def measure(
     values["loss"] = float(lost / seeds)
     if "metric" in config.own:
         everyone = exchange.gather_rows(outputs), exchange.gather_rows(targets)
-        # rank 0 alone computes it, so that ranks cannot come to different values
+        # computed by rank 0 alone, so that ranks cannot get different values
         value = own_metric(config, *everyone) if exchange.world.rank == 0 else 0.0
         values[chosen] = float(exchange.sum(torch.tensor(value, dtype=torch.float64)))
     return values
 
 
 def own_metric(config: TaskConfig, outputs: Tensor, targets: Tensor) -> float:
-    """What a function of the user's, ``task.metric``, makes of all outputs, float32 ``[n, …]``,
-    and their `plain_targets`.
+    """Call a user's function ``task.metric`` with all outputs, float32 ``[n, …]``, and their
+    `plain_targets`.
 
     Raises:
-        TrainingError: it is no number.
+        TrainingError: it does not return a number.
     """
     function = load_function(config.own["metric"], "task.metric")
     value = function(outputs, plain_targets(config, outputs, targets))
@@ -78,15 +78,15 @@ def own_metric(config: TaskConfig, outputs: Tensor, targets: Tensor) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise TrainingError(
-            f"{config.own['metric']} gave {type(value).__name__}, expected one number",
+            f"{config.own['metric']} returned {type(value).__name__}, expected one number",
             where="task.metric",
-            remedy="return a float, of which the highest is the best",
+            remedy="return a float; the highest value is the best",
         ) from None
 
 
 def every_class(task: TaskConfig, y: Tensor, num: int) -> Tensor:
-    """Targets of which each class, or 0 and 1 of each label, has two: some metrics refuse others.
-    Of numbers those of the batch."""
+    """Return example targets with two seeds of each class, or of 0 and 1 of each label, which some
+    metrics require; for regression ``y``."""
     rows = torch.arange(2 * num)
     if task.several_labels:
         return (rows % 2)[:, None].repeat(1, num)
@@ -94,15 +94,15 @@ def every_class(task: TaskConfig, y: Tensor, num: int) -> Tensor:
 
 
 def regression_metrics(outputs: Tensor, targets: Tensor, exchange: Exchange) -> dict[str, float]:
-    """Metrics over the numbers of all ranks. Collective.
+    """Compute regression metrics over all ranks. Collective.
 
     Args:
         outputs: float32 ``[n, K]`` of this rank's seeds; n may be 0.
         targets: ``[n]`` or ``[n, K]``.
 
     Returns:
-        ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers. ``"r2"`` is NaN where there
-        are fewer than two, or all are alike.
+        ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers. ``"r2"`` is NaN if there are
+        fewer than two, or all are equal.
     """
     truth = targets.double().reshape(outputs.shape)
     error = outputs.double() - truth
@@ -125,19 +125,19 @@ def classification_metrics(
     exchange: Exchange,
     positive: int | None = None,
 ) -> dict[str, float]:
-    """Metrics over the nodes of all ranks. Collective.
+    """Compute classification metrics over all ranks. Collective.
 
     Args:
-        outputs: float32 ``[n, C]`` logits of this rank's nodes; n may be 0.
+        outputs: float32 ``[n, C]`` logits of this rank's seeds; n may be 0.
         labels: int64 ``[n]``.
-        wanted: the metric that is asked for.
-        positive: the class that the metrics of one class are of; None = 1 of two, else all.
+        wanted: the requested metric.
+        positive: class of one-class metrics; None = class 1 of two, else all classes.
 
     Returns:
-        ``"accuracy"``, ``"f1"`` (macro average) and ``"mcc"``; and, for which all ranks need all
-        scores, ``"roc_auc"`` and ``"average_precision"`` where one of them is wanted or there are
-        two classes, and ``"recall@K"`` where that is wanted: of the positive class, else the mean
-        over the classes that are there, each against the rest.
+        ``"accuracy"``, ``"f1"`` (macro average) and ``"mcc"``; ``"roc_auc"`` and
+        ``"average_precision"`` if one of them is requested or there are two classes, and
+        ``"recall@K"`` if requested, for which all ranks gather all scores: of the positive class,
+        or else the mean over the existing classes, each against the rest.
     """
     classes = outputs.shape[1]
     common: dict[str, Any] = {"process_group": exchange.group, "validate_args": False}
@@ -147,7 +147,7 @@ def classification_metrics(
     }
     values = {}
     for name, metric in metrics.items():
-        if len(labels):  # torchmetrics can not update with nothing, but it can sum zeros
+        if len(labels):  # torchmetrics cannot update with empty tensors, but it can sum zeros
             metric.update(outputs, labels)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")
@@ -167,17 +167,17 @@ def classification_metrics(
 def label_metrics(
     outputs: Tensor, labels: Tensor, wanted: str, exchange: Exchange
 ) -> dict[str, float]:
-    """Metrics of several labels over the seeds of all ranks. Collective.
+    """Compute metrics of multi-label classification over all ranks. Collective.
 
     Args:
         outputs: float32 ``[n, K]`` logits of this rank's seeds; n may be 0.
-        labels: int64 ``[n]`` or ``[n, K]``, see `as_labels`; -1 is left out.
-        wanted: the metric that is asked for.
+        labels: int64 ``[n]`` or ``[n, K]``, see `as_labels`; -1 is ignored.
+        wanted: the requested metric.
 
     Returns:
-        ``"roc_auc"``, ``"average_precision"``, ``"mcc"``, and ``"recall@K"`` where it is wanted,
-        the means over the labels of which both 0 and 1 are known, NaN where there are none; and of
-        label ``k``, if there are several, ``"roc_auc_k"`` and so on.
+        ``"roc_auc"``, ``"average_precision"``, ``"mcc"``, and ``"recall@K"`` if requested, averaged
+        over the labels of which both 0 and 1 are known, NaN if there are none; and with several
+        labels ``"roc_auc_k"`` and so on for label ``k``.
     """
     scores = exchange.gather_rows(outputs)
     truth = exchange.gather_rows(labels.reshape(outputs.shape))
@@ -194,7 +194,7 @@ def label_metrics(
 
 
 def score_order(scores: Tensor) -> Tensor:
-    """Return the places of scores ``[n]`` among the distinct ones, float64 from 0 to 1.
+    """Return the ranks of scores ``[n]`` among the distinct ones, float64 from 0 to 1.
 
     torchmetrics applies a sigmoid to scores outside 0 to 1, which ties those above 37.
     """
@@ -205,8 +205,8 @@ def score_order(scores: Tensor) -> Tensor:
 def _over(
     columns: Sequence[tuple[Tensor, Tensor]], metrics: Mapping[str, _Metric], wanted: str
 ) -> dict[str, tuple[float, dict[int, float]]]:
-    """Each metric's mean over those columns, scores and 0 or 1, in which there are both, NaN
-    without any, and its values by their numbers."""
+    """Return each metric's mean over the columns (scores, 0 or 1) that have both 0 and 1, NaN
+    without any, and its values by column."""
     if wanted.startswith(_RECALL):
         metrics = {**metrics, wanted: partial(recall_at, int(wanted[len(_RECALL) :]))}
     both = {k: pair for k, pair in enumerate(columns) if len(pair[1].unique()) == 2}
@@ -218,14 +218,14 @@ def _over(
 
 
 def _agreement(truth: Tensor, guess: Tensor, classes: int) -> Tensor:
-    """How many seeds are of each class, are predicted as each, and are both of it, ``[3, C]``."""
+    """Count the seeds of each class, predicted as each class, and both, ``[3, C]``."""
     counted = truth, guess, truth[truth == guess]
     return torch.stack([torch.bincount(one, minlength=classes) for one in counted])
 
 
 def correlation(agreement: Tensor) -> float:
-    """Matthews' coefficient (Gorodkin 2004) of what `_agreement` counts of all seeds; 0 where all
-    have or are predicted as one class, of which torchmetrics takes a limit."""
+    """Return Matthews' coefficient (Gorodkin 2004) from `_agreement`; 0 if all seeds have, or are
+    predicted as, one class, where torchmetrics returns a limit."""
     of_class, guessed, right = agreement.double()
     num = of_class.sum()
     spread = (num**2 - of_class @ of_class) * (num**2 - guessed @ guessed)
@@ -237,10 +237,10 @@ def _label_correlation(scores: Tensor, truth: Tensor) -> float:
 
 
 def recall_at(k: int, scores: Tensor, truth: Tensor) -> Tensor:
-    """Of the rows that are 1 the share among the k of the highest scores.
+    """Return the share of rows with truth 1 that are among the k highest scores.
 
-    Rows that tie for the last places count in part, the mean over all orders of them: torchmetrics
-    takes them in the order that they come in, which the ranks decide.
+    Rows that tie for the last places count in part, the mean over all their orders: torchmetrics
+    uses their order of arrival, which depends on the ranks.
     """
     last = scores.topk(min(k, len(scores))).values[-1]
     above, tied = scores > last, scores == last

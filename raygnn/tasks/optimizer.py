@@ -1,9 +1,8 @@
-"""The optimizer that ``train.optimizer`` names, and its rate over time, ``train.schedule``.
+"""Optimizers (``train.optimizer``) and learning rate schedules (``train.schedule``).
 
-All schedules but ``plateau`` are functions of the step's number alone, so that a run that goes on
-has the rates of one that never stopped, and one that is made longer those of the longer run from
-there on. torch's own schedulers of these kinds keep the length, and some the last rate, in their
-state.
+All schedules but ``plateau`` are functions of the step number alone, so that a resumed run has the
+rates of an uninterrupted one, and an extended run those of the longer run from there on. torch's
+schedulers of these kinds store the length, and some the last rate, in their state.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ Construct = Callable[[type[torch.optim.Optimizer], Any, dict[str, Any]], torch.o
 def plain(
     kind: type[torch.optim.Optimizer], parameters: Any, options: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer of its class, with all of its state."""
+    """Construct an optimizer with unsharded state."""
     return kind(parameters, **options)
 
 
 def rate_scale(config: TrainConfig, planned: float) -> float:
-    """What ``train.lr`` is multiplied by (``train.lr_scaling``).
+    """Return the factor of ``train.lr`` (``train.lr_scaling``).
 
-    Linear as Goyal et al., "Accurate, large minibatch SGD" (2017), or by the square root, which
-    keeps the variance of a step (Krizhevsky, "One weird trick", 2014).
+    Linear (Goyal et al., "Accurate, large minibatch SGD", 2017), or the square root, which keeps
+    the variance of a step (Krizhevsky, "One weird trick", 2014).
 
     Args:
-        planned: number of ranks that the global batch is made for.
+        planned: number of ranks that the global batch is designed for.
     """
     return {"none": 1.0, "linear": planned, "sqrt": planned**0.5}[config.lr_scaling]
 
@@ -48,13 +47,12 @@ def make_optimizer(
     may_fuse: bool,
     construct: Construct = plain,
 ) -> torch.optim.Optimizer:
-    """The optimizer of some parameters.
+    """Build the optimizer of parameters.
 
     Args:
         planned: see `rate_scale`.
-        may_fuse: whether adam and adamw may be one kernel, where torch's default on a CPU is ten
-            for each parameter.
-        construct: from the class, the parameters and the other arguments.
+        may_fuse: allow fused adam and adamw, one kernel instead of ten per parameter on a CPU.
+        construct: called with the class, the parameters and the other arguments.
     """
     kwargs: dict[str, Any] = {
         "lr": config.lr * rate_scale(config, planned),
@@ -70,8 +68,8 @@ def make_optimizer(
 
 Curve = Callable[[int], float]  # step → rate as a share of the highest
 
-# of one_cycle, from Smith & Topin's code by way of torch's and fastai's: the first rate is a 25th
-# of the highest, the last a 10,000th of the first
+# one_cycle, as in Smith & Topin's code, torch and fastai: the first rate is a 25th of the highest,
+# the last a 10,000th of the first
 _FIRST, _LAST = 1 / 25, 1 / 25 / 1e4
 
 
@@ -79,9 +77,9 @@ class Schedule(LRScheduler):
     """Learning rate as a function of the step number.
 
     Args:
-        curve: from the step after the warm-up on.
-        warmup: steps of it.
-        start: what the warm-up starts from, as a share of where the curve does.
+        curve: rate from the end of the warm-up on.
+        warmup: number of its steps.
+        start: initial rate of the warm-up, relative to the curve's.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Schedule(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
-        step = self.last_epoch  # torch's name for how often it was stepped
+        step = self.last_epoch  # torch's name for the number of steps
         share = self._curve(max(0, step - self._warmup))
         if step < self._warmup:
             share *= self._start + (1 - self._start) * step / self._warmup
@@ -114,7 +112,7 @@ class Schedule(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last_epoch, self._step_count = state_dict["step"], state_dict["step_count"]
-        # a batch may be made for another number of workers now
+        # the global batch may be designed for another number of workers now
         self.base_lrs, self._start = state_dict["base"], state_dict["start"]
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr):
@@ -124,24 +122,24 @@ class Schedule(LRScheduler):
 def with_schedules(
     optimizer: torch.optim.Optimizer, config: TrainConfig, planned: float, total: int
 ) -> Any:
-    """What `LightningModule.configure_optimizers` returns, so that Lightning steps the schedule
-    after each optimizer step, and keeps its state. A `ReduceLROnPlateau` it only keeps: whoever
-    evaluates steps it, with a score of which more is better, the same on all ranks.
+    """Return the value of `LightningModule.configure_optimizers`. Lightning steps a `Schedule`
+    after each optimizer step; it only stores a `ReduceLROnPlateau`, which the evaluation steps with
+    a score (higher is better) that is equal on all ranks.
 
     Args:
-        planned: number of ranks that the global batch is made for.
-        total: optimizer steps of the whole run.
+        planned: see `rate_scale`.
+        total: optimizer steps of the run.
     """
     schedule = config.schedule
     floor, gamma = schedule.floor or 0.0, schedule.gamma or 0.1
-    # one_cycle has its own rise
+    # one_cycle has its own warm-up
     warmup = 0 if schedule.kind == "one_cycle" else _steps(schedule.warmup, total)
     scale = rate_scale(config, planned)
-    # with a rate for so many workers, from that of one (Goyal et al. 2017, section 2.2)
+    # a scaled rate starts from that of one worker (Goyal et al. 2017, section 2.2)
     start = 1 / (warmup + 1) if config.lr_scaling == "none" else min(1.0, 1 / scale)
     found: list[dict[str, Any]] = []
     if schedule.kind == "plateau":
-        if warmup:  # one that leaves the rate alone when it is over
+        if warmup:  # LinearLR does not change the rate after its end
             ramp = LinearLR(optimizer, start_factor=start, total_iters=warmup)
             found.append({"scheduler": ramp, "interval": "step"})
         plateau = ReduceLROnPlateau(
@@ -154,7 +152,7 @@ def with_schedules(
             min_lr=config.lr * scale * floor,
             eps=0.0,
         )
-        # Lightning's own evaluation, after which it would step it, there is not
+        # Lightning would step it after its own evaluation, which is never run
         found.append({"scheduler": plateau, "monitor": "none", "frequency": sys.maxsize})
     elif schedule.kind != "constant" or warmup:
         curve = _curve(schedule, total, max(1, total - warmup))
@@ -164,10 +162,7 @@ def with_schedules(
 
 
 def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
-    """
-    Args:
-        total: steps of the run; rest: those after the warm-up.
-    """
+    """Return the curve of a schedule; ``rest``: steps after the warm-up."""
     if schedule.kind == "cosine":
         return lambda step: _between(schedule.floor or 0.0, _falling(step / rest))
     if schedule.kind == "step":
@@ -180,8 +175,8 @@ def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
 
 
 def one_cycle(rise: int, total: int) -> Curve:
-    """Up in ``rise`` of ``total`` steps and down in the others, each by half a cosine (Smith &
-    Topin, "Super-convergence", 2018)."""
+    """Return a curve that rises in ``rise`` of ``total`` steps and then falls, by half a cosine
+    each (Smith & Topin, "Super-convergence", 2018)."""
 
     def curve(step: int) -> float:
         if step < rise - 1:
@@ -192,7 +187,7 @@ def one_cycle(rise: int, total: int) -> Curve:
 
 
 def _falling(part: float) -> float:
-    """Half a cosine, from 1 to 0."""
+    """Return half a cosine, from 1 to 0."""
     return (1 + math.cos(math.pi * min(1.0, part))) / 2
 
 
@@ -201,7 +196,7 @@ def _between(low: float, height: float) -> float:
 
 
 def _steps(given: int | float | None, total: int) -> int:
-    """A number of steps that may have been given as a share of the run."""
+    """Return a number of steps from a number or a share of the run."""
     if given is None:
         return 0
     return given if isinstance(given, int) else max(1, round(given * total))

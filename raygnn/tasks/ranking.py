@@ -1,13 +1,13 @@
-"""Filtered ranking of links, exact, over all ranks.
+"""Link-prediction metrics: exact filtered ranking over all ranks.
 
-Of each edge, once the target and once the source is asked for: all nodes of that type are scored
-in its place, those that are known to make an edge are left out (Bordes et al., 2013), and the
-rank of the right one counts. Each rank scores the nodes that it owns; scores above and equal are
-added up. Equal scores give the mean of the best and the worst rank (Sun et al., "A re-evaluation
-of knowledge graph completion methods", ACL 2020).
+For each edge the target, and then the source, is replaced by every node of its type; nodes that
+make a known edge are excluded (Bordes et al., 2013), and the rank of the true node counts. Each
+rank scores the nodes that it owns; higher and equal scores are counted over all ranks. Ties give
+the mean of the best and the worst rank (Sun et al., "A re-evaluation of knowledge graph completion
+methods", ACL 2020).
 
-In place of all nodes, some can be scored for each edge, or a list of edges that are not there for
-all; with lists of the Open Graph Benchmark's (Hu et al., 2020) the metrics are its evaluator's.
+Alternatively each edge is ranked among some candidates, or among one list of negative edges; with
+lists of the Open Graph Benchmark (Hu et al., 2020) the metrics equal its evaluator's.
 
 Shapes: Q queries, K owned nodes, D numbers of a node.
 """
@@ -31,22 +31,22 @@ from raygnn.sampling.negatives import ENDS, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks.metrics import score_order
 
-_SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
+_SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
-_PAIRS = 1 << 16  # of nodes that are compared at a time
-# Products are of multiples of so many queries, and of so many nodes: for other shapes BLAS computes
-# some rows and columns by other kernels, so that equal nodes would get unequal scores.
+_PAIRS = 1 << 16  # pairs of nodes that are compared at a time
+# Products have multiples of _QUERIES queries and _ROWS nodes: for other shapes BLAS computes some
+# rows and columns with other kernels, so that equal nodes would get unequal scores.
 _QUERIES, _ROWS = 16, 512
 _HITS = (1, 3, 10, 20, 50, 100)
 _RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
-# positions among the own edges → rows of their sources, on the CPU; collective
+# positions among the owned edges → rows of their sources, on the CPU; collective
 Sources = Callable[[np.ndarray], Tensor]
 
 
 @dataclass(frozen=True)
 class Known:
-    """The owned nodes that are known to make an edge with a node and a relation.
+    """Owned nodes that make a known edge with a node and a relation.
 
     Attributes:
         keys: int64 ``[E]``, sorted: node · R + relation, for R relations.
@@ -57,12 +57,12 @@ class Known:
     nodes: np.ndarray
 
     @classmethod
-    def of(cls, keys: np.ndarray, nodes: np.ndarray) -> Known:
+    def from_edges(cls, keys: np.ndarray, nodes: np.ndarray) -> Known:
         order = np.argsort(keys, kind="stable")
         return cls(keys[order], nodes[order])
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of a query's number and a node, for queries ``[Q]``."""
+        """Return pairs of a query's number and a node, for queries ``[Q]``."""
         low = np.searchsorted(self.keys, keys, side="left")
         count = np.searchsorted(self.keys, keys, side="right") - low
         query = np.repeat(np.arange(len(keys)), count)
@@ -72,14 +72,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Nodes among which the right one is ranked, in place of all.
+    """Nodes among which the true one is ranked, instead of all.
 
     Attributes:
-        keys: int64 ``[n]``, what tells for each of the edges to rank which nodes they are.
-        nodes: keys ``[Q]`` and ends ``[2, Q]`` of edges → end → global ids int64 ``[Q, C]``, on
-            all ranks alike. Those that an edge ends at anyway do not count.
-        number: C, at most.
-        filtered: whether those do not count either that are known to make an edge.
+        keys: int64 ``[n]``, a key for the candidates of each ranked edge.
+        nodes: keys ``[Q]`` and ends ``[2, Q]`` of edges → end → global ids int64 ``[Q, C]``, the
+            same on all ranks. An edge's own ends do not count.
+        number: upper limit of C.
+        filtered: exclude nodes that make a known edge, too.
     """
 
     keys: np.ndarray
@@ -89,15 +89,15 @@ class Candidates:
 
 
 class Ranking:
-    """Ranks edges of one type. Collective to make, and each call.
+    """Ranks edges of one type. The constructor and each call are collective.
 
-    Memory: 32 bytes for each own edge, besides the scores of a round.
+    Memory: 32 bytes for each owned edge, and the scores of a round.
 
     Args:
-        edges: all of the type, of every split: those that are known.
-        bounds: end → int64 ``[W+1]``, who owns which nodes.
-        relation: the array with the edges' relations; None = they have none.
-        relations: how many there are, at least 1.
+        edges: all known edges of the type, of every split.
+        bounds: end → int64 ``[W+1]``, ranges of nodes that ranks own.
+        relation: array with the edges' relations; None = they have none.
+        relations: number of relations, at least 1.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Ranking:
         self._relation = given.astype(np.int64)
         src, dst, kind = self._to_sources()
         self._known = {
-            "target": Known.of(edges.src * relations + self._relation, edges.dst),
-            "source": Known.of(dst * relations + kind, src),
+            "target": Known.from_edges(edges.src * relations + self._relation, edges.dst),
+            "source": Known.from_edges(dst * relations + kind, src),
         }
 
     def _to_sources(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Source, target and relation of the edges whose sources are owned. Collective."""
+        """Return source, target and relation of the edges whose sources are owned. Collective."""
         exchange, bounds = self._exchange, self._bounds["source"]
         order, send = group_by_owner(self._edges.src, bounds)
         columns = [
@@ -143,17 +143,17 @@ class Ranking:
         device: torch.device,
         candidates: Candidates | None = None,
     ) -> dict[str, float]:
-        """``mrr`` and ``hits@1`` to ``hits@100``, over both directions, or those of candidates.
+        """Compute ``mrr`` and ``hits@1`` to ``hits@100``, over both ends, or those of candidates.
 
         Args:
             decoder: in float32 and on ``device``.
-            own: int64 ``[n]``, which of the own edges are asked for.
-            sources: gives the rows of these edges' sources.
-            rows: end → of the owned nodes of its type, float32 ``[K, D]`` on the CPU.
+            own: int64 ``[n]``, indices of the owned edges to rank.
+            sources: returns the rows of these edges' sources.
+            rows: end → rows of the owned nodes of its type, float32 ``[K, D]`` on the CPU.
             candidates: None = all nodes.
 
         Returns:
-            NaN for all where a row is not finite or a score is none, the same on all ranks.
+            Metrics; all NaN if a row is not finite or a score is NaN. The same on all ranks.
         """
         exchange = self._exchange
         if self._broken(rows):
@@ -183,7 +183,7 @@ class Ranking:
         device: torch.device,
         candidates: Candidates | None,
     ) -> list[Tensor]:
-        """Ranks, float64 ``[Q]`` for each end, of some edges of all ranks."""
+        """Return ranks, float64 ``[Q]`` for each end, of a round of all ranks' edges."""
         exchange, edges = self._exchange, self._edges
         first = int(self._bounds["target"][exchange.world.rank])
         targets = rows["target"][torch.from_numpy(edges.dst[own] - first)]
@@ -218,12 +218,12 @@ class Ranking:
         return found
 
     def _ranks(self, scores: Tensor, score: Tensor) -> Tensor:
-        """Places of the right nodes, with these scores ``[Q]`` on their owners and 0 elsewhere,
-        among nodes with ``scores`` ``[Q, K]``, NaN where one is. Collective."""
+        """Return the ranks of the true nodes, with ``score [Q]`` on their owners and 0 elsewhere,
+        among nodes with ``scores [Q, K]``; NaN if a score is NaN. Collective."""
         score = self._exchange.sum(score).unsqueeze(1)
         above = (scores > score).sum(1)
         equal = (scores == score).sum(1)
-        # which is above nothing, and nothing above it
+        # NaN compares as neither above nor equal
         none = (scores.isnan() | score.isnan()).any(1)
         counts = self._exchange.sum(torch.stack([above, equal, none]))
         ranks = 1 + counts[0].double() + counts[1].double() / 2
@@ -232,7 +232,7 @@ class Ranking:
     def _ranks_of_all(
         self, scores: Tensor, right: np.ndarray, known: tuple[np.ndarray, np.ndarray], end: str
     ) -> Tensor:
-        """As `_ranks`, of scores of all own nodes, which are written to."""
+        """Return `_ranks` for scores of all owned nodes, which are modified."""
         first, last = self._span(end)
         mine = np.flatnonzero((right >= first) & (right < last))
         score = torch.zeros(len(right))
@@ -248,11 +248,11 @@ class Ranking:
         keys: np.ndarray | None,
         end: str,
     ) -> Tensor:
-        """As `_ranks`, among ``nodes`` ``[Q, C]``.
+        """Return `_ranks` among ``nodes [Q, C]``.
 
         Args:
-            score_of: scores of queries, by their numbers, with own nodes, by their places.
-            keys: see `Known`, of what leaves out nodes; None = nothing does.
+            score_of: numbers of queries, indices of owned nodes → scores.
+            keys: see `Known`, to exclude nodes; None = exclude none.
         """
         first, last = self._span(end)
         nodes = np.concatenate([right[:, None], nodes], axis=1)
@@ -269,20 +269,20 @@ class Ranking:
         return self._ranks(scores[:, 1:], score)
 
     def _span(self, end: str) -> tuple[int, int]:
-        """The owned nodes, from the first to behind the last."""
+        """Return the range of owned nodes."""
         first, last = self._bounds[end][self._exchange.world.rank :][:2]
         return int(first), int(last)
 
     def _are_known(
         self, end: str, keys: np.ndarray, query: np.ndarray, local: np.ndarray
     ) -> np.ndarray:
-        """Which pairs of a query, with these keys, and an owned node are known, bool ``[n]``."""
+        """Return which pairs of a query with ``keys`` and an owned node are known, bool ``[n]``."""
         first, last = self._span(end)
         asked, nodes = self._known[end].find(keys)
         return np.isin(query * (last - first) + local, asked * (last - first) + nodes - first)
 
     def check_absent(self, listed: ListedNegatives) -> None:
-        """Refuse lists of negatives in which an edge is that is there. Collective."""
+        """Raise if a list of negatives contains an existing edge. Collective."""
         lists, both = listed.lists, listed.global_ids()
         bad = count = both.shape[1]
         size = max(1, _SCORES // listed.width)
@@ -293,7 +293,7 @@ class Ranking:
             for end, nodes in others.items():
                 column, (first, last) = ENDS.index(end), self._span(end)
                 mine = (nodes >= first) & (nodes < last)
-                if lists.pairs is None:  # what fills up a list is no part of it
+                if lists.pairs is None:  # lists are padded with the edge's own node
                     mine &= nodes != ends[column][:, None]
                 query, at = np.nonzero(mine)
                 keys = ends[1 - column] * self._relations
@@ -302,8 +302,8 @@ class Ranking:
                 bad = min([bad, *(query[known][:1] + start)])
         bad = count - self._exchange.max(count - int(bad))
         if bad < count:
-            message = "there is an edge in it that the graph has"
-            raise lists.error(message, "leave out what is true, in any split", bad)
+            message = "it lists an edge that the graph has"
+            raise lists.error(message, "remove true edges, those of every split", bad)
 
     @torch.no_grad()
     def metrics_among(
@@ -314,10 +314,10 @@ class Ranking:
         rows: Mapping[str, Tensor],
         device: torch.device,
     ) -> dict[str, float]:
-        """As `metrics`, each edge among the same edges that are not there, ``pairs`` ``[2, M]``.
+        """Compute `metrics` of each edge among the same negative edges, ``pairs [2, M]``.
 
-        An edge is a hit where its score is above that of the k-th best of these, as OGB has it, so
-        that equal scores are none.
+        An edge is a hit if its score is above that of the k-th best of these, as in OGB, so that
+        equal scores are no hits.
         """
         edges, exchange = self._edges, self._exchange
         first, last = self._span("target")
@@ -335,8 +335,8 @@ class Ranking:
     def _scores(
         self, decoder: Decoder, ends: np.ndarray, rows: Mapping[str, Tensor], device: torch.device
     ) -> Tensor:
-        """Scores float32 ``[n]`` of edges ``[2, n]`` without relations whose targets are owned.
-        Collective."""
+        """Return scores float32 ``[n]`` of edges ``[2, n]`` without relations, whose targets are
+        owned. Collective."""
         (source, _), (target, _) = (self._span(end) for end in ENDS)
         ids, place = np.unique(ends[0], return_inverse=True)
         bounds, answer = self._bounds["source"], lambda own: [rows["source"][own - source]]
@@ -366,8 +366,8 @@ def _scores(
     query: np.ndarray,
     node: np.ndarray,
 ) -> Tensor:
-    """Scores float32 ``[n]``, on the CPU, of single rows of ``kept``, on a device, with single ones
-    of the nodes at ``end``."""
+    """Return scores float32 ``[n]``, on the CPU, of rows ``query`` of ``kept``, on a device, with
+    rows ``node`` of the nodes at ``end``."""
     scores = [torch.empty(0)]
     for start in range(0, len(query), _PAIRS):
         num = len(query[start : start + _PAIRS])
@@ -381,11 +381,11 @@ def _scores(
 
 
 def _means(ranks: Tensor, places: Tensor | None = None) -> dict[str, float]:
-    """The metrics of ranks float64 ``[n]``, in whatever order they come; NaN where one is. None has
-    0.
+    """Return the metrics of ranks float64 ``[n]``, independent of their order; NaN if one is, 0
+    without ranks.
 
     Args:
-        places: what makes a hit, where these are not the ranks.
+        places: decide about hits instead of the ranks.
     """
     if bool(ranks.isnan().any()):
         return dict.fromkeys(_RANKS, math.nan)
@@ -397,15 +397,15 @@ def _means(ranks: Tensor, places: Tensor | None = None) -> dict[str, float]:
 def ranked_among_drawn(
     there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor], exchange: Exchange
 ) -> dict[str, float]:
-    """As `Ranking.metrics`, of each edge among some nodes that were drawn for it; and
-    ``average_precision`` of edges among all that are not there. Collective.
+    """Compute the metrics of `Ranking.metrics` among the negatives sampled for each edge, and
+    ``average_precision`` of edges among all negatives. Collective.
 
     Args:
-        there, absent, counts: scores of this rank's edges ``[n]``, and for each end that was
-            replaced scores ``[n, K]`` and which of them count; see `LinkModel.decode`.
+        there, absent, counts: scores of this rank's edges ``[n]``, and for each replaced end scores
+            ``[n, K]`` and which of them count; see `LinkModel.decode`.
 
     Returns:
-        NaN for all where a score is none, the same on all ranks.
+        Metrics; all NaN if a score is NaN. The same on all ranks.
     """
     scores = [there, *(other[counted] for other, counted in zip(absent, counts))]
     everyones = [exchange.gather_rows(some.float().cpu()) for some in scores]

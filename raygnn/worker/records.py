@@ -246,7 +246,7 @@ class Records(pl.Callback):
         now = time.perf_counter()
         window, world = module.window, self._exchange.world
         self._clock.lap("rest")
-        seconds, reductions = self._clock.take()
+        seconds, reductions = self._clock.read()
         own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
         own |= {f"loss/{name}": loss for name, loss in window.parts.items()}  # of several tasks
         counted = self._counters.read()

@@ -56,13 +56,13 @@ def outcome(config: Config, directory: Path) -> dict[str, Any] | None:
 
 # class → words of what is said, and the function of the user's that is named
 UNABLE = {
-    "EveryRow": (["gave [32, 4], expected [8, 4]"], None),
+    "EveryRow": (["returned [32, 4], expected [8, 4]"], None),
     "ThirdBlock": (["IndexError: list index out of range"], "forward"),
     "BlockData": (["KeyError: 'weight'"], "forward"),
     "NoWayBack": (["ArithmeticError: there is no way back"], "backward"),
     "Exits": (["SystemExit: enough"], "forward"),
     "WithArgument": (["missing 1 required positional argument: 'width'"], None),
-    "SevenClasses": (["gave [8, 7], expected [8, 4]"], None),
+    "SevenClasses": (["returned [8, 7], expected [8, 4]"], None),
 }
 
 
@@ -84,10 +84,10 @@ def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("key", "name", "words"),
     [
-        ("loss", "mean", "own_losses:mean gave [], expected [8]: a loss of each seed"),
+        ("loss", "mean", "own_losses:mean returned [], expected [8]: a loss of each seed"),
         ("loss", "detached", "has no gradient"),
         ("loss", "raising", "ArithmeticError: no loss today"),
-        ("metric", "words", "gave str, expected one number"),
+        ("metric", "words", "returned str, expected one number"),
         ("metric", "raising", "ArithmeticError: no loss today"),
     ],
 )
@@ -232,7 +232,7 @@ def test_classes_of_a_partition_that_is_there(make_job: JobFactory, tmp_path: Pa
     other = make_job(graph=graph, model={"kind": f"{UNFIT}:FiveClasses"})
     said = outcome(other, tmp_path / "five")
     assert said is not None
-    assert "gave [8, 5], expected [8, 7]" in said["what"]
+    assert "returned [8, 5], expected [8, 7]" in said["what"]
 
 
 @pytest.mark.dgl
@@ -316,7 +316,9 @@ def test_the_command_refuses_a_loss(make_job: JobFactory) -> None:
     config = make_job(task={"loss": f"{OWN}:mean"})
     report = raygnn.check(config, display=False)
     (error,) = [finding for finding in report.findings if finding.severity == "error"]
-    assert error.what.startswith(f"{OWN}:mean fails on a batch: {OWN}:mean gave [], expected [8]")
+    assert error.what.startswith(
+        f"{OWN}:mean fails on a batch: {OWN}:mean returned [], expected [8]"
+    )
     assert "single seeds" in error.remedy
     with pytest.raises(ConfigError, match=r"task\.metric: tests\.own_losses:Any is a "):
         raygnn.check(make_job(task={"metric": f"{OWN}:Any"}), display=False)

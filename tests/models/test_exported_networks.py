@@ -19,7 +19,7 @@ from raygnn.models.graph_network import GraphSchema
 from raygnn.models.heads import EdgeHead, EdgeModel, MultitaskModel, NodeHead
 from raygnn.models.kernels import message_passing
 from raygnn.models.network import Direct, Network, Schema
-from raygnn.models.program import InputSpec, Program, check, described, programs, trace, write
+from raygnn.models.program import InputSpec, Program, check, describe_inputs, programs, trace, write
 from raygnn.models.registry import (
     build_edge_model,
     build_graph_model,
@@ -232,7 +232,7 @@ def test_several_tasks_are_an_encoder_and_decoders(tmp_path: Path) -> None:
 def test_inputs_are_described() -> None:
     (program,) = programs(network({"kind": "gcn"}, ONE)).values()
     edges = {"dtype": "int64", "shape": (2, "edges of _N:_E:_N"), "below": ("nodes of _N",) * 2}
-    assert described(program) == {
+    assert describe_inputs(program) == {
         "edges": {"_N:_E:_N": edges},
         "x": {"_N": {"dtype": "float32", "shape": ("nodes of _N", 6)}},
         "degree": {"_N:_E:_N": {"dtype": "int64", "shape": ("nodes of _N",)}},
@@ -251,7 +251,7 @@ class Fixed(Program):
 
 
 def test_what_fixes_a_size_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CapabilityError, match="makes no program of this network"):
+    with pytest.raises(CapabilityError, match="cannot export this network"):
         write(Fixed(), tmp_path / "a.pt2")
     assert not list(tmp_path.iterdir())
 

@@ -475,7 +475,11 @@ OURS = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
 def test_whose_an_error_is(
     trace: str, key: str | None, own: tuple[str, ...], kind: str, where: str
 ) -> None:
-    bad = {**failure(1, "the model gave [3]", kind="TrainingError"), "trace": trace, "where": key}
+    bad = {
+        **failure(1, "the model returned [3]", kind="TrainingError"),
+        "trace": trace,
+        "where": key,
+    }
     cause = judge(run(ALIVE, Traces(1, state(1), None, bad), own=own)).cause
     assert cause.kind == kind
     assert where in str(cause.where)

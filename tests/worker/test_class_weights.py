@@ -217,9 +217,9 @@ def test_what_fills_a_batch_has_a_target_that_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none_on_one", "none_on_one gave NoneType, expected [64]: a loss of each seed"),
-        ("scalar_on_one", "scalar_on_one gave [], expected [64]: a loss of each seed"),
-        ("constant_on_one", "what tests.own_losses:constant_on_one gave has no gradient"),
+        ("none_on_one", "none_on_one returned NoneType, expected [64]: a loss of each seed"),
+        ("scalar_on_one", "scalar_on_one returned [], expected [64]: a loss of each seed"),
+        ("constant_on_one", "the result of tests.own_losses:constant_on_one has no gradient"),
         ("infinite_on_one", "in 3 steps in a row (guard.nan_steps: 2): the loss was not finite on "
          "rank 1, in epoch 0, batch 2"),
     ],
@@ -237,7 +237,7 @@ def test_it_is_one_sentence_and_names_the_rank(make_job: JobFactory) -> None:
     with pytest.raises(TrainingError) as caught:
         train(config, display=False)
     assert caught.value.what == (
-        f"{OWN}:none_on_one gave NoneType, expected [64]: a loss of each seed"
+        f"{OWN}:none_on_one returned NoneType, expected [64]: a loss of each seed"
     )
     assert (caught.value.where, caught.value.rank) == ("rank 1, task.loss", 1)
 
@@ -259,7 +259,7 @@ def test_ranks_whose_files_differ(make_job: JobFactory) -> None:
 
 def test_an_own_metric_that_is_none(make_job: JobFactory) -> None:
     config = make_job(task={"metric": f"{OWN}:words"})
-    with pytest.raises(RuntimeError, match="words gave str, expected one number"):
+    with pytest.raises(RuntimeError, match="words returned str, expected one number"):
         train_on_ranks(config)
 
 

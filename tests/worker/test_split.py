@@ -143,10 +143,10 @@ def test_laps_along_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
             clock.lap(part)
         clock.batches += 1
     assert _Event.waited < 4  # the host does not wait for each
-    seconds, reductions = clock.take()
+    seconds, reductions = clock.read()
     assert seconds == {"forward": 125.0, "communicate": 250.0}
     assert reductions == [(batch, 0.5) for batch in range(500)]
-    assert clock.take() == ({}, [])
+    assert clock.read() == ({}, [])
 
 
 def test_the_last_gradient() -> None:

@@ -293,7 +293,7 @@ class EdgePlane(PartitionPlane):
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
             decoder = copy.deepcopy(model.decoder).float().eval()
-            owned = {str(end): rows[t].of(nodes[t]) for end, t in self._ntypes.items()}
+            owned = {str(end): rows[t].select(nodes[t]) for end, t in self._ntypes.items()}
             if listed is not None and listed.lists.pairs is not None:
                 given = decoder, own, listed.global_ids(), owned, self.ranks.device
                 return self._ranking.metrics_among(*given)
@@ -357,7 +357,7 @@ class EdgePlane(PartitionPlane):
         ntype = pick_ntype(request.ntype, self.ntypes)
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
         ids = chosen + self.shard.first(ntype)
-        rows = self.inference.represent(model.encoder, {ntype: ids})[ntype].of(ids)
+        rows = self.inference.represent(model.encoder, {ntype: ids})[ntype].select(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[EdgePredictions]:
@@ -463,7 +463,7 @@ class EdgePlane(PartitionPlane):
             if target.relation is not None:
                 given = edges.column(target.relation)[some].astype(np.int64)
                 relation = torch.from_numpy(given).to(device)
-            ends = rows[self.etype[2]].of(edges.dst[some])
+            ends = rows[self.etype[2]].select(edges.dst[some])
             features = edges.column(JOINED)[some].float().to(device) if self._width else None
             with torch.no_grad():
                 out = decoder(sources.to(device), ends.to(device), relation, features)

@@ -131,7 +131,7 @@ class MultitaskPlane(PartitionPlane):
         ntype = pick_ntype(request.ntype, self.ntypes)
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
         ids = chosen + self.shard.first(ntype)
-        rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].of(ids)
+        rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].select(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def positives(self) -> dict[str, str]:

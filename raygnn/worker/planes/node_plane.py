@@ -135,7 +135,7 @@ class NodePlane(PartitionPlane):
         if isinstance(model, Network):
             rows = self.inference.hidden(model, ntype, ids)
         else:
-            rows = self.inference.represent(model, {ntype: ids})[ntype].of(ids)
+            rows = self.inference.represent(model, {ntype: ids})[ntype].select(ids)
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     @cached_property
