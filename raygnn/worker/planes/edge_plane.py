@@ -430,7 +430,7 @@ class EdgePlane(PartitionPlane):
     def _sources(self, rows: Mapping[str, NodeRows], some: np.ndarray) -> Tensor:
         """Rows of the sources of own edges, by their places, ``[n, D]``. Collective."""
         ntype = self.etype[0]
-        return self._of_sources(some, rows[ntype].of)
+        return self._of_sources(some, rows[ntype].select)
 
     def _numbers_of_sources(self, some: np.ndarray) -> Tensor:
         """The user's numbers of the sources of own edges, int64 ``[n]``. Collective."""
