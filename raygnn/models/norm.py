@@ -170,10 +170,12 @@ class BatchNorm(nn.BatchNorm1d):
             return F.batch_norm(x, mean, var, self.weight, self.bias, several, 0.0, self.eps)
         if not _repeats.now:
             self._moments = self._over_ranks(x.detach(), counted)
-        count, mean, var = _statistics(self._moments)
+        count = float(self._moments[0])
+        mean, deviations = self._moments[1:].chunk(2)
         if count <= 1:
             mean, var = self.running_mean, self.running_var
             return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        var = deviations / count
         if not _repeats.now:
             self._track(count, mean, var)
         args = (mean, var, count, counted, self._sum, self.eps)
@@ -218,13 +220,6 @@ def merged(parts: Tensor) -> Tensor:
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count.clamp(min=1)
     return torch.cat([count, mean, (deviations + counts * (means - mean).square()).sum(0)])
-
-
-def _statistics(moments: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Return count, mean and biased variance."""
-    count = float(moments[0])
-    mean, deviations = moments[1:].chunk(2)
-    return count, mean, deviations / max(count, 1)
 
 
 class _Normalised(torch.autograd.Function):

@@ -235,13 +235,8 @@ def gcn(config: FamilyConfig) -> Family:
     """Kipf & Welling, "Semi-supervised classification with graph convolutional networks"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        same = etype[0] == etype[2]
-        return GCNConv(
-            spec.in_features[etype[0]],
-            spec.out_features,
-            same_type=same,
-            kernels=config.kernels,
-        )
+        widths, same = (spec.in_features[etype[0]], spec.out_features), etype[0] == etype[2]
+        return GCNConv(*widths, same_type=same, kernels=config.kernels)
 
     return Family(partial(TypedLayer, conv=conv), own=False, activation="relu", combine="gcn")
 

@@ -6,6 +6,7 @@ replicated and the partitioned topology, and any number of workers, give the sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -417,15 +418,10 @@ def _take(column: Tensor, places: np.ndarray) -> Tensor:
     if not len(places):  # torch gives an empty numpy array a stride that permits no view
         return out
     width = column.shape[1:].numel() * column.element_size()
-    words = [t.reshape(-1).view(torch.uint8).numpy().view(_word(width)) for t in (column, out)]
-    kernels.take_words(words[0], width // words[0].itemsize, places, words[1])
+    size = math.gcd(width, 8)  # bytes of the widest integers that rows consist of
+    words = [t.reshape(-1).view(torch.uint8).numpy().view(f"i{size}") for t in (column, out)]
+    kernels.take_words(words[0], width // size, places, words[1])
     return out
-
-
-def _word(width: int) -> type[np.integer]:
-    """Return the widest integer type whose size divides ``width`` bytes."""
-    words = (np.int64, np.int32, np.int16, np.int8)
-    return next(word for word in words if width % np.dtype(word).itemsize == 0)
 
 
 def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:

@@ -486,7 +486,8 @@ class Inference:
             ids, when = owned[chunk], None if times is None else times[chunk]
             real = len(ids)
             if not real:  # the other ranks still need this one's rows
-                ids = np.array([self._any_node(ntype)])
+                shard = self._shard
+                ids = np.array([min(shard.first(ntype), shard.num_nodes(ntype) - 1)])
                 when = None if times is None else np.zeros(1, np.int64)
             seeds = {ntype: ids}
             out = model(*self._given(seeds, fanouts, None if when is None else {ntype: when}))
@@ -520,9 +521,6 @@ class Inference:
             return None
         assert self._at is not None
         return {t: np.full(len(ids), self._at) for t, ids in nodes.items()}
-
-    def _any_node(self, ntype: str) -> int:
-        return min(self._shard.first(ntype), self._shard.num_nodes(ntype) - 1)
 
 
 def _on(device: torch.device, values: Mapping[T, Tensor]) -> dict[T, Tensor]:
