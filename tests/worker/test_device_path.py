@@ -116,7 +116,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
         rank = exchange.world.rank
         return cls(exchange, others if rank in others else (rank,), max(1, len(others)))
 
-    monkeypatch.setattr(Host, "of", classmethod(of))
+    monkeypatch.setattr(Host, "discover", classmethod(of))
 
 
 @pytest.mark.parametrize(
