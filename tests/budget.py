@@ -75,7 +75,6 @@ MEETING_POINTS = {
     "driver.train": 19,
     "driver.session": 16,
     "worker.rank": 19,
-    "worker.callbacks": 16,
     "driver.inputs": 19,
     # a data plane joins the graph, sampling, the model and the task of one kind of seeds
     "worker.planes.partition_plane": 25,

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn.checkpoint import learned_rows
+from raygnn.checkpoint import learned_rows, lifecycle
 from raygnn.checkpoint.hashed_files import nothing
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
@@ -33,7 +33,6 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir, read_config
 from raygnn.sampling.exchange import Exchange
 from raygnn.storage.remote import AnyPath
-from raygnn.worker import callbacks
 from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
@@ -207,7 +206,7 @@ def selected(run: Run) -> dict[str, torch.Tensor]:
 
 
 def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
-    callbacks._APART = learned_rows._APART = 0.005  # the files of these jobs are small
+    lifecycle._APART = learned_rows._APART = 0.005  # the files of these jobs are small
     return Rank(job, runtime(exchange)).run()
 
 

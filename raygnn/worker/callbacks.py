@@ -4,11 +4,9 @@ is, for the black box."""
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,27 +15,17 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from raygnn.checkpoint import store
-from raygnn.checkpoint.learned_rows import RowState
-from raygnn.checkpoint.writer import Saver
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
-from raygnn.config.values import Duration
 from raygnn.models.norm import fold_biases
 from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
-from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
 from raygnn.worker.guard.fingerprint import tensors
 from raygnn.worker.records import Records
-
-_LOOK = 0.5  # seconds between looks at the clock and for requests
-_FARTHEST = 1000  # steps
-_GRACE = 10.0  # seconds to wait, once, for a checkpoint that is still being written
-_APART = 0.05  # seconds between looks whether it is
 
 
 class Evaluation(pl.Callback):
@@ -98,7 +86,11 @@ class Evaluation(pl.Callback):
         last = epoch + 1 == config.epochs or trainer.global_step == config.max_steps
         if (epoch + 1) % config.eval_every and not last:
             return
-        began = self._records.begin_pause()
+        with self._records.pause("evaluate"):
+            self._validate(epoch, trainer, module)
+
+    def _validate(self, epoch: int, trainer: pl.Trainer, module: TaskModule) -> None:
+        config = self._config
         with self._averaging.applied(module) if self._averaging else nullcontext():
             values = self._evaluate("val")
             score = values[self._metric]
@@ -120,7 +112,6 @@ class Evaluation(pl.Callback):
                 schedule.scheduler.step(score)
         self.newest = {f"val/{name}": value for name, value in values.items()}
         self._records.write(trainer.global_step, epoch, self.newest)
-        self._records.end_pause(began)
 
     def restore_best(self, module: TaskModule) -> None:
         """Put the best weights back, if an evaluation kept any."""
@@ -148,169 +139,6 @@ class Evaluation(pl.Callback):
         self._mark = state.get("mark", self.best)
         self._mark_epoch = state.get("mark_epoch", self.best_epoch)
         self.newest = state.get("newest", {})
-
-
-class Checkpoints(pl.Callback):
-    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, when
-    somebody asks for it, and after the last step.
-
-    They are written while training goes on, one at a time. One that is due meanwhile is waited for
-    shortly, and left out if that is not enough; the last one is not: it waits, and is waited for,
-    for as long as the storage takes anything.
-
-    Args:
-        saver: writes them on rank 0; the trainer's `CheckpointIO`.
-        every: steps (int) or seconds (`Duration`).
-        last: the optimizer step after which training ends.
-        rows: the learned rows, which each rank writes itself; None = there are none.
-        patience: seconds for which the storage may take nothing.
-    """
-
-    def __init__(
-        self,
-        saver: Saver,
-        directory: Path,
-        exchange: Exchange,
-        records: Records,
-        *,
-        every: int | Duration,
-        last: int,
-        rows: RowState | None,
-        patience: float,
-    ):
-        self._saver = saver
-        self._rows = rows
-        self._directory = directory
-        self._exchange = exchange
-        self._records = records
-        self._every = every
-        self._last = last
-        self._patience = patience
-        self._first = exchange.world.rank == 0
-        self._stalled = False  # whether a rank's storage took nothing, when ranks last met
-        self._skipping = False  # whether one was left out since the one under way began
-        self._step = self._look_at = -1
-        self._ends = False  # whether no step is to follow the next checkpoint
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._step = self._looked_step = trainer.global_step
-        self._saved_at = self._looked_at = time.monotonic()
-        self._look_at = self._step + 1
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        step = trainer.global_step
-        if step == self._step:  # batches accumulate
-            return
-        self._step = step
-        if self._is_due(step):
-            began = self._records.begin_pause()
-            if self._save(trainer) and self._ends:
-                self._hold()
-            self._records.end_pause(began)
-
-    def finish(self) -> None:
-        """Wait for what is being written, for as long as the storage takes anything. Collective."""
-        blackbox.note("checkpoint")
-        self._wait(None)
-        if self._first:
-            self._saver.finish(0.0)
-            self._saver.answer_rest()
-        blackbox.note("between")
-
-    def _hold(self) -> None:
-        """Make no step after the last checkpoint: wait for the driver to end this process, or go
-        on when that has taken too long. Collective."""
-        self._wait(None)
-        end, over = time.monotonic() + self._patience, 0
-        while not over:
-            time.sleep(_APART)
-            _, over = self._meet(self._first and time.monotonic() >= end)
-
-    def _save(self, trainer: pl.Trainer) -> bool:
-        """Begin a checkpoint, and return True, unless one before it is still being written."""
-        blackbox.note("checkpoint")
-        step = trainer.global_step
-        last = step == self._last
-        begins = self._wait(None if last else 0.0 if self._skipping else _GRACE)
-        if begins:
-            self._begin(trainer, step, last)
-            self._skipping = False
-        else:
-            if self._first and (self._stalled or not self._skipping):
-                self._saver.skip(step, self._patience if self._stalled else None, last)
-            self._skipping = True
-        blackbox.note("between")
-        self._saved_at = time.monotonic()
-        return begins
-
-    def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
-        copy = True
-        if self._rows is not None:
-            copy = not self._exchange.max(not self._rows.has_room())
-            draft = store.draft_of(self._directory, step)
-            self._rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
-        path = store.state_at(self._directory, step)
-        options = {"rows": self._rows is not None, "last": last}
-        trainer.save_checkpoint(path, storage_options=options)
-        # rows that are not copied must not change before they are written
-        if self._rows is not None and not copy and not self._wait(None):
-            self._rows.abandon()
-
-    def _wait(self, grace: float | None) -> bool:
-        """Wait until nothing is being written, on no rank; whether that is so. No longer than
-        ``grace`` seconds by rank 0's clock; None = for as long as the storage takes anything.
-        Collective, by many short exchanges, none of which `comm.timeout` ends."""
-        end = math.inf if grace is None else time.monotonic() + grace
-        while True:
-            busy, over = self._meet(self._first and time.monotonic() >= end)
-            if not busy:
-                return True
-            if self._stalled or over:
-                return False
-            time.sleep(_APART)
-
-    def _meet(self, *flags: int) -> list[int]:
-        """How many ranks are writing, and the sum of each of ``flags``. Learned rows that all
-        ranks have written go to rank 0, which writes the rest. Collective."""
-        rows, saver = self._rows, self._saver
-        silence = max(saver.silence, rows.silence if rows is not None else 0.0)
-        mine = [rows is not None and rows.busy, saver.busy, silence >= self._patience, *flags]
-        told = self._exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
-        writing, saving, stalled, *flags_sum = told
-        self._stalled = stalled > 0
-        if rows is not None and rows.pending and not writing:
-            try:
-                files = rows.collect()
-                if self._first:
-                    saver.complete(files)
-            except OSError as error:
-                saving = 0
-                if self._first:
-                    saver.fail(error)
-        return [writing + saving, *flags_sum]
-
-    def _is_due(self, step: int) -> bool:
-        if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
-            return True
-        return step >= self._look_at and self._look(step)
-
-    def _look(self, step: int) -> bool:
-        """Do what rank 0 finds is to be done, and look again about half a second later, by its
-        clock. Collective."""
-        now, due, steps, ends = time.monotonic(), False, 0, False
-        if self._first:
-            late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
-            # a request is for a checkpoint that begins after it, once there is a turn
-            may_ask = self._stalled or not self._saver.busy
-            due = late or (may_ask and bool(self._saver.asked))
-            ends = self._saver.ends_training
-            each = (now - self._looked_at) / max(1, step - self._looked_step)
-            steps = max(1, min(_FARTHEST, int(_LOOK / max(each, 1e-9))))
-        _, told_due, told_steps, told_ends = self._meet(due, steps, ends)
-        self._ends = told_ends > 0
-        self._looked_at, self._looked_step = now, step
-        self._look_at = step + told_steps
-        return bool(told_due)
 
 
 class Averaging(pl.Callback):

@@ -63,12 +63,11 @@ class Profiling(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any
     ) -> None:
         if self._seen == _SKIPPED and self._steps and self._profile is None and not self.operators:
-            began = self._records.begin_pause()
             kinds = [ProfilerActivity.CPU]
             kinds += [ProfilerActivity.CUDA] if module.device.type == "cuda" else []
-            self._profile = profile(activities=kinds)
-            self._profile.__enter__()
-            self._records.end_pause(began)
+            with self._records.pause():
+                self._profile = profile(activities=kinds)
+                self._profile.__enter__()
         self._begin(_PHASES[0])
 
     def on_before_backward(self, *_: Any) -> None:
@@ -84,10 +83,9 @@ class Profiling(pl.Callback):
         self._step = trainer.global_step
         self._seen += 1
         if self._seen == _SKIPPED + self._steps:
-            began = self._records.begin_pause()
-            self._finish()
-            self._records.meet()
-            self._records.end_pause(began)
+            with self._records.pause():
+                self._finish()
+                self._records.meet()
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._step = trainer.global_step

@@ -15,21 +15,21 @@ import torch
 
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.learned_rows import RowState
+from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
-from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, DataError, TrainingError
 from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
-from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting, user_hooks
+from raygnn.worker.callbacks import Averaging, Evaluation, Phases, Waiting, user_hooks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
 from raygnn.worker.profiling import PROFILE, Profiling
 from raygnn.worker.rank_setup import RankSetup, Runtime
-from raygnn.worker.records import Closing, open_writers
+from raygnn.worker.records import Closing, Records, open_writers
 
 T = TypeVar("T")
 
@@ -68,17 +68,7 @@ class Rank(RankSetup):
         evaluation = Evaluation(
             evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
-        saver = self._saver(maker.identity)
-        checkpoints = Checkpoints(
-            saver,
-            self.directory,
-            self.control,
-            records,
-            every=config.fault.checkpoint_every,
-            last=task.total_steps,
-            rows=rows,
-            patience=self.storage_timeout,
-        )
+        checkpoints = self._checkpoints(maker.identity, task.total_steps, rows, records)
         # read now: the partition's storage may be away when training ends
         facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
         positives = plane.positives()
@@ -96,7 +86,7 @@ class Rank(RankSetup):
         callbacks += [evaluation] if has_val else []
         profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)
         callbacks += [profiling] if job.profile else []
-        trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
+        trainer = self.trainer([*callbacks, checkpoints, Closing(), Waiting()], checkpoints.plugin)
         log.info("training from %s", state or "the start")
         cause, trained = None, False
         try:
@@ -121,7 +111,7 @@ class Rank(RankSetup):
             loader.close()
             if not trained:
                 records.settle(wait=False)
-                saver.finish(_LAST_WORDS)
+                checkpoints.give_up(_LAST_WORDS)
         if cause is not None:
             raise cause
         task.to(self.runtime.device)  # Lightning leaves it on the CPU
@@ -181,9 +171,8 @@ class Rank(RankSetup):
                 "ranks": self.stragglers.summary(),
             }
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
-        saver.finish_sending(self.storage_timeout)
-        counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
-        return {**result, "skipped": skipped, "checkpoints": counts}
+        checkpoints.finish_uploads(self.storage_timeout)
+        return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
         """The summary's figures of what went between ranks. Collective."""
@@ -284,7 +273,9 @@ class Rank(RankSetup):
         except EXITS as error:
             raise exit_error(error) from error
 
-    def _saver(self, data: str) -> Saver:
+    def _checkpoints(
+        self, data: str, last: int, rows: RowState | None, records: Records
+    ) -> Checkpoints:
         fault, control = self.config.fault, self.job.control
         is_current = partial(control.is_current, self.start.attempt)
         courier = None
@@ -297,9 +288,12 @@ class Rank(RankSetup):
                 is_current,
                 self.runtime.send_files,
             )
-        return Saver(
+        return Checkpoints(
             self.directory,
+            self.control,
             control,
+            every=fault.checkpoint_every,
+            last=last,
             keep=fault.keep,
             about={
                 "config": fixed(self.config.to_dict()),
@@ -310,6 +304,8 @@ class Rank(RankSetup):
             },
             events=self.events,
             patience=self.storage_timeout,
+            rows=rows,
             courier=courier,
             is_current=is_current,
+            pause=partial(records.pause, "checkpoint"),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from raygnn.runs.run_directory import METRICS
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
+from raygnn.worker import blackbox
 from raygnn.worker.stragglers import Stragglers
 
 PARTS = (*LOADER, *STEP)
@@ -228,19 +229,21 @@ class Records(pl.Callback):
         self.settle()
         self._last_gradient.forget()
 
-    def begin_pause(self) -> float:
-        """What follows, until `end_pause`, is no part of a step (an evaluation, a checkpoint)."""
-        self.settle()  # a run that goes on from the checkpoint has the record, too
+    @contextmanager
+    def pause(self, phase: str = "between") -> Iterator[None]:
+        """Keep the time of the block, such as an evaluation or a checkpoint, out of the steps'."""
+        self.settle()  # a run that resumes from the checkpoint has the record, too
         self._clock.lap("rest")
-        return time.perf_counter()
+        began = time.perf_counter()
+        blackbox.note(phase)
+        yield
+        blackbox.note("between")
+        self._clock.lap(None)
+        self._window_start += time.perf_counter() - began
 
     def meet(self) -> None:
         """Wait for all ranks, in a pause, so that none is waited for in a step. Collective."""
         self._exchange.max(0)
-
-    def end_pause(self, began: float) -> None:
-        self._clock.lap(None)
-        self._window_start += time.perf_counter() - began
 
     def _flush(self, trainer: pl.Trainer, module: TaskModule) -> None:
         now = time.perf_counter()

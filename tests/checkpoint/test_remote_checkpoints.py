@@ -14,12 +14,12 @@ import pytest
 
 from raygnn.checkpoint import store as checkpoint
 from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
-from raygnn.checkpoint.writer import Saver
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker.control import Control, SaveRequest
+from tests.checkpoint.test_saving import save, saver
 from tests.small_jobs import JobFactory, about, until
 
 
@@ -109,23 +109,15 @@ def test_a_store_that_is_away_is_told_once_and_fails_no_checkpoint(
 
     monkeypatch.setattr(RemoteCheckpoints, "send", held)
     control = Control()
-    saving = Saver(
-        tmp_path / "here",
-        control,
-        keep=2,
-        about=about(make_job()),
-        events=Events(tmp_path / EVENTS),
-        patience=30.0,
-        courier=courier_to(tmp_path),
-    )
+    there = tmp_path / "here"
+    saving = saver(there, requests=control, keep=2, courier=courier_to(tmp_path))
     request = SaveRequest(control)
     for step in (7, 8, 9):
-        saving.save_checkpoint({"global_step": step}, "")
-        saving.finish(30)
+        save(saving, step)
         until(lambda step=step: f"step-{step:010d}" in tried)
     away.clear()
-    saving.finish_sending(30)
-    assert (saving.saved, saving.failed) == (3, 0)
+    saving.finish_uploads(30)
+    assert saving.counts == {"saved": 3, "failed": 0, "skipped": 0}
     assert request.answer(control.snapshot()) is True
     lost, again = (tmp_path / EVENTS).read_text().splitlines()
     assert json.loads(lost)["text"].startswith("step-0000000007 is not in ")

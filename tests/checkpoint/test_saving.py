@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,14 +19,13 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.checkpoint import hashed_files, store, weights
+from raygnn.checkpoint import hashed_files, lifecycle, store, weights
 from raygnn.checkpoint.learned_rows import write_rows
+from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.checkpoint.store import RowFiles
-from raygnn.checkpoint.writer import Saver
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
-from raygnn.worker import callbacks
-from raygnn.worker.callbacks import Checkpoints
+from raygnn.sampling.exchange import Exchange, World
 from raygnn.worker.control import Control, SaveRequest
 from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, about, job, train_on_ranks
@@ -33,23 +33,38 @@ from tests.small_jobs import JobFactory, about, job, train_on_ranks
 CONFIG = load_config(job(Path("runs")))
 
 
-def saver(directory: Path, **options: Any) -> Saver:
-    options = {"keep": 9, "patience": 30.0, **options}
-    events = Events(directory / EVENTS)
-    options.setdefault("requests", Control())
-    return Saver(directory, about=about(CONFIG), events=events, **options)
+def saver(directory: Path, requests: Control | None = None, **options: Any) -> Checkpoints:
+    """The checkpoints of a rank that is alone."""
+    options = {"keep": 9, "patience": 30.0, "every": 1, "last": 99, **options}
+    options.setdefault("exchange", Exchange(World(0, 1)))
+    return Checkpoints(
+        directory,
+        requests=requests or Control(),
+        about=about(CONFIG),
+        events=Events(directory / EVENTS),
+        **options,
+    )
 
 
-def save(saving: Saver, directory: Path, step: int, *weights: torch.Tensor, **options: Any) -> None:
+def begin(saving: Checkpoints, step: int, weights: torch.Tensor | None = None) -> None:
+    """Begin to write a checkpoint."""
+    trainer: Any = SimpleNamespace(global_step=-1)
+    trainer.save_checkpoint = lambda path: saving.plugin.save_checkpoint(state(step, weights), path)
+    saving.on_train_start(trainer, Mock())
+    trainer.global_step = step
+    saving.on_train_batch_end(trainer)
+
+
+def save(saving: Checkpoints, step: int, weights: torch.Tensor | None = None) -> None:
     """Write a checkpoint, or fail to."""
-    saving.save_checkpoint(state(step, *weights), directory, options)
-    wait(saving)
+    begin(saving, step, weights)
+    assert wait(saving, 30)
 
 
-def wait(saving: Saver) -> None:
-    """Until it has written what it writes."""
-    assert saving._write is not None
-    assert saving._write.wait(30)
+def wait(saving: Checkpoints, seconds: float) -> bool:
+    """Wait until it has written what it writes."""
+    assert saving._pending.write is not None
+    return saving._pending.write.wait(seconds)
 
 
 def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:
@@ -96,11 +111,11 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(store, "write", held)
     weights, saving = torch.arange(4.0), saver(tmp_path)
-    saving.save_checkpoint(state(1, weights), tmp_path)
+    begin(saving, 1, weights)
     weights.add_(1)
     assert store.newest(tmp_path) == ""
     go.set()
-    wait(saving)
+    assert wait(saving, 30)
     found, _ = store.find(tmp_path, CONFIG)
     assert found is not None
     assert torch.load(found.state)["state_dict"]["w"].tolist() == [0, 1, 2, 3]
@@ -108,8 +123,8 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_start_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
     """A rank that was asleep, or cut off, while the run went on without it."""
-    save(saver(tmp_path), tmp_path, 5)
-    save(saver(tmp_path, is_current=lambda: False), tmp_path, 3)
+    save(saver(tmp_path), 5)
+    save(saver(tmp_path, is_current=lambda: False), 3)
     assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-0000000005"]
     assert "a later start of the run has taken over" in told(tmp_path)[0]
 
@@ -119,7 +134,7 @@ def test_those_that_were_put_aside_come_back(
 ) -> None:
     saving = saver(tmp_path)
     for step in (3, 5):
-        save(saving, tmp_path, step)
+        save(saving, step)
     rename = os.rename
 
     def failing(source: Any, target: Any) -> None:
@@ -128,8 +143,8 @@ def test_those_that_were_put_aside_come_back(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", failing)
-    save(saving, tmp_path, 3)
-    assert saving.failed == 1
+    save(saving, 3)
+    assert saving.counts["failed"] == 1
     there = sorted(path.name for path in tmp_path.glob("*step*"))
     assert there == ["step-0000000003", "step-0000000005"]
 
@@ -188,12 +203,12 @@ def test_no_room(how: str, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)
         saving = saver(disk, keep=1)
-        save(saving, disk, 1, large)
+        save(saving, 1, large)
         filler = fill(disk) if how == "full" else None
         if filler is None:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        save(saving, disk, 2, large)
-        assert (saving.saved, saving.failed) == (1, 1)
+        save(saving, 2, large)
+        assert saving.counts == {"saved": 1, "failed": 1, "skipped": 0}
         assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000001"]
         found, rejected = store.find(disk, CONFIG)
         assert found is not None
@@ -202,7 +217,7 @@ def test_no_room(how: str, tmp_path: Path) -> None:
             subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         else:
             filler.unlink()
-        save(saving, disk, 3, large)
+        save(saving, 3, large)
         assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000003"]
         Events.flush(saving._events)
         reason = {
@@ -222,18 +237,18 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)
         filler = fill(disk)
-        saving = saver(disk, patience=0.2)
-        save(saving, disk, 1, large, last=True)
-        assert (saving.saved, saving.failed) == (0, 1)
+        saving = saver(disk, patience=0.2, last=1)
+        save(saving, 1, large)
+        assert saving.counts == {"saved": 0, "failed": 1, "skipped": 0}
         control = Control()
-        saving = saver(disk, patience=60.0, requests=control)
+        saving = saver(disk, control, patience=60.0, last=1)
         request = SaveRequest(control)
-        saving.save_checkpoint(state(1, large), disk, {"last": True})
-        assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+        begin(saving, 1, large)
+        assert not wait(saving, 0.5)
         assert request.answer(control.snapshot()) is None
         filler.unlink()
-        wait(saving)
-        assert (saving.saved, saving.failed) == (1, 0)
+        assert wait(saving, 30)
+        assert saving.counts == {"saved": 1, "failed": 0, "skipped": 0}
         assert request.answer(control.snapshot()) is True
         assert store.newest(disk) == "step-0000000001"
         saving._events.flush()
@@ -244,26 +259,31 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
 def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
     """Storage that is away when it is due comes back in time."""
     parent = tmp_path / "mount"
-    saving = saver(parent / "checkpoints", patience=60.0)
+    saving = saver(parent / "checkpoints", patience=60.0, last=1)
     saving._events = Events(tmp_path / EVENTS)
-    saving.save_checkpoint(state(1), parent, {"last": True})
-    assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+    begin(saving, 1)
+    assert not wait(saving, 0.5)
     parent.mkdir()
-    wait(saving)
+    assert wait(saving, 30)
     assert store.newest(parent / "checkpoints") == "step-0000000001"
 
 
 def test_what_the_last_one_says(tmp_path: Path) -> None:
     control = Control()
-    saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0, requests=control)
+    saving = saver(tmp_path / "gone" / "checkpoints", control, patience=0.0, last=4)
     saving._events = Events(tmp_path / EVENTS)
     request = SaveRequest(control)
-    save(saving, tmp_path, 4, last=True)
+    save(saving, 4)
     (said,) = told(tmp_path)
     assert said.startswith("the checkpoint of step 4 was not written: ")
     assert "it cannot be written: No such file or directory (make it writable" in said
     assert said.endswith("; it was the last one, so --resume would go on from the beginning")
     assert request.answer(control.snapshot()) is False
+
+
+def _requests(trainer: Any) -> Any:
+    (found,) = (each._requests for each in trainer.callbacks if isinstance(each, Checkpoints))
+    return found
 
 
 def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,11 +293,11 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
     def ask(self: Guard, trainer: Any, *args: Any) -> None:
         if trainer.global_step == 3 and trainer.global_rank == 0:
             for request in ("a", "b"):
-                trainer.strategy.checkpoint_io._requests.ask_save(request)
+                _requests(trainer).ask_save(request)
         begin(self, trainer, *args)
 
     monkeypatch.setattr(Guard, "on_train_batch_start", ask)
-    monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    monkeypatch.setattr(lifecycle, "_POLL", 0.0)  # after each step
     write = store.write
 
     def slow(*args: Any) -> None:  # so that further looks see the request
@@ -308,7 +328,7 @@ def test_no_step_follows_the_last_checkpoint(
 
     def ask(self: Guard, trainer: Any, *args: Any) -> None:
         if trainer.global_step == 3 and trainer.global_rank == 0:
-            trainer.strategy.checkpoint_io._requests.ask_save("a", last=True)
+            _requests(trainer).ask_save("a", last=True)
         begin(self, trainer, *args)
 
     def end(self: Checkpoints, *flags: int) -> list[int]:
@@ -323,7 +343,7 @@ def test_no_step_follows_the_last_checkpoint(
     monkeypatch.setattr(Guard, "on_train_batch_start", ask)
     monkeypatch.setattr(Checkpoints, "_meet", end)
     monkeypatch.setattr(Control, "answer_saves", note)
-    monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    monkeypatch.setattr(lifecycle, "_POLL", 0.0)  # after each step
     with pytest.raises(RuntimeError, match="ended it at step 4"):
         train_on_ranks(config)
     assert [p.name[-1] for p in config.run_dir.glob("checkpoints/step-*")] == ["4"]
@@ -396,7 +416,7 @@ def test_files_hold_tensors_of_a_cpu(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2, bias=False)
     model.weight = torch.nn.Parameter(there)
     weights.save(tmp_path, model, {"data": ""})
-    save(saver(tmp_path), tmp_path, 3, there)
+    save(saver(tmp_path), 3, there)
     written = torch.load(tmp_path / weights.FILE, weights_only=True)["weight"]
     resumed = torch.load(store.state_at(tmp_path, 3), weights_only=True)["state_dict"]["w"]
     hashed_files.save_tensors({"rows": [there]}, tmp_path / "nested.pt")

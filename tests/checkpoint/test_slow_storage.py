@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,19 +17,19 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raygnn.checkpoint import hashed_files, store
+from raygnn.checkpoint import hashed_files, lifecycle, store
 from raygnn.checkpoint.hashed_files import Hashed
 from raygnn.checkpoint.learned_rows import RowState
+from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.config.values import Duration
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.embeddings import ROW
-from raygnn.worker import callbacks
-from raygnn.worker.callbacks import Checkpoints
+from raygnn.worker.control import Control
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from tests import small_jobs
-from tests.checkpoint.test_saving import saver, state, told
+from tests.checkpoint.test_saving import begin, saver, told
 from tests.plain_embeddings import rows_in
 from tests.small_jobs import JobFactory, runtime, train_on_ranks
 from tests.worker.test_embeddings import options
@@ -75,7 +77,7 @@ def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     whole = train_on_ranks(make_job(name="whole", **wanted()))
     # some 15 pieces of a rank
     slow_down(monkeypatch, "rows-", lambda: time.sleep(PATIENCE / 10))
-    monkeypatch.setattr(callbacks, "_GRACE", 0.0)
+    monkeypatch.setattr(lifecycle, "_GRACE", 0.0)
     monkeypatch.setattr(RowState, "has_room", lambda self: room)
     config = make_job(**wanted(storage_timeout=PATIENCE))
     run = train_on_ranks(config)
@@ -83,7 +85,7 @@ def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     assert counts["failed"] == 0
     assert counts["saved"] + counts["skipped"] == 3
     assert (counts["skipped"] > 0) is room
-    assert ("is left out" in events(run)) is room
+    assert ("is skipped" in events(run)) is room
     newest, rejected = store.find(run.path / "checkpoints", config)
     assert newest is not None
     assert (newest.step, rejected) == (12, [])
@@ -120,38 +122,27 @@ def test_rows_that_change_before_they_are_written(
     again = threading.Event()
     slow_down(monkeypatch, "rows-", lambda: again.wait(60))
     monkeypatch.setattr(RowState, "has_room", lambda self: False)
-    table, control, saving = torch.zeros(64, 4), Exchange(World(0, 1)), saver(tmp_path)
+    table, control = torch.zeros(64, 4), Exchange(World(0, 1))
     embeddings: Any = SimpleNamespace(
         rows={"_N": 64}, ids={"_N": np.arange(64)}, dim=4, steps=4, arrays=lambda _: {ROW: table}
     )
     rows = RowState(embeddings, control, 0.1)
-    records: Any = SimpleNamespace(begin_pause=lambda: 0.0, end_pause=lambda began: None)
-    callback = Checkpoints(
-        saving, tmp_path, control, records, every=4, last=99, rows=rows, patience=0.1
-    )
-    trainer: Any = SimpleNamespace(
-        global_step=0,
-        save_checkpoint=lambda path, storage_options: saving.save_checkpoint(
-            state(4), path, storage_options
-        ),
-    )
-    callback.on_train_start(trainer, None)  # type: ignore[arg-type]
-    trainer.global_step = 4
-    callback.on_train_batch_end(trainer)
+    saving = saver(tmp_path, exchange=control, every=4, rows=rows, patience=0.1)
+    begin(saving, 4)
     table.add_(1)
     again.set()
     assert rows._write is not None
     assert rows._write.wait(60)
-    callback.finish()
+    saving.finish()
     assert not [*tmp_path.glob("*step-*")]
-    assert (saving.saved, saving.failed) == (0, 1)
+    assert saving.counts == {"saved": 0, "failed": 1, "skipped": 0}
     assert (
         "training went on before the learned rows were written (rank 0) (see" in told(tmp_path)[0]
     )
 
 
 class Storage:
-    """A saver whose checkpoints take as long as the test says, by a clock of its own.
+    """Storage on which checkpoints take as long as the test says, by a clock of its own.
 
     Args:
         seconds: that each takes, one after the other.
@@ -161,49 +152,43 @@ class Storage:
     def __init__(self, seconds: list[float], stalls: set[int]):
         self.now = 0.0
         self.seconds, self.stalls = seconds, stalls
-        self.begun: list[int] = []
-        self.skipped: list[int] = []
-        self.failed: list[int] = []
-        self.requests: dict[int, int | None] = {}  # step of the request → of its answer
-        self._end = self._began = 0.0
+        self.writes: list[Writing] = []
+        self.written = -1  # the newest step
 
-    @property
-    def stalled(self) -> bool:
-        return len(self.begun) - 1 in self.stalls
+    def begin(self, act: Callable[[Any], None], name: str) -> Writing:
+        assert not any(write.busy for write in self.writes), "two at a time"
+        self.writes.append(Writing(self, act, len(self.writes)))
+        return self.writes[-1]
+
+    def write(self, directory: Path, state: Any, step: int, *_: Any) -> None:
+        self.written = step
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Writing:
+    """Stands for a `Write`."""
+
+    def __init__(self, storage: Storage, act: Callable[[Any], None], number: int):
+        self._storage, self._act, self._began = storage, act, storage.now
+        self._stalls = number in storage.stalls
+        self._end = math.inf if self._stalls else storage.now + storage.seconds[number]
 
     @property
     def busy(self) -> bool:
-        return bool(self.begun) and (self.stalled or self.now < self._end)
+        if self._storage.now < self._end:
+            return True
+        act, self._act = self._act, lambda moved: None
+        act(None)
+        return False
 
     @property
     def silence(self) -> float:
-        return self.now - self._began if self.stalled else 0.0
+        return self._storage.now - self._began if self._stalls else 0.0
 
-    ends_training = False
-
-    @property
-    def asked(self) -> frozenset[int]:
-        return frozenset(step for step, answer in self.requests.items() if answer is None)
-
-    def save_checkpoint(self, step: int) -> None:
-        assert not self.busy, "two at a time"
-        for request in self.asked:
-            self.requests[request] = step
-        self._began, self._end = self.now, self.now + self.seconds[len(self.begun)]
-        self.begun.append(step)
-
-    def skip(self, step: int, stalled: float | None, last: bool) -> None:
-        assert self.busy
-        (self.skipped if stalled is None else self.failed).append(step)
-        if stalled is not None:
-            for request in self.asked:
-                self.requests[request] = -1
-
-    def finish(self, seconds: float) -> None:
-        if self.busy:
-            self.failed.append(self.begun[-1])
-
-    def answer_rest(self) -> None: ...
+    def wait(self, seconds: float) -> bool:
+        return not self.busy
 
 
 @given(
@@ -219,55 +204,67 @@ def test_one_at_a_time_and_always_the_last(
 ) -> None:
     """Whatever the speed of steps and storage: one is written at a time, the last one always
     unless the storage takes nothing, and a request is answered by a later state."""
-    storage, last, waited = Storage(seconds, stalls), 40, []
-    trainer = SimpleNamespace(
-        global_step=0,
-        save_checkpoint=lambda path, storage_options: storage.save_checkpoint(trainer.global_step),
-    )
-    records = SimpleNamespace(begin_pause=lambda: storage.now, end_pause=waited.append)
+    storage, last = Storage(seconds, stalls), 40
+    asked: dict[str, int] = {}  # request → its step
+    answers: dict[str, int] = {}  # request → the step of the checkpoint that answers it
 
-    def sleep(some: float) -> None:
-        storage.now += some
+    class Noted(Control):
+        def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None:
+            answers.update(dict.fromkeys(requests, storage.written if saved else -1))
+            super().answer_saves(requests, saved=saved)
 
+    control, said, begun = Noted(), list[str](), list[int]()
+    events: Any = SimpleNamespace(tell=said.append)
     exchange: Any = SimpleNamespace(world=World(0, 1), sum=lambda values: values)
-    callback = Checkpoints(
-        storage,  # type: ignore[arg-type]
-        SimpleNamespace(__truediv__=lambda self, name: name),  # type: ignore[arg-type]
+    saving = Checkpoints(
+        Path("nowhere"),
         exchange,
-        records,  # type: ignore[arg-type]
+        control,
         every=every,
         last=last,
-        rows=None,
+        keep=9,
+        about={},
+        events=events,
         patience=60.0,
     )
+
+    def save(path: Path) -> None:
+        begun.append(trainer.global_step)
+        saving.plugin.save_checkpoint({"global_step": trainer.global_step}, path)
+
+    trainer: Any = SimpleNamespace(global_step=0, save_checkpoint=save)
     with pytest.MonkeyPatch.context() as patch:
-        clock = SimpleNamespace(monotonic=lambda: storage.now, sleep=sleep)
-        patch.setattr(callbacks, "time", clock)
-        patch.setattr(callbacks.store, "state_at", lambda directory, step: None)
-        patch.setattr(callbacks, "_APART", 0.5)
-        begins: dict[int, float] = {}
-        callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+        clock = SimpleNamespace(monotonic=lambda: storage.now, sleep=storage.sleep)
+        patch.setattr(lifecycle, "time", clock)
+        patch.setattr(lifecycle, "Write", storage.begin)
+        patch.setattr(store, "write", storage.write)
+        patch.setattr(lifecycle, "_APART", 0.5)
+        spent: dict[int, float] = {}
+        saving.on_train_start(trainer, Mock())
         for step in range(1, last + 1):
             storage.now += pace
             if step in requests:
-                storage.requests[step] = None
+                asked[f"at {step}"] = step
+                control.ask_save(f"at {step}")
             trainer.global_step, before = step, storage.now
-            callback.on_train_batch_end(trainer)  # type: ignore[arg-type]
+            saving.on_train_batch_end(trainer)
             if step < last and storage.now > before + 1e-9:
-                under_way = len(storage.begun) - (storage.begun[-1:] == [step])
-                begins[under_way] = begins.get(under_way, 0.0) + storage.now - before
-        callback.finish()
-    assert all(spent <= callbacks._GRACE + 0.5 for spent in begins.values())  # once for each
-    if not stalls & set(range(len(storage.begun))):
-        assert storage.begun[-1] == last
-        assert not storage.failed
+                under_way = len(begun) - (begun[-1:] == [step])
+                spent[under_way] = spent.get(under_way, 0.0) + storage.now - before
+        saving.finish()
+    counts = saving.counts
+    assert all(one <= lifecycle._GRACE + 0.5 for one in spent.values())  # once for each
+    if not stalls & set(range(len(begun))):
+        assert begun[-1] == last
+        assert (counts["saved"], counts["failed"]) == (len(begun), 0)
     else:
-        assert last in (*storage.failed, *storage.begun)
-        assert storage.failed
-    if isinstance(every, int) and not storage.skipped and not storage.failed:
-        assert {*range(every, last, every)} <= {*storage.begun}
+        assert last in begun or any(f"step {last} was not written" in text for text in said)
+        assert counts["failed"]
+    if isinstance(every, int) and not counts["skipped"] and not counts["failed"]:
+        assert {*range(every, last, every)} <= {*begun}
     if every == 1000:  # a request waits for its turn
-        assert not storage.skipped
-    for request, answer in storage.requests.items():
-        assert answer is not None or storage.failed
-        assert answer is None or answer == -1 or answer >= request
+        assert not counts["skipped"]
+    for request, step in asked.items():
+        assert request in answers or counts["failed"]
+        assert answers.get(request, -1) in (-1, *range(step, last + 1))
+        assert answers.get(request) != -1 or counts["failed"]

@@ -75,13 +75,14 @@ def test_a_step_waits_for_the_sum_of_the_one_before() -> None:
     assert [record["train/loss"] for record in run.written] == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("what", ["begin_pause", "write", "close", "on_train_end"])
+@pytest.mark.parametrize("what", ["pause", "write", "close", "on_train_end"])
 def test_what_follows_a_step_finds_its_record(what: str) -> None:
     """A checkpoint, or an evaluation: a run that goes on from there does not make it again."""
     run = Run(ranks=2)
     run.step()
     given = {"write": (1, 0, {"val/accuracy": 1.0}), "close": (0.0,)}.get(what, ())
-    getattr(run.records, what)(*given)
+    if (entered := getattr(run.records, what)(*given)) is not None:
+        entered.__enter__()
     assert run.steps[0] == 1
     assert "train/loss" in run.written[0]
 

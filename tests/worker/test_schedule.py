@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.config.schema import Config, ScheduleConfig, TrainConfig
 from raygnn.runs.run import Run
 from raygnn.tasks.optimizer import make_optimizer, with_schedules
-from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import cut
 from tests.small_jobs import JobFactory, selected, train_on_ranks

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.errors import TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.comm import sharding
 from raygnn.worker.comm.sharding import Twin, check_shardable, is_sharded, whole
 from raygnn.worker.guard.callback import Guard

@@ -1,0 +1,392 @@
+"""Life of a checkpoint, from the moment it is due until it is complete: one state machine.
+
+All ranks go through it together, and one checkpoint is under way at a time::
+
+    idle ── due ──▶ rows ── written on all ranks ──▶ state ── written, or failed ──▶ idle
+      ╰──── due while one is under way: wait for its end shortly, then skip this one
+
+- It is due every so many steps, or seconds by rank 0's clock; when a request is pending; and after
+  the last step.
+- ``rows``: each rank writes its rows of embedding tables in a thread of its own, and rank 0 holds a
+  copy of the state. Without embedding tables this ends at once.
+- ``state``: rank 0 writes the copy in a thread of its own, hands the files to the upload, and
+  answers the requests. Training goes on meanwhile.
+
+A checkpoint that cannot be written is reported, and the next one is tried when it is due: a disk
+that is full or away for a while is no reason to lose a run. The last one has no successor: it is
+never skipped, and is tried, and waited for, as long as the storage takes anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from raygnn import compat
+from raygnn.checkpoint import store
+from raygnn.checkpoint.hashed_files import Write
+from raygnn.checkpoint.learned_rows import RowState
+from raygnn.checkpoint.remote_checkpoints import Courier
+from raygnn.checkpoint.store import RowFiles
+from raygnn.config.values import Duration
+from raygnn.runs.run_directory import Events
+from raygnn.sampling.exchange import Exchange
+from raygnn.util.files import storage_trouble
+
+_POLL = 0.5  # seconds between polls of the clock and of the requests
+_MOST_STEPS = 1000  # between two polls
+_GRACE = 10.0  # seconds to wait, once, for a checkpoint that is still being written
+_APART = 0.05  # seconds between polls of its end
+
+log = logging.getLogger("raygnn")
+
+
+class SaveRequests(Protocol):
+    """Requests for a checkpoint, by id."""
+
+    @property
+    def ends_after_save(self) -> bool: ...
+    def pending_saves(self) -> frozenset[str]: ...
+    def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
+
+
+class _StateTaker(TorchCheckpointIO):
+    """Lightning's checkpoint plugin: on rank 0 it passes the state on instead of writing it."""
+
+    def __init__(self, take: Callable[[Mapping[str, Any]], None]):
+        self._take = take
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        self._take(checkpoint)
+
+
+@dataclass
+class _Pending:
+    """The checkpoint under way, or the newest one, as rank 0 knows it.
+
+    Attributes:
+        last: it comes after the last step, so no other one makes up for it.
+        requests: ids that it answers.
+        state: copy of Lightning's state that waits for the ranks' rows.
+        write: writes the state.
+    """
+
+    step: int = 0
+    last: bool = False
+    requests: frozenset[str] = frozenset()
+    state: Mapping[str, Any] | None = None
+    write: Write[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.state is not None or (self.write is not None and self.write.busy)
+
+
+class Checkpoints(pl.Callback):
+    """Writes the checkpoints of a run.
+
+    Args:
+        directory: of the run's checkpoints.
+        requests: for checkpoints, which it answers.
+        every: steps (int) or seconds (`Duration`).
+        last: the optimizer step after which training ends.
+        keep: number of checkpoints to keep.
+        about: facts for the manifests, see `raygnn.checkpoint.store.CheckpointManifest`.
+        patience: seconds for which the storage may take nothing, and for which the last checkpoint
+            is tried again.
+        rows: state of the embedding tables; None = there are none.
+        courier: uploads checkpoints, where storage is an object store.
+        is_current: see `raygnn.checkpoint.store.write`.
+        pause: context in which training waits.
+
+    Attributes:
+        plugin: for the trainer.
+        counts: how many checkpoints of this start were ``saved``, have ``failed``, and were
+            ``skipped`` because one before was still being written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        exchange: Exchange,
+        requests: SaveRequests,
+        *,
+        every: int | Duration,
+        last: int,
+        keep: int,
+        about: Mapping[str, Any],
+        events: Events,
+        patience: float,
+        rows: RowState | None = None,
+        courier: Courier | None = None,
+        is_current: Callable[[], bool] = lambda: True,
+        pause: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self._directory = directory
+        self._exchange = exchange
+        self._requests = requests
+        self._every = every
+        self._last = last
+        self._keep = keep
+        self._about = about
+        self._events = events
+        self._patience = patience
+        self._rows = rows
+        self._courier = courier
+        self._is_current = is_current
+        self._pause = pause
+        self._first = exchange.world.rank == 0
+        self._pending = _Pending()
+        self._stalled = False  # a rank's storage took nothing, when ranks last met
+        self._skipping = False  # one was skipped since the one under way began
+        self._failing = ""  # why the newest one was not written
+        self._step = self._next_poll = -1
+        self._ends = False  # no step is to follow the next checkpoint
+        self.plugin = _StateTaker(self._take)
+        self.counts = dict.fromkeys(("saved", "failed", "skipped"), 0)
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._step = self._polled_step = trainer.global_step
+        self._saved_at = self._polled_at = time.monotonic()
+        self._next_poll = self._step + 1
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._step:  # batches accumulate
+            return
+        self._step = step
+        if self._is_due(step):
+            with self._pause():
+                if self._save(trainer) and self._ends:
+                    self._hold()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        compat.save_epoch(checkpoint, trainer.current_epoch)
+
+    def _is_due(self, step: int) -> bool:
+        if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
+            return True
+        return step >= self._next_poll and self._poll(step)
+
+    def _poll(self, step: int) -> bool:
+        """Return whether rank 0 finds a checkpoint due by its clock or by a request; it polls again
+        about half a second later. Collective."""
+        now, due, steps, ends = time.monotonic(), False, 0, False
+        if self._first:
+            late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
+            # a request is for a checkpoint that begins after it, once there is a turn
+            may_ask = self._stalled or not self._pending.busy
+            due = late or (may_ask and bool(self._unserved))
+            ends = self._requests.ends_after_save
+            each = (now - self._polled_at) / max(1, step - self._polled_step)
+            steps = max(1, min(_MOST_STEPS, int(_POLL / max(each, 1e-9))))
+        _, any_due, all_steps, any_ends = self._meet(due, steps, ends)
+        self._ends = any_ends > 0
+        self._polled_at, self._polled_step = now, step
+        self._next_poll = step + all_steps
+        return bool(any_due)
+
+    def _save(self, trainer: pl.Trainer) -> bool:
+        """Begin a checkpoint, and return True, unless one before it is still being written."""
+        step = trainer.global_step
+        last = step == self._last
+        begins = self._wait(None if last else 0.0 if self._skipping else _GRACE)
+        if begins:
+            self._begin(trainer, step, last)
+        elif self._first and (self._stalled or not self._skipping):
+            self._skip(step, last)
+        self._skipping = not begins
+        self._saved_at = time.monotonic()
+        return begins
+
+    def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
+        copy, rows = True, self._rows
+        if rows is not None:
+            copy = not self._exchange.max(not rows.has_room())
+            draft = store.draft_of(self._directory, step)
+            rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
+        # requests first: the state is not to be older than they are
+        self._pending = _Pending(step, last, self._unserved if self._first else frozenset())
+        trainer.save_checkpoint(store.state_at(self._directory, step))
+        # rows that are not copied must not change before they are written
+        if rows is not None and not copy and not self._wait(None):
+            rows.abandon()
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        """Copy Lightning's state between two steps (rank 0)."""
+        self._pending.state = apply_to_collection(state, Tensor, _copy)
+        if self._rows is None:
+            self._write(None)
+
+    def _meet(self, *flags: int) -> list[int]:
+        """Return the number of ranks that are writing, and the sum of each of ``flags``. Rows that
+        all ranks have written go to rank 0, which writes the state. Collective."""
+        pending, rows = self._pending, self._rows
+        silence = max([one.silence for one in (pending.write, rows) if one], default=0.0)
+        mine = [rows is not None and rows.busy, pending.busy, silence >= self._patience, *flags]
+        total = self._exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
+        writing, saving, stalled, *flags_sum = total
+        self._stalled = stalled > 0
+        if rows is not None and rows.pending and not writing:
+            try:
+                files = rows.collect()
+                if self._first:
+                    self._write(files)
+            except OSError as error:  # there will be no checkpoint of this step
+                saving = 0
+                if self._first:
+                    pending.state = None
+                    self._end(pending, error)
+        return [writing + saving, *flags_sum]
+
+    def _wait(self, grace: float | None) -> bool:
+        """Wait until no rank is writing; return whether that is so. No longer than ``grace``
+        seconds by rank 0's clock; None = for as long as the storage takes anything. Collective, by
+        many short exchanges, none of which `comm.timeout` ends."""
+        end = math.inf if grace is None else time.monotonic() + grace
+        while True:
+            busy, over = self._meet(self._first and time.monotonic() >= end)
+            if not busy:
+                return True
+            if self._stalled or over:
+                return False
+            time.sleep(_APART)
+
+    def _hold(self) -> None:
+        """Make no step after the last checkpoint: wait until the driver ends this process, or for
+        as long as the storage may take. Collective."""
+        self._wait(None)
+        end, over = time.monotonic() + self._patience, 0
+        while not over:
+            time.sleep(_APART)
+            _, over = self._meet(self._first and time.monotonic() >= end)
+
+    def _write(self, rows: RowFiles | None) -> None:
+        """Write the state (rank 0), now that the rows that belong to it are written."""
+        pending = self._pending
+        state, pending.state = pending.state, None
+        assert state is not None
+        pending.write = Write(
+            lambda moved: self._put(pending, state, rows, moved), "raygnn-checkpoint"
+        )
+
+    def _put(
+        self,
+        pending: _Pending,
+        state: Mapping[str, Any],
+        rows: RowFiles | None,
+        moved: Callable[[], None],
+    ) -> None:
+        patience = self._patience if pending.last else 0.0
+        directory, about, current = self._directory, self._about, self._is_current
+        try:
+            store.write(
+                directory, state, pending.step, self._keep, about, current, rows, patience, moved
+            )
+        except Exception as error:
+            log.warning("no checkpoint of step %d", pending.step, exc_info=True)
+            self._end(pending, error)
+            return
+        if self._courier is not None:  # before the answer, which may be waited for to the end
+            self._courier.send(store.state_at(directory, pending.step).parent)
+        self._end(pending, None)
+
+    def _end(self, pending: _Pending, error: Exception | None) -> None:
+        """Report how it ended, and answer its requests."""
+        if error is not None:
+            self._report_failure(pending.step, error)
+        else:
+            self.counts["saved"] += 1
+            if self._failing:
+                self._failing = ""
+                self._events.tell(f"checkpoints are written again, from step {pending.step:,} on")
+        self._requests.answer_saves(pending.requests, saved=error is None)
+        pending.requests = frozenset()
+
+    def _skip(self, step: int, last: bool) -> None:
+        """Skip a checkpoint (rank 0), since one is still being written; it has failed if the
+        storage takes nothing."""
+        self._pending.last |= last
+        if self._stalled:
+            error = TimeoutError(f"it has taken nothing for {self._patience:g} s")
+            self._report_failure(step, error)
+            self._requests.answer_saves(self._unserved, saved=False)
+            return
+        self.counts["skipped"] += 1
+        self._events.tell(
+            f"the checkpoint of step {step:,} is skipped, and others may be: that of step "
+            f"{self._pending.step:,} is still being written"
+        )
+
+    def finish(self) -> None:
+        """Wait for what is being written, for as long as the storage takes anything, and answer the
+        remaining requests: no step comes after them. Collective."""
+        with self._pause():
+            self._wait(None)
+        if self._first:
+            self.give_up(0.0)
+            newest = store.state_at(self._directory, self._pending.step).parent
+            saved = not self._pending.busy and newest.exists()
+            self._requests.answer_saves(self._unserved, saved=saved)
+
+    def give_up(self, seconds: float) -> None:
+        """Wait for what this rank writes, and report it if that does not end."""
+        pending = self._pending
+        if pending.write is not None:
+            pending.write.wait(seconds)
+        if pending.busy:
+            pending.last = True
+            what = "it was still being written at the end"
+            self._report_failure(pending.step, TimeoutError(what))
+
+    def finish_uploads(self, seconds: float) -> None:
+        """Wait until checkpoints are uploaded, and report if that takes longer."""
+        if self._courier is not None:
+            self._courier.finish(seconds)
+
+    @property
+    def _unserved(self) -> frozenset[str]:
+        """Requests that the checkpoint under way does not answer."""
+        return self._requests.pending_saves() - self._pending.requests
+
+    def _report_failure(self, step: int, error: Exception) -> None:
+        self.counts["failed"] += 1
+        reached = store.newest(self._directory) or "the beginning"
+        if isinstance(error, TimeoutError):
+            what = error.strerror or str(error)
+            remedy = "see what blocks that storage, or change storage"
+        elif isinstance(error, OSError):
+            what, remedy = storage_trouble(error)
+        else:
+            what, remedy = f"{type(error).__name__}: {error}", "see the log of rank 0"
+        last = self._pending.last
+        if what == self._failing and not last:
+            return
+        self._failing = what
+        goes_on = f"training goes on, and a failure now would take it back to {reached}"
+        if last:
+            goes_on = f"it was the last one, so --resume would go on from {reached}"
+        self._events.tell(
+            f"the checkpoint of step {step:,} was not written: {self._directory}: {what} "
+            f"({remedy}); {goes_on}"
+        )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.preserve_format)
