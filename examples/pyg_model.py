@@ -1,5 +1,5 @@
 """A model of your own, built from torch_geometric.nn: GATv2 of Brody, Alon & Yahav 2022, "How
-attentive are graph attention networks?" It takes ``pip install -c constraints.txt '.[pyg]'``.
+attentive are graph attention networks?"
 """
 
 from __future__ import annotations

@@ -107,6 +107,20 @@ def test_no_variable_of_a_run_reaches_a_process(
     assert marker.exists(), "else this test could not fail"
 
 
+def test_a_run_with_a_removed_format_uses_its_partition(foreign: Run, trained: Run) -> None:
+    (place,) = (trained.path.parent / "partitions").iterdir()
+    made = {"directory": str(place), "parts": [{}, {}]}
+    (foreign.path / "partition.json").write_text(json.dumps(made))
+    change(foreign, graph=None)
+    change(foreign, graph={"format": "planetoid", "path": "data", "name": "cora"})
+    config = asking.config_of(foreign, [])
+    assert config.graph is None
+    assert len(ask(foreign, config, 1))
+    (foreign.path / "partition.json").write_text(json.dumps({**made, "directory": "/gone"}))
+    with pytest.raises(InputError, match="'planetoid' was removed"):
+        asking.config_of(foreign, [])
+
+
 def test_a_strangers_cluster_is_not_connected_to(foreign: Run) -> None:
     """What it answered would be unpickled, and it would be sent the user's token."""
     change(
