@@ -194,7 +194,7 @@ class TestSelect:
         with pytest.raises(ConfigError) as caught:
             select("dgl", x)
         assert caught.value.where == "model.kernels"
-        assert "can not run here" in caught.value.what
+        assert "cannot run here" in caught.value.what
 
     def test_without_dgl(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:

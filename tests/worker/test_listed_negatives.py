@@ -257,7 +257,7 @@ def test_lists_that_do_not_fit_the_graph(case: str, tmp_path: Path) -> None:
         same = (edges.src == edges.src[5]) & (edges.data["relation"] == edges.data["relation"][5])
         other = next(i for i in np.flatnonzero(same) if edges.dst[i] != edges.dst[5])
         frame.at[5, "target_neg"] = [int(edges.dst[other])]
-        use, expected = "ranking", ["row 6", "an edge in it that the graph has"]
+        use, expected = "ranking", ["row 6", "it lists an edge that the graph has"]
     elif case == "no edge":
         frame.loc[7, "relation"] = 17
         expected = ["row 8", "the graph has no edge from"]
@@ -272,7 +272,7 @@ def test_lists_that_do_not_fit_the_graph(case: str, tmp_path: Path) -> None:
         frame, expected = frame[["source", "target", "relation"]], ["lists for each edge"]
     else:
         frame = pd.DataFrame({"source": [0, edges.src[9]], "target": [0, edges.dst[9]]})
-        use, expected = "ranking", ["row 2", "an edge in it that the graph has"]
+        use, expected = "ranking", ["row 2", "it lists an edge that the graph has"]
         assert not ((edges.src == 0) & (edges.dst == 0)).any()
     frame.to_parquet(place)
     given = {"file": str(place)} | ({"kind": kind} if use == "negatives" else {})
