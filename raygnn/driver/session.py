@@ -34,7 +34,6 @@ from raygnn.preflight.report import refuse
 from raygnn.runs import interrupts, trust
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
-from raygnn.runs.interrupts import taken
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run_directory import PARTITION, PREFLIGHT, SAVE, RunDir, read_config
 from raygnn.worker import failures
@@ -185,11 +184,7 @@ class Session:
                 with interrupts.held():
                     watch(self, launch)
             except BaseException as error:
-                try:
-                    if job.trains and isinstance(error, (KeyboardInterrupt, OutputLost)):
-                        self._save(launch)
-                finally:
-                    launch.stop()
+                interrupts.shut_down(launch, error, self.show.note, save=job.trains)
                 raise
             result = launch.result()
             (run.path / SAVE).unlink(missing_ok=True)
@@ -208,16 +203,6 @@ class Session:
                 place = (store / "partitions" / made.place.name).shared
             with suppress(TrainingError):
                 self.run.write(PARTITION, {"directory": place, "parts": parts})
-
-    def _save(self, launch: Launch) -> None:
-        """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no
-        further."""
-        if not launch.trains:
-            return
-        with suppress(OutputLost), taken():
-            self.show.note("interrupted: saving a checkpoint")
-        with taken():
-            launch.save()
 
     def _note_failure(self, error: Exception) -> None:
         """Say so in the summary, which a full disk must not turn into another error."""
