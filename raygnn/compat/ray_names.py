@@ -25,7 +25,6 @@ _CLASSES = {
     "ResizeDecision": (_SCALING, "ResizeDecision"),
     "ScalingDecision": (_SCALING, "ScalingDecision"),
     # A scaling policy does not know the placement group that the ranks hold.
-    "WorkerGroupCallback": ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
     # Ray's failure policy restarts max_failures times after a failure that every restart meets.
     "DefaultFailurePolicy": (_FAILURES, "DefaultFailurePolicy"),
     "FailureDecision": (_FAILURES, "FailureDecision"),
@@ -208,13 +207,6 @@ def draining_nodes() -> dict[str, float | None]:
     return {node: at / 1000 - now if at else None for node, at in deadlines.items()}
 
 
-def held_group(worker_group: Any) -> Any:
-    """Return the placement group of Ray Train's workers."""
-    state = worker_group.get_worker_group_state()
-    handle = getattr(state, "placement_group_handle", None)  # in 2.60
-    return state.placement_group if handle is None else handle.placement_group
-
-
 def resources_of(scaling_config: Any) -> dict[str, float]:
     """Return the resources of one worker by name, as Ray Train counts them."""
     needs: dict[str, float] = scaling_config._resources_per_worker_not_none
@@ -247,7 +239,6 @@ def scales_itself() -> bool:
 def lean_trainer(
     policy: Any,
     failures: Any,
-    callback: Any,
     *,
     local: bool,
     stopped: Callable[[], bool],
@@ -299,6 +290,6 @@ def lean_trainer(
 
         def _create_default_callbacks(self) -> list[Any]:
             callbacks: list[Any] = super()._create_default_callbacks()
-            return [callback, *(each for each in callbacks if type(each).__name__ not in idle)]
+            return [each for each in callbacks if type(each).__name__ not in idle]
 
     return LeanTrainer

@@ -50,8 +50,7 @@ _EARLY = 1 << 30  # bytes that are read to count them
 
 
 class Input:
-    """What a job trains on, there already or yet to be made; as it is here, a dataset of the user's
-    own, which only the ranks open."""
+    """Input of a job, stored or yet to be built; here a user's dataset, which the ranks open."""
 
     @property
     def place(self) -> AnyPath | None:
@@ -146,7 +145,7 @@ def read_input(
             return Input()
         with show.stage("graphs"):
             return CollectionInput(find_collection(config))
-    found = find_partition(config, workers)
+    found = find_partition(config, workers, like=None if early is None else early.found)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     # numba and pyarrow come with it, a third of what is imported: by now a Ray may be starting
@@ -155,8 +154,9 @@ def read_input(
     if is_out_of_core(config, found):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
         return UnreadGraph() if made is None else PartitionInput(made, None, just_made=True)
-    with show.stage("graph") if early is None else nullcontext():
-        data = _read(config, found) if early is None else early.data
+    data = None if early is None else early.data
+    with show.stage("graph") if data is None else nullcontext():
+        data = _read(config, found) if data is None else data
         given = PartitionInput(found, data)
         generated = isinstance(found.graph, PlantedGraph)
         held = given.facts(config).bytes if generated else 0  # of what is still available
@@ -180,7 +180,7 @@ def read_early(config: Config, workers: int, show: Display) -> PartitionInput | 
         return None
     found = find_partition(config, workers)
     if isinstance(found, Missing):
-        found = find_partition(config, 1)
+        found = find_partition(config, 1, like=found)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):

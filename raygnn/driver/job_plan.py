@@ -1,4 +1,4 @@
-"""What is decided before anything starts: partition, nodes, workers, topology."""
+"""Plan of a job, made before anything starts: partition, nodes, workers, topology."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan:
     lists: Mapping[str, Any]
 
     def topology(self, config: Config) -> str | None:
-        """How the structure is spread over the nodes; None where graphs are the seeds."""
+        """Distribution of the graph structure over the nodes; None for graph-level tasks."""
         if config.task.of_graphs:
             return None
         return "replicated" if self.replicated else "partitioned"
@@ -96,13 +96,12 @@ def count_workers(config: Config, cluster: RayCluster, show: Display) -> JobSize
     return JobSize(config.with_workers(1), 1, early)
 
 
-class Nodes(ExitStack):
-    """Those that a job may use, looked at as often as there is something new to look for; a
-    context manager.
+class ClusterNodes(ExitStack):
+    """Nodes that a job may use, surveyed as often as necessary; a context manager.
 
     Args:
-        show: of a job that is to start: it waits for nodes, and keeps room on them until it has
-            decided (``cluster.wait``). None = look at those that are there.
+        show: display of a job that is to start, which waits for nodes and reserves resources on
+            them until it has decided (``cluster.wait``); None = survey the available nodes.
     """
 
     def __init__(self, config: Config, cluster: RayCluster, show: Display | None = None):
@@ -115,7 +114,7 @@ class Nodes(ExitStack):
             self._room = RoomRequest(config, cluster, show)
 
     def look(self, meta: Stored | None) -> Survey:
-        """What they have, and what they see of the partition; ``meta`` is None before there is one.
+        """Return the nodes' resources and what they see of the partition, if ``meta`` is one.
 
         Raises:
             InputError: the driver cannot write to the storage.
@@ -142,14 +141,13 @@ class Nodes(ExitStack):
         return replace(survey, resources=resources)
 
     def give_back(self) -> None:
-        """What room was kept, before something else needs it."""
+        """Release the reserved resources."""
         if self._room is not None:
             self._room.give_back()
 
 
-def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
-    """Make what the job trains on, unless it is there, on nodes that can train on it: what else
-    stops the job is said before time is spent.
+def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> Input:
+    """Build the partition or collection if it is missing, after preflight has found no obstacle.
 
     Raises:
         InputError: bad input.
@@ -165,7 +163,12 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
 
 
 def make_plan(
-    config: Config, nodes: Nodes, workers: int, given: Input, global_batch: int, show: Display
+    config: Config,
+    nodes: ClusterNodes,
+    workers: int,
+    given: Input,
+    global_batch: int,
+    show: Display,
 ) -> Plan:
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
@@ -203,7 +206,7 @@ def make_plan(
 
 
 def goals_of(config: Config, facts: PartitionFacts) -> dict[str, TaskTarget]:
-    """What each task predicts for, by name."""
+    """Return the prediction target of each task, by task name."""
     goals = {name: goal_of(one, facts) for name, one in config.by_task.items()}
     return {
         name: TaskTarget(ntype, None if isinstance(edges, tuple) else edges)
@@ -233,7 +236,7 @@ def header(
     place: str,
     purpose: str | None = None,
 ) -> dict[str, str]:
-    """What will run and where, as rows; ``purpose`` says what is done, if not training."""
+    """Return the rows of a job's header; ``purpose`` replaces training, e.g. "prediction"."""
     graph = config.graph
     source = f"the partition in {config.partition.path}"
     if isinstance(graph, ManyGraphs):
@@ -276,7 +279,7 @@ def _fanout(hop: int | dict[str, int]) -> str:
 
 
 def stored_table(meta: Stored) -> list[dict[str, object]]:
-    """What is stored, as rows to show: see `raygnn.graph.partition.read.table`."""
+    """Return a table of the partition or collection; see `raygnn.graph.partition.read.table`."""
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.partition.read import table
 

@@ -304,13 +304,12 @@ def make_trainer(
     )
     trainer_class = TorchTrainer
     if ours:
-        from raygnn.driver.scaling import Failures, Group, Scaling
+        from raygnn.driver.scaling import Failures, Scaling
 
-        Group.held = None  # an earlier job's, of this process
         policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
         failure_policy = partial(Failures, stopped=stopped if local else None)
         trainer_class = compat.lean_trainer(
-            policy, failure_policy, Group(), local=local, stopped=stopped, died=died
+            policy, failure_policy, local=local, stopped=stopped, died=died
         )
     return trainer_class(
         train_loop,

@@ -34,7 +34,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import LOGGERS, LOGS, METRICS, Events
 from raygnn.util.files import read_json, write_atomic
 
-Status = Literal["done", "failed", "interrupted"]
+FinalStatus = Literal["done", "failed", "interrupted"]
 
 DIRECTORY = "loggers"
 _PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}  # that do not come with raygnn
@@ -136,7 +136,7 @@ class Loggers:
         if self._prometheus is not None:
             self._prometheus.forward(records, starts)
 
-    def end(self, status: Status) -> None:
+    def end(self, status: FinalStatus) -> None:
         """No more records come; nothing is waited for."""
         if not self._ended:
             self._ended = True
@@ -159,7 +159,7 @@ class Loggers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _status(error: BaseException | None) -> Status:
+def _status(error: BaseException | None) -> FinalStatus:
     """Of a run that ended so."""
     if error is None:
         return "done"
@@ -193,11 +193,11 @@ class LoggerThread(threading.Thread):
         self._rewind()
         self._reopen = self._unflushed = False
         self._failing = self._silent = False
-        self._status: Status | None = None
+        self._status: FinalStatus | None = None
         self._ended = threading.Event()
         self._since: float | None = None  # when the present call began
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: FinalStatus) -> None:
         """Log what there is, and end."""
         self._status = status
         self._ended.set()
@@ -330,7 +330,7 @@ class Backend(ABC):
         """Let others see what was logged."""
         self.logger.flush()
 
-    def end(self, logger: Any, status: Status | None) -> None:
+    def end(self, logger: Any, status: FinalStatus | None) -> None:
         """End what `make` made; without a status it is to be made again."""
         logger.close()
 
@@ -341,7 +341,7 @@ class Backend(ABC):
         if fresh:
             self.describe()
 
-    def close(self, status: Status | None = None) -> None:
+    def close(self, status: FinalStatus | None = None) -> None:
         """End it, if it is open; without a status it is to be opened again."""
         logger, self.logger = self.logger, None
         if logger is not None:
@@ -477,7 +477,7 @@ class Mlflow(Remote):
         self.keep(logger.run_id)
         return logger
 
-    def end(self, logger: Any, status: Status | None) -> None:
+    def end(self, logger: Any, status: FinalStatus | None) -> None:
         # a run that is to go on, or that somebody may resume, is not failed
         ends = {"done": "success", "failed": "failed", "interrupted": "KILLED"}
         if status is not None:
@@ -504,7 +504,7 @@ class Wandb(Remote):
         self.keep(run_id)
         return logger
 
-    def end(self, logger: Any, status: Status | None) -> None:
+    def end(self, logger: Any, status: FinalStatus | None) -> None:
         logger.experiment.finish(exit_code=0 if status == "done" else 1)
 
 

@@ -22,7 +22,7 @@ from raygnn.util.files import storage_errors
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Where a run begins.
 
     Attributes:
@@ -54,7 +54,9 @@ class Start:
             )
 
 
-def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resume: bool) -> Start:
+def find_start(
+    config: Config, run: RunDir, workers: int, show: Display, *, resume: bool
+) -> StartPoint:
     """Where to begin.
 
     The number of workers may be another one than the checkpoint's: batches stay as they are, and
@@ -66,7 +68,7 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
     """
     global_batch = config.sampling.batch_size * workers
     if not resume:
-        return Start(None, global_batch)
+        return StartPoint(None, global_batch)
     found, rejected = _newest(config, run, show)
     changed = changes(fixed(_recorded(run)), config) if found or rejected else []
     if found is not None:
@@ -88,7 +90,7 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
             where=str(run.path),
             remedy="start over with --overwrite, or choose another name",
         )
-    return Start(found, global_batch, tuple(rejected), resumed=True)
+    return StartPoint(found, global_batch, tuple(rejected), resumed=True)
 
 
 def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | None, list[str]]:
@@ -128,7 +130,7 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
     return what, "go on with --resume and the same --set, or start over with --overwrite"
 
 
-def finished(config: Config, plan: Plan, run: RunDir, start: Start) -> str:
+def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
     """Return what to say of a run that has made all its steps; empty if there is something to do.
 
     Raises:

@@ -1,12 +1,11 @@
-"""How many workers each start of the ranks gets, and whether there is another: policies of Ray
-Train's.
+"""Scaling and failure policies for Ray Train: the number of workers of each attempt, and restarts.
 
-Ray's own policies start what was asked for, or as many as Ray has had room for some time ago, and
-then wait in silence for nodes that do not come. This one counts what there is at that moment, and
-ends the run when there is not enough for too long. Where ``cluster.workers`` is ``[min, max]`` it
-also lets the run go on with fewer workers, and with more when there is room again.
+Ray's policies start the requested number of workers, or as many as fitted some time ago, and then
+wait silently for nodes that do not come. Ours counts the free resources at that moment and fails
+the run if they are too few for too long. With ``cluster.workers: [min, max]`` a run also continues
+with fewer workers, and with more once they fit again.
 
-Runs in the process of Ray Train's controller: on a Ray of our own the driver's.
+The policies run in the process of Ray Train's controller: on an embedded Ray, the driver.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from raygnn import compat
 from raygnn.checkpoint import store
@@ -27,39 +26,29 @@ from raygnn.compat import (
     NoopDecision,
     ResizeDecision,
     ScalingDecision,
-    WorkerGroupCallback,
 )
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.run_directory import SCALING, Events
 from raygnn.worker import ray_nodes
-from raygnn.worker.control import Control, ControlHandle, SaveRequest
+from raygnn.worker.control import Control, ControlHandle, SaveRequest, Snapshot
 
 log = logging.getLogger("raygnn")
 
-_POLL = 1.0  # seconds between looks for room while nothing runs
-_SETTLE = 3.0  # seconds that less than the most has to last before it is taken for what there is
-_LOOK = 15.0  # seconds between looks for more room while ranks run
-_NAMED = 4  # ranks that are named of those that were lost
-_AGAIN = 300.0  # seconds until the next try, after one for which no checkpoint came
-_SAVING = 30.0  # seconds for the ranks to write the checkpoint that more of them go on from
-
-
-class Group(WorkerGroupCallback):
-    """Knows the placement group that the ranks hold, which the policy is not told of."""
-
-    held: ClassVar[Any] = None
-
-    def after_worker_group_start(self, worker_group: Any) -> None:
-        Group.held = compat.held_group(worker_group)
+_POLL = 1.0  # seconds between counts of free resources while nothing runs
+_SETTLE = 3.0  # seconds for which fewer workers than the maximum fit before they are started
+_GROW_POLL = 15.0  # seconds between such counts while ranks run
+_NAMED = 4  # lost ranks that a message names
+_AGAIN = 300.0  # seconds until the next attempt to grow, after one without a checkpoint
+_SAVING = 30.0  # seconds for the ranks to write the checkpoint from which more of them resume
 
 
 class Failures(DefaultFailurePolicy):
-    """Starts no ranks again where a rank says that a new start would meet its failure, too: also
-    where it could record that nowhere, on a disk that is full.
+    """Fails the run without a restart if a rank marks its failure as deterministic, which it does
+    in its exception, too, since a full disk may keep it from recording that.
 
     Args:
-        stopped: whether nobody wants another start; None = nobody says so.
+        stopped: returns True once the command has stopped the job; None = never.
     """
 
     def __init__(self, failure_config: Any, stopped: Callable[[], bool] | None = None):
@@ -76,10 +65,10 @@ class Failures(DefaultFailurePolicy):
 
 
 class Scaling(FixedScalingPolicy):
-    """Between ``fewest`` and ``scaling_config.num_workers``, as many workers as fit.
+    """Starts as many workers as fit, from ``fewest`` to ``scaling_config.num_workers``.
 
     Args:
-        patience: seconds to wait for room for the fewest.
+        patience: seconds to wait until the fewest fit.
     """
 
     def __init__(
@@ -95,42 +84,46 @@ class Scaling(FixedScalingPolicy):
         self._run_dir = run_dir
         self._control = control
         self._patience = patience
-        self._waiting: float | None = None  # since when there is no room for the fewest
-        self._settling: float | None = None  # since when there is less than for the most
-        self._next_look = 0.0
-        self._more = 0  # room that the last look found while the ranks ran
-        self._request: SaveRequest | None = None  # for a checkpoint
-        self._asked = 0.0  # when it was made
+        self._starts_before = control.snapshot().starts  # of an earlier controller's ranks
+        self._starts_seen = self._starts_before  # at the last decision
+        self._waiting: float | None = None  # since when the fewest do not fit
+        self._settling: float | None = None  # since when the fewest fit, but not the most
+        self._next_count = 0.0
+        self._more = 0  # workers that fitted at the last count while the ranks ran
+        self._request: SaveRequest | None = None
+        self._requested = 0.0  # when
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start as many as fit, or wait.
+        """Start as many workers as fit, or wait.
 
         Raises:
-            TrainingError: there has been no room for long enough, or the driver wants the end.
+            TrainingError: the fewest have not fitted for too long, or the driver stops the job.
         """
-        whole: Any = super().make_decision_for_non_running_worker_group()
+        full: Any = super().make_decision_for_non_running_worker_group()
         self._more = 0
         self._withdraw()
-        if Group.held is None and self._fewest == self._most:
-            return whole  # the first start, which Ray waits for, and the driver looks at
-        room, now = self._room(), time.monotonic()
-        if room >= self._most or (room >= self._fewest and self._settled(now)):
-            if room < self._most:
-                self._tell(f"{some(room, 'worker')} of {self._most}{self._why()}")
+        snapshot = self._control.snapshot()
+        if snapshot.starts == self._starts_before and self._fewest == self._most:
+            return full  # the first attempt: Ray waits, and the driver reports for what
+        fit, now = self._count(snapshot), time.monotonic()
+        if fit >= self._most or (fit >= self._fewest and self._settled(now)):
+            if fit < self._most:
+                self._report(f"{some(fit, 'worker')} of {self._most}{self._lost(snapshot)}")
             self._waiting = self._settling = None
-            self._next_look = now + _LOOK
-            return replace(whole, num_workers=room)
-        if room < self._fewest:
+            self._next_count = now + _GROW_POLL
+            self._starts_seen = snapshot.starts
+            return replace(full, num_workers=fit)
+        if fit < self._fewest:
             self._settling = None
             if self._waiting is None:
                 self._waiting = now
-                self._tell(
+                self._report(
                     f"waiting up to {self._patience:.0f} s for room for {self._fewest} workers: "
-                    f"there is room for {room}{self._why()}"
+                    f"there is room for {fit}{self._lost(snapshot)}"
                 )
             if now - self._waiting >= self._patience:
-                raise self._no_room(room)
-        if self._control.snapshot().orders.stop:
+                raise self._too_few(fit, snapshot)
+        if snapshot.orders.stop:
             raise TrainingError("the command ended the run while it waited for room")
         time.sleep(_POLL)  # Ray would ask again at once
         return NoopDecision()
@@ -138,56 +131,59 @@ class Scaling(FixedScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
-        """Start anew with more, after a checkpoint, when two looks have found room for them."""
+        """Restart with more workers, after a checkpoint, once they have fitted at two counts."""
         nothing = super().make_decision_for_running_worker_group(
             worker_group_state, worker_group_status
         )
         size, now = len(worker_group_state.workers), time.monotonic()
-        if size >= self._most or (self._request is None and now < self._next_look):
+        if size >= self._most or (self._request is None and now < self._next_count):
             return nothing
-        self._next_look = now + _LOOK
-        room, before = self._room(), self._more
-        self._more = room
-        if min(room, before) <= size:
+        self._next_count = now + _GROW_POLL
+        snapshot = self._control.snapshot()
+        fit, before = self._count(snapshot), self._more
+        self._more = fit
+        if min(fit, before) <= size:
             self._withdraw()
             return nothing
-        if not self._saved(now):
+        if not self._saved(now, snapshot):
             return nothing
+        self._starts_seen = snapshot.starts
         return ResizeDecision(
-            num_workers=room,
-            resources_per_worker=compat.resources_of(self.scaling_config),
+            num_workers=fit, resources_per_worker=compat.resources_of(self.scaling_config)
         )
 
-    def _room(self) -> int:
+    def _count(self, snapshot: Snapshot) -> int:
+        """Return how many workers fit once the running ranks, if any, have given up theirs."""
         needs = compat.resources_of(self.scaling_config)
         wanted = {name: n for name, n in needs.items() if n}
+        running = snapshot.workers if snapshot.starts > self._starts_seen else ()
         try:
-            return min(ray_nodes.room(wanted, Group.held), self._most)
-        except Exception:  # Ray does not answer; ranks that run need not end of that
-            log.warning("the room for workers cannot be told", exc_info=True)
+            return min(ray_nodes.room(wanted, running), self._most)
+        except Exception:  # Ray does not answer, which need not end ranks that run
+            log.warning("free resources cannot be counted", exc_info=True)
             return 0
 
     def _settled(self, now: float) -> bool:
         self._settling = now if self._settling is None else self._settling
         return now - self._settling >= _SETTLE
 
-    def _saved(self, now: float) -> bool:
-        """Whether the ranks have written the checkpoint that they are asked for here. If they do
-        not in time, they go on as many as they are: more are not worth what would be lost."""
+    def _saved(self, now: float, snapshot: Snapshot) -> bool:
+        """Request a checkpoint, and return True once it is written. Without one in time the ranks
+        continue as they are: more of them are not worth the steps that would be lost."""
         if self._request is None:
-            self._request, self._asked = SaveRequest(self._control), now
-            self._tell(f"there is room for {self._more} workers: first a checkpoint")
+            self._request, self._requested = SaveRequest(self._control), now
+            self._report(f"there is room for {self._more} workers: first a checkpoint")
             return False
-        saved = self._request.answer(self._control.snapshot())
-        if saved is None and now - self._asked < _SAVING:
+        saved = self._request.answer(snapshot)
+        if saved is None and now - self._requested < _SAVING:
             return False
         self._withdraw()
         if saved:
             newest = store.newest(self._run_dir / "checkpoints")
-            self._tell(f"a start of all with {self._more} workers, from {newest}")
+            self._report(f"restarting with {self._more} workers from {newest}")
             return True
-        self._tell("no checkpoint came, so all go on as they are")
-        self._next_look = now + _AGAIN
+        self._report("no checkpoint was written in time, so the ranks continue as they are")
+        self._next_count = now + _AGAIN
         return False
 
     def _withdraw(self) -> None:
@@ -195,29 +191,24 @@ class Scaling(FixedScalingPolicy):
             self._request.withdraw()
             self._request = None
 
-    def _why(self) -> str:
-        """The ranks that were lost, after a semicolon each."""
-        if Group.held is None:  # there was no start yet
-            return ""
-        return "".join(f"; {rank}" for rank in self._lost()[:_NAMED])
+    def _lost(self, snapshot: Snapshot) -> str:
+        """Return the ranks lost with their nodes, each after a semicolon."""
+        lost = ray_nodes.lost(snapshot.workers) if snapshot.workers else []
+        return "".join(f"; {rank}" for rank in lost[:_NAMED])
 
-    def _lost(self) -> list[ray_nodes.Lost]:
-        return ray_nodes.lost(self._control.snapshot().workers)
-
-    def _tell(self, what: str) -> None:
-        """Leave word for the driver, which shows it."""
+    def _report(self, what: str) -> None:
+        """Write an event, which the driver shows."""
         events = Events(self._run_dir / "logs" / SCALING)
         events.tell(what)
         events.close()
 
-    def _no_room(self, room: int) -> TrainingError:
-        lost = self._lost()
-        told = "".join(f"; {rank}" for rank in lost[:_NAMED])
+    def _too_few(self, fit: int, snapshot: Snapshot) -> TrainingError:
+        lost = ray_nodes.lost(snapshot.workers)
         return TrainingError(
-            f"there is room for {some(room, 'worker')} of {self._fewest}, after "
-            f"{self._patience:.0f} s{told}",
+            f"there is room for {some(fit, 'worker')} of {self._fewest}, after "
+            f"{self._patience:.0f} s{self._lost(snapshot)}",
             where=f"rank {lost[0].rank} on {lost[0].host}" if lost else None,
             remedy="bring the node back or add another, and train with --resume; with "
-            "cluster.workers [min, max] a run goes on with the workers that are left",
+            "cluster.workers: [min, max] a run continues with the workers that are left",
             rank=lost[0].rank if lost else None,
         )

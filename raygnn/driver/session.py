@@ -19,7 +19,7 @@ from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import Input, PartitionInput, read_input
 from raygnn.driver.job_plan import (
-    Nodes,
+    ClusterNodes,
     Plan,
     count_workers,
     header,
@@ -119,7 +119,7 @@ class Session:
         show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
-        with Nodes(config, cluster, show) as nodes:
+        with ClusterNodes(config, cluster, show) as nodes:
             given = read_input(config, self.workers, show, cluster, early=self._early)
             if not cluster.local or config.task.of_graphs:
                 given = make(config, nodes, given, show)  # so that every node can be asked about it

@@ -18,7 +18,7 @@ from raygnn import __version__
 from raygnn.config.load import Source, as_config, load_config
 from raygnn.driver.inputs import PartitionInput, UnreadGraph, read_input, to_look_at
 from raygnn.driver.job_plan import (
-    Nodes,
+    ClusterNodes,
     count_workers,
     display_of,
     make_plan,
@@ -196,7 +196,7 @@ def check(
                 raise
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
-    with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
+    with RayCluster(config, verbose=verbose) as cluster, ClusterNodes(config, cluster) as nodes:
         size = count_workers(config, cluster, show)
         config, workers = size.config, size.workers
         look = read_input(config, workers, show, cluster, early=size.early, only_look=True)

@@ -30,7 +30,7 @@ from rich.text import Text
 from raygnn.errors import RaygnnError
 from raygnn.runs.metrics_files import of_class
 from raygnn.runs.output import Output, printable
-from raygnn.runs.progress_line import Progress, ProgressLine
+from raygnn.runs.progress_line import ProgressLine, TrainingProgress
 from raygnn.runs.run_directory import LOGS, REPORT
 from raygnn.runs.tracebacks import shown
 
@@ -121,7 +121,7 @@ class Display:
     @contextmanager
     def progress(
         self, total_epochs: int, steps_per_epoch: int, *, max_steps: int | None = None
-    ) -> Iterator[Progress]:
+    ) -> Iterator[TrainingProgress]:
         """The training. Yields what is to be fed each new record of ``metrics.jsonl``.
 
         Args:
@@ -130,7 +130,7 @@ class Display:
             max_steps: steps after which it ends, if sooner.
         """
         total = total_epochs * steps_per_epoch
-        progress = Progress(steps_per_epoch, min(total, max_steps or total))
+        progress = TrainingProgress(steps_per_epoch, min(total, max_steps or total))
         try:
             if self.console.is_interactive:
                 with Live(progress, console=self.console, refresh_per_second=4, transient=True):

@@ -28,7 +28,7 @@ _LEFT_OUT = {"epoch": 0, "loss": 1, "step": 4}
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """A line as `Progress` writes it; a bar and its columns on a terminal.
+    """A line as `TrainingProgress` writes it; a bar and its columns on a terminal.
 
     Attributes:
         step, total: optimizer steps made, and of the whole training.
@@ -89,7 +89,7 @@ class ProgressLine:
         yield grid
 
 
-class Progress:
+class TrainingProgress:
     """The state of a training, shown as one live line, or handed to ``on_line`` line by line.
 
     Args:

@@ -7,6 +7,7 @@ decides before that has to ask the node itself.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,22 +38,22 @@ class Lost:
         return f"rank {self.rank} was lost with its node {self.host}: {self.why}"
 
 
-def room(needs: Mapping[str, float], group: Any = None) -> int:
-    """How many workers fit on the nodes that take a connection, beside what others hold.
+def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
+    """Return how many workers fit on the nodes that accept a connection, beside other jobs.
 
     Args:
-        needs: resource → what a worker takes of it.
-        group: a placement group whose bundles, one for each worker, will be given back.
+        needs: resource → amount for one worker.
+        running: workers that will give up theirs.
     """
     going = compat.draining_nodes()  # where Ray starts nothing any more
     alive = [node for node in living() if node["NodeID"] not in going]
-    free, held = compat.free_resources(), _held(group)
+    free, held = compat.free_resources(), Counter(worker.node for worker in running)
     fits = {}
     for node in alive:
         name = node["NodeID"]
         # a node that has just come is not in all of Ray's tables yet
         there = free.get(name, node["Resources"])
-        counts = [(there.get(key, 0.0) + held.get(name, 0) * n) // n for key, n in needs.items()]
+        counts = [(there.get(key, 0.0) + held[name] * n) // n for key, n in needs.items()]
         if (fit := int(min(counts))) > 0:
             fits[name] = fit
     there = _answering(node for node in alive if node["NodeID"] in fits)
@@ -93,19 +94,6 @@ def living() -> list[dict[str, Any]]:
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _held(group: Any) -> dict[str, int]:
-    """Node id → how many of the group's bundles it holds."""
-    from ray.util import placement_group_table
-
-    if group is None:
-        return {}
-    table = placement_group_table(group)
-    if table.get("state") not in ("CREATED", "RESCHEDULING"):
-        return {}
-    nodes = list(table["bundles_to_node_id"].values())
-    return {name: nodes.count(name) for name in nodes}
 
 
 def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -15,7 +15,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import read_input, to_look_at
-from raygnn.driver.job_plan import Nodes, goals_of, make
+from raygnn.driver.job_plan import ClusterNodes, goals_of, make
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
@@ -161,7 +161,7 @@ def check_weights(config: Config) -> None:
         assert caught.value.where == "task.class_weights"
         if given.meta is None:  # nobody waits for a partition, or for a node, to be told
             with pytest.raises(ConfigError, match="there are 3 weights"):
-                make(config, Mock(spec=Nodes, look=AssertionError), given, NullDisplay())
+                make(config, Mock(spec=ClusterNodes, look=AssertionError), given, NullDisplay())
         num = int(caught.value.what.split()[-2])
         update = {"class_weights": (1.0,) * num}
         task = config.task.model_copy(update=update)

@@ -13,6 +13,7 @@ from raygnn.config.schema import Config
 from raygnn.driver import inputs, job_plan
 from raygnn.driver.inputs import read_input
 from raygnn.driver.job_plan import count_workers
+from raygnn.graph import sources
 from raygnn.runs.display import NullDisplay
 from tests.graph.builders import write_dgl
 from tests.small_jobs import job
@@ -53,16 +54,26 @@ def test_a_file_is_read_once_and_a_partition_is_used_again(
     config = load_config(
         {**job(tmp_path, cluster={"workers": "auto"}), "graph": write_dgl(tmp_path)}
     )
-    calls: list[Any] = []
-    load_graph = inputs.load_graph
-    monkeypatch.setattr(
-        inputs, "load_graph", lambda *a, **k: (calls.append(a), load_graph(*a, **k))[1]
-    )
-    for _ in range(2):
+    reads, hashes = (Mock(wraps=f) for f in (inputs.load_graph, sources.digest))
+    monkeypatch.setattr(inputs, "load_graph", reads)
+    monkeypatch.setattr(sources, "digest", hashes)
+    for number in (1, 2):
         size = count_workers(config, cluster, NullDisplay())
         given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
         made = given.made(NullDisplay())
-        assert (size.workers, made.parts, len(calls)) == (1, 1, 1)
+        assert (size.workers, made.parts) == (1, 1)
+        assert (reads.call_count, hashes.call_count) == (1, number)
+
+
+def test_a_partition_for_more_workers_does_not_hide_the_graph(
+    cluster: Mock, tmp_path: Path
+) -> None:
+    auto = {"cluster": {"workers": "auto"}, "partition": {"parts": "auto"}}
+    config = load_config({**job(tmp_path, **auto), "graph": write_dgl(tmp_path)})
+    read_input(config.with_workers(4), 4, NullDisplay(), cluster).made(NullDisplay())
+    size = count_workers(config, cluster, NullDisplay())
+    given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
+    assert given.made(NullDisplay()).parts == 1
 
 
 def test_large_graphs_are_not_read_to_count_them(

@@ -20,7 +20,7 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import loggers as module
-from raygnn.driver.loggers import Backend, Loggers, LoggerThread, Status, backend_of, check_packages
+from raygnn.driver.loggers import Backend, Loggers, LoggerThread, backend_of, check_packages
 from raygnn.errors import ConfigError
 from raygnn.runs.interrupts import stoppable
 from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
@@ -51,7 +51,7 @@ def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def feed(run: RunDir, step: int, status: Status) -> None:
+def feed(run: RunDir, step: int, status: Any) -> None:
     """What a command hands on that began with this step and has ended."""
     events = Events(run.path / "logs" / LOGGERS)
     for name in load_config(run.path / "config.yaml").logging.loggers:
@@ -214,7 +214,7 @@ class _Flaky(Backend):
         super().__init__(Path(), {}, {})
         self.got: list[int] = []
         self.opened: list[int] = []
-        self.ends: list[Status | None] = []
+        self.ends: list[str | None] = []
         self.broken = threading.Event()
         self.hang: Callable[[], object] = lambda: None
 
@@ -232,7 +232,7 @@ class _Flaky(Backend):
 
     def flush(self) -> None: ...
 
-    def end(self, logger: Any, status: Status | None) -> None:
+    def end(self, logger: Any, status: str | None) -> None:
         self.ends.append(status)
 
 

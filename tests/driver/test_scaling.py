@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +17,12 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import TrainConfig
 from raygnn.driver import scaling as module
 from raygnn.driver.launch import explain
-from raygnn.driver.scaling import Group, Scaling
+from raygnn.driver.scaling import Scaling
 from raygnn.errors import TrainingError
 from raygnn.runs.run_directory import SCALING
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker import ray_nodes
-from raygnn.worker.control import Control, SaveRequest
+from raygnn.worker.control import Control, SaveRequest, Worker
 from raygnn.worker.job import Job
 from raygnn.worker.ray_nodes import Lost
 from tests.small_jobs import job
@@ -52,18 +52,22 @@ class Policy:
         self.policy = Scaling(config, fewest, run_dir, self.control, PATIENCE)
         self.policy._maybe_send_resource_request = lambda: None  # type: ignore[attr-defined]
         self.run_dir, self.clock = run_dir, clock
-        self.room = self.size = 0
+        self.room = self.size = self.held = 0
+
+    def count(self, running: Sequence[Worker]) -> int:
+        assert len(running) == self.held  # by workers that end when others start
+        return self.room
 
     def start(self) -> int:
         """Start the ranks: with how many, 0 if there is to be a wait."""
         decision = self.policy.make_decision_for_non_running_worker_group()
         self.size = 0 if isinstance(decision, NoopDecision) else decision.num_workers
         if self.size:
-            Group.held = object()
+            self.held = self.size
+            self.control.begin([Worker("host", "node")] * self.size)
         return self.size
 
     def started(self) -> int:
-        """Start the ranks, however long it takes: with how many."""
         while not self.start():
             assert self.clock.now < 2000, "no end of waiting"
         return self.size
@@ -76,16 +80,15 @@ class Policy:
             self.clock.sleep(2.0)
             decision = self.policy.make_decision_for_running_worker_group(state, None)
             if isinstance(decision, ResizeDecision):
+                self.held = 0
                 return decision.num_workers
         return None
 
     @property
     def asks(self) -> bool:
-        """Whether the ranks are asked for a checkpoint."""
         return bool(self.control.pending_saves())
 
     def answer(self, saved: bool) -> None:
-        """As the ranks do when they have written it, or could not."""
         self.control.answer_saves(self.control.pending_saves(), saved=saved)
 
 
@@ -93,9 +96,8 @@ class Policy:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Policy]:
     clock, made = Clock(), []
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(ray_nodes, "room", lambda needs, group: made[-1].room)
+    monkeypatch.setattr(ray_nodes, "room", lambda needs, running: made[-1].count(running))
     monkeypatch.setattr(ray_nodes, "lost", lambda workers: [Lost(1, "host1", "it is off")])
-    monkeypatch.setattr(Group, "held", None)
 
     def make(fewest: int, most: int) -> Policy:
         made.append(Policy(fewest, most, tmp_path, clock))
@@ -166,7 +168,7 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     told = (policy.run_dir / "logs" / SCALING).read_text().splitlines()
     assert [json.loads(line)["text"] for line in told][-2:] == [
         "there is room for 2 workers: first a checkpoint",
-        "a start of all with 2 workers, from step-0000000004",
+        "restarting with 2 workers from step-0000000004",
     ]
 
 
@@ -183,7 +185,6 @@ def asking(make: Any) -> Any:
 
 @pytest.mark.parametrize("answer", [False, True])
 def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
-    """Ranks that do not save, or cannot, go on as they are, and are asked again much later."""
     policy = asking(make)
     if answer:  # it could not be written
         policy.answer(False)
@@ -197,7 +198,6 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
 
 
 def test_room_that_goes_again_is_left_alone(make: Any) -> None:
-    """Its request goes, and nobody else's: an interrupt waits for its own."""
     policy = asking(make)
     other = SaveRequest(policy.control)
     policy.room = 1

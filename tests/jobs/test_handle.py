@@ -29,7 +29,7 @@ from raygnn.jobs.handle import said_error
 from raygnn.jobs.server import JobInfo, JobServer, tail, unencrypted
 from raygnn.jobs.submit import prepare, send
 from raygnn.runs.display import Display
-from raygnn.runs.progress_line import Progress, ProgressLine
+from raygnn.runs.progress_line import ProgressLine, TrainingProgress
 from raygnn.runs.run import age, metric, progress
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
@@ -70,7 +70,7 @@ def test_an_exit_code_is_an_error(kind: type[RaygnnError]) -> None:
 def test_progress_is_read_back(
     step: int, steps_per_epoch: int, epochs: int, values: dict[str, float]
 ) -> None:
-    made = Progress(steps_per_epoch, epochs * steps_per_epoch)
+    made = TrainingProgress(steps_per_epoch, epochs * steps_per_epoch)
     made.update({"step": step, "time": 1.0, **values})
     made.update({"step": step + 1, "time": 2.0, **values})
     told = ProgressLine.read(made.line())

@@ -19,7 +19,7 @@ from raygnn.runs.diagnose.diagnosis_display import show
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.judge import Diagnosis, judge
 from raygnn.runs.diagnose.rank_reports import first_difference
-from raygnn.runs.diagnose.state_file import Life, Place, Start, State, read_state
+from raygnn.runs.diagnose.state_file import Life, RankAttempt, State, ThreadPhase, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir
@@ -62,9 +62,10 @@ TIMEOUT = "RuntimeError: [gloo/transport] Timed out waiting 8000ms for recv oper
 
 
 def state(rank: int, *, ago: float = 0.0, phase: str = "forward", **more: Any) -> State:
-    start = Start(more.get("attempt", 1), rank, 2, 10 + rank, NOW - 100, NOW - 90, f"node{rank}")
+    attempt = more.get("attempt", 1)
+    start = RankAttempt(attempt, rank, 2, 10 + rank, NOW - 100, NOW - 90, f"node{rank}")
     life = Life(NOW - ago, 0.0, 2**30, more.get("used", 2**32), 2**33)
-    return State(start, Place(phase, 1, 6, NOW - ago, 0.0), Place(), life)
+    return State(start, ThreadPhase(phase, 1, 6, NOW - ago, 0.0), ThreadPhase(), life)
 
 
 def box(rank: int, *frames: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -586,7 +587,7 @@ def test_a_rank_that_did_not_begin_again(failed: Path) -> None:
 
 
 def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    one = replace(state(3), prefetch=Place("sample", None, 0, 1.5, 2.5), words="of cold")
+    one = replace(state(3), prefetch=ThreadPhase("sample", None, 0, 1.5, 2.5), words="of cold")
     (tmp_path / "s").write_bytes(one.pack())
     assert read_state(tmp_path / "s") == one
     assert len(state(3, phase="naïve " * 20, used=5).pack()) == 1024

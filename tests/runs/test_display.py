@@ -18,7 +18,7 @@ from rich.console import Console
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.runs.progress_line import Progress, ProgressLine, clock
+from raygnn.runs.progress_line import ProgressLine, TrainingProgress, clock
 from tests.terminal import rows_on_terminal
 
 SUMMARY = {
@@ -158,7 +158,7 @@ def test_a_failed_training_still_leaves_its_last_line() -> None:
 def test_the_line(
     steps_per_epoch: int, total: int, records: list[dict[str, float]], line: str
 ) -> None:
-    progress = Progress(steps_per_epoch, total)
+    progress = TrainingProgress(steps_per_epoch, total)
     for item in records:
         progress.update(item)
     assert progress.line() == line
@@ -177,7 +177,7 @@ def test_the_line(
 def test_the_live_line_fits_any_width(
     width: int, step: int, total: int, loss: float, seconds: float
 ) -> None:
-    progress = Progress(7, total)
+    progress = TrainingProgress(7, total)
     progress.update({"step": 0, "epoch": 0, "time": 0.0, "train/loss": loss})
     progress.update({"step": step, "epoch": 0, "time": seconds, "val/f1": 0.5})
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
@@ -204,7 +204,7 @@ def test_the_live_line_fits_any_width(
 def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
     width: int, columns: str
 ) -> None:
-    progress = Progress(10, 2000)
+    progress = TrainingProgress(10, 2000)
     values = {"train/loss": 0.8309, "seeds_per_second": 5403.2}
     progress.update({"step": 380, "time": 10.0, "val/mrr": 0.79, "val/hits@1": 0.7783, **values})
     progress.update({"step": 390, "time": 10.1, **values})

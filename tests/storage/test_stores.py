@@ -22,7 +22,7 @@ from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
 from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
-from raygnn.driver.resume import Start, find_start
+from raygnn.driver.resume import StartPoint, find_start
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.preflight.probe import Question, node_facts
 from raygnn.runs.diagnose import diagnose
@@ -360,7 +360,7 @@ def test_a_resume_goes_on_from_the_newest_checkpoint_wherever_it_is(
     there = RemoteCheckpoints.from_config(config)
     assert there is not None
 
-    def start(other: Config = config) -> Start:
+    def start(other: Config = config) -> StartPoint:
         return find_start(other, run, 2, NullDisplay(), resume=True)
 
     with created(config) as run:

@@ -91,17 +91,19 @@ def is_partition(place: AnyPath) -> bool:
     return any(path.name != MANIFEST for path in place.glob("*.json"))
 
 
-def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
+def find_partition(
+    config: Config, parts: int, *, like: PartitionMeta | Missing | None = None
+) -> PartitionMeta | Missing:
     """Return a job's existing partition, or the one to be built.
 
     It is stored at ``partition.path``, or else at ``<storage>/partitions/<digest>``; the digest
     covers the contents of the input files and everything else that determines the result. An
-    existing partition is reused without reading the graph. At ``partition.path``, a partition that
-    another tool wrote is accepted as it is, and ours whichever METIS built it; with
-    ``partition.parts: auto``, any number of parts is accepted.
+    existing partition is reused without reading the graph. At ``partition.path``, another tool's is
+    accepted as it is, and ours from either METIS; with ``parts: auto``, with any number of parts.
 
     Args:
         parts: number of parts to build if ``partition.parts`` is ``auto``.
+        like: partition of the same graph found just before; its files are not hashed again.
 
     Raises:
         ConfigError: ``partition.path`` holds another partition than the config describes.
@@ -137,7 +139,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         parts = meta.num_parts
     method = config.partition.used_method
     base = {
-        "graph": sources.digest(graph),
+        "graph": _graph_digest(like) or sources.digest(graph),
         "parts": parts,
         "method": method,
         "seed": _SEED,
@@ -178,6 +180,14 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         with contextlib.suppress(OSError):  # the directory may be read-only
             remove_stale(place)
     return meta
+
+
+def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
+    """Return the digest of the input files that a partition was found by; None if there is none."""
+    if isinstance(found, Missing):
+        return str(found.source["made_from"]["graph"])
+    manifest = None if found is None else found.manifest
+    return None if manifest is None else manifest.source.made_from.get("graph")
 
 
 def _digest(made_from: dict[str, Any]) -> str:

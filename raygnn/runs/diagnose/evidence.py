@@ -22,7 +22,7 @@ from raygnn.runs.diagnose.state_file import (
     DRIVER,
     FAILURE,
     STATE,
-    Start,
+    RankAttempt,
     State,
     read_state,
 )
@@ -108,10 +108,10 @@ class Evidence:
 
 def read(run: Path) -> Evidence:
     """Read what the run left."""
-    return _Reader(run).evidence()
+    return _EvidenceReader(run).evidence()
 
 
-class _Reader:
+class _EvidenceReader:
     def __init__(self, path: Path):
         self.path = path
         self.logs = path / LOGS
@@ -166,7 +166,7 @@ class _Reader:
             ranks.append(Traces(rank, state, box, failure, crash))
         return ranks, attempt
 
-    def _world(self, newest: Start, numbers: Sequence[int]) -> list[int]:
+    def _world(self, newest: RankAttempt, numbers: Sequence[int]) -> list[int]:
         """The ranks to report: those that left a file, and the first of those that left none."""
         world = newest.world
         left = {rank for rank in numbers if rank < world}

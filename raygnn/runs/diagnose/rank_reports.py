@@ -32,8 +32,8 @@ _ALIKE = {  # what must be the same on all ranks: sizes on one side at least
     "scatter": "outputs",
 }
 
-Entry = Mapping[str, Any]  # a collective in a black box
-Stack = Sequence[Frame]  # the innermost frame first; empty where it is unknown
+CollectiveRecord = Mapping[str, Any]  # a collective in a black box
+CallStack = Sequence[Frame]  # the innermost frame first; empty where it is unknown
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def dead_worker(evidence: Evidence, rank: int) -> Mapping[str, Any] | None:
 
 
 def _judge_state(
-    traces: Traces, evidence: Evidence, silent: float, training: Stack, waiting: str | None
+    traces: Traces, evidence: Evidence, silent: float, training: CallStack, waiting: str | None
 ) -> str:
     if traces.crash:
         return "crashed"
@@ -168,7 +168,7 @@ def _is_missed(rank: int, evidence: Evidence) -> bool:
     return any("clos" in what or "reset" in what or "broken pipe" in what for what in others)
 
 
-def _stack(box: Mapping[str, Any], role: str) -> Stack:
+def _stack(box: Mapping[str, Any], role: str) -> CallStack:
     threads = box.get("threads")
     for thread in threads if isinstance(threads, list) else []:
         if isinstance(thread, Mapping) and thread.get("role") == role:
@@ -179,7 +179,7 @@ def _stack(box: Mapping[str, Any], role: str) -> Stack:
     return []
 
 
-def _waits(stack: Stack) -> bool:
+def _waits(stack: CallStack) -> bool:
     """Whether a thread waits for other ranks, or for another thread of ours."""
     if not stack or stack[0].function == _BACKWARD:
         return True
@@ -193,11 +193,11 @@ def _waits(stack: Stack) -> bool:
     return False
 
 
-def _place(stack: Stack) -> Frame | None:
+def _place(stack: CallStack) -> Frame | None:
     return causes.where(stack[::-1])
 
 
-def _doing(stack: Stack) -> str | None:
+def _doing(stack: CallStack) -> str | None:
     place = _place(stack)
     if place is None or stack[0] == place:
         return str(place) if place else None
@@ -252,7 +252,7 @@ def _skew(traces: Traces, evidence: Evidence) -> float:
     return apart if abs(apart) > _SKEW else 0.0
 
 
-def first_difference(flights: Mapping[int, Sequence[Entry]]) -> dict[str, Any] | None:
+def first_difference(flights: Mapping[int, Sequence[CollectiveRecord]]) -> dict[str, Any] | None:
     """Where the ranks' collectives part, aligned by process group and sequence number.
 
     Args:
@@ -265,7 +265,7 @@ def first_difference(flights: Mapping[int, Sequence[Entry]]) -> dict[str, Any] |
         each its ``rank``, ``op``, ``dtypes``, ``sizes``, ``at`` and ``pending``, None for a rank
         that did not come.
     """
-    by_group: dict[str, dict[int, dict[int, Entry]]] = {}
+    by_group: dict[str, dict[int, dict[int, CollectiveRecord]]] = {}
     for rank, entries in flights.items():
         for entry in entries:
             if isinstance(entry, Mapping) and isinstance(entry.get("seq"), int):
@@ -278,7 +278,7 @@ def first_difference(flights: Mapping[int, Sequence[Entry]]) -> dict[str, Any] |
     return differences[0] if differences else None
 
 
-def _in_group(group: str, ranks: dict[int, dict[int, Entry]]) -> dict[str, Any] | None:
+def _in_group(group: str, ranks: dict[int, dict[int, CollectiveRecord]]) -> dict[str, Any] | None:
     if len(ranks) < 2:
         return None
     first = max(min(entries) for entries in ranks.values())  # that all ranks still have
@@ -307,7 +307,7 @@ def _time(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and abs(value) < 2**63 else 0.0
 
 
-def _facet(entry: Entry, kind: str) -> str:
+def _facet(entry: CollectiveRecord, kind: str) -> str:
     """What must be the same on all ranks, as text."""
     op = str(entry.get("op"))
     side = _ALIKE.get(op.rpartition(":")[2])
@@ -318,7 +318,7 @@ def _facet(entry: Entry, kind: str) -> str:
     return op + str(tensors.get(name) if isinstance(tensors, Mapping) else None)
 
 
-def _odd(came: Mapping[int, Entry], kind: str) -> int | None:
+def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
     """The rank that is alone in what it does; of two, the one that the user's code sent there."""
     facets = {rank: _facet(entry, kind) for rank, entry in came.items()}
     counts = Counter(facets.values())
@@ -330,13 +330,13 @@ def _odd(came: Mapping[int, Entry], kind: str) -> int | None:
     return users[0] if len(users) == 1 else None
 
 
-def called_by_user(entry: Entry) -> bool:
+def called_by_user(entry: CollectiveRecord) -> bool:
     """Whether the user's own code called a collective."""
     place = Frame.of(entry.get("at"))
     return place is not None and place.whose == "user"
 
 
-def _shown(rank: int, entry: Entry | None) -> dict[str, Any]:
+def _shown(rank: int, entry: CollectiveRecord | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
     place, tensors = Frame.of(entry.get("at")), entry.get("inputs")

@@ -36,7 +36,7 @@ def file_of(logs: Path, rank: int, kind: str) -> Path:
     return logs / f"rank-{rank}{kind}"
 
 
-class _Part:
+class _StateSection:
     """A part of the record, packed field by field; text is cut to the room there is."""
 
     _FORMAT: ClassVar[struct.Struct]
@@ -50,7 +50,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Place(_Part):
+class ThreadPhase(_StateSection):
     """What one of a rank's threads does, since when; epoch and step are None until known."""
 
     phase: str = ""
@@ -63,7 +63,7 @@ class Place(_Part):
 
 
 @dataclass(frozen=True)
-class Start(_Part):
+class RankAttempt(_StateSection):
     """One start of a rank.
 
     Attributes:
@@ -84,7 +84,7 @@ class Start(_Part):
 
 
 @dataclass(frozen=True)
-class Life(_Part):
+class Life(_StateSection):
     """A rank's last sign of life, about one each second, and its node's memory then, in bytes.
 
     Attributes:
@@ -106,9 +106,9 @@ class Life(_Part):
 class State:
     """The whole record; ``words``: what it died of, which may find no room elsewhere."""
 
-    start: Start
-    training: Place = Place()
-    prefetch: Place = Place()
+    start: RankAttempt
+    training: ThreadPhase = ThreadPhase()
+    prefetch: ThreadPhase = ThreadPhase()
     life: Life = Life()
     words: str = ""
 
@@ -140,9 +140,9 @@ def read_state(path: Path) -> State | None:
     if len(record) < SIZE or not record.startswith(_MAGIC):
         raise DataError("not a whole record of a rank's state", where=str(path))
     state = State(
-        Start.read(record, len(_MAGIC)),
-        Place.read(record, TRAINING),
-        Place.read(record, PREFETCH),
+        RankAttempt.read(record, len(_MAGIC)),
+        ThreadPhase.read(record, TRAINING),
+        ThreadPhase.read(record, PREFETCH),
         Life.read(record, LIFE),
         _unpacked(record[WORDS:]),
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raygnn.runs.metrics_files import LOADER, SHARED_PARTS, STEP, Record, number, values
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 Point = tuple[float, float]  # step, value
 Trace = dict[str, Any]
 
@@ -206,7 +206,7 @@ def step_charts(
     return [chart for chart in (*charts, background(table)) if chart]
 
 
-def over_time(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
+def over_time(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
     """The parts of a step, stacked: the mean over the ranks, and each rank to choose."""
     budget = _MOST_NUMBERS // max(1, len(parts) * (len(names) + 1))
     table = table.thinned(min(500, max(_MOST_BARS, budget)))
@@ -227,7 +227,7 @@ def over_time(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart
     )
 
 
-def by_rank(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
+def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
     """A stacked bar for each rank, its mean over the whole run."""
     traces = [
         {
@@ -257,7 +257,7 @@ def by_rank(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
     )
 
 
-def busy(table: Table, names: Sequence[str]) -> Chart | None:
+def busy(table: StepSeries, names: Sequence[str]) -> Chart | None:
     """How long each rank was busy before it met the others, against the median of the others."""
     table = table.thinned(min(200, max(20, _MOST_NUMBERS // len(names))))
     parts = [part for part in STEP if part in table.columns and part not in SHARED_PARTS]
@@ -296,7 +296,7 @@ def busy(table: Table, names: Sequence[str]) -> Chart | None:
     )
 
 
-def background(table: Table) -> Chart | None:
+def background(table: StepSeries) -> Chart | None:
     """What the thread of the loader does beside the steps."""
     means = {
         part: _MS * over(np.nanmean, table.columns[part], 1)
@@ -316,7 +316,7 @@ def background(table: Table) -> Chart | None:
     )
 
 
-def _axis_from_zero(values: Array) -> tuple[dict[str, Any], str]:
+def _axis_from_zero(values: FloatArray) -> tuple[dict[str, Any], str]:
     """The axis for these, and what to say if the longest, such as a first batch, are cut."""
     finite = values[np.isfinite(values)]
     usual = float(np.percentile(finite, 95)) if len(finite) > 2 else math.inf
@@ -327,7 +327,7 @@ def _axis_from_zero(values: Array) -> tuple[dict[str, Any], str]:
     return {"range": [0, 1.5 * usual]}, cut
 
 
-def _stack(table: Table, parts: dict[str, Array]) -> list[Trace]:
+def _stack(table: StepSeries, parts: dict[str, FloatArray]) -> list[Trace]:
     steps, traces = table.steps.tolist(), []
     for part, seconds in parts.items():
         color = PART_COLORS[part]
@@ -365,7 +365,7 @@ def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
     return charts
 
 
-def _rank_lines(table: Table, column: Array) -> list[Trace]:
+def _rank_lines(table: StepSeries, column: FloatArray) -> list[Trace]:
     if column.shape[1] <= _MOST_LINES:
         return [
             curve(f"rank {rank}", table.points(column[:, rank]), COLORS[rank])
@@ -454,7 +454,7 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class Table:
+class StepSeries:
     """One group of values of all ranks.
 
     Attributes:
@@ -463,13 +463,13 @@ class Table:
     """
 
     steps: NDArray[np.int64]
-    columns: dict[str, Array]
+    columns: dict[str, FloatArray]
 
     @property
     def ranks(self) -> int:
         return max((column.shape[1] for column in self.columns.values()), default=0)
 
-    def thinned(self, most: int) -> Table:
+    def thinned(self, most: int) -> StepSeries:
         """Means over at most ``most`` stretches, each named by its last step."""
         count = len(self.steps)
         if count <= most:
@@ -482,29 +482,29 @@ class Table:
             sums = np.add.reduceat(np.where(finite, column, 0.0), starts, axis=0)
             counts = np.add.reduceat(finite.astype(np.int64), starts, axis=0)
             columns[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-        return Table(self.steps[ends - 1], columns)
+        return StepSeries(self.steps[ends - 1], columns)
 
-    def points(self, column: Array) -> list[Point]:
+    def points(self, column: FloatArray) -> list[Point]:
         """Of numbers [W]."""
         return list(zip(self.steps.tolist(), column.tolist()))
 
 
-def of_ranks(records: Sequence[Record], group: str) -> Table:
+def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
     """A group of ``ranks.jsonl``."""
     rows = [(record["step"], row) for record in records if (row := values(record, group))]
     size = max((len(ranks) for _, row in rows for ranks in row.values()), default=0)
     size = min(size, _MOST_CELLS // max(1, len(rows)))  # which only a damaged file has more of
-    columns: dict[str, Array] = {}
+    columns: dict[str, FloatArray] = {}
     for name in dict.fromkeys(name for _, row in rows for name in row):
         column = np.full((len(rows), size), np.nan)
         for index, (_, row) in enumerate(rows):
             ranks = row.get(name, [])[:size]
             column[index, : len(ranks)] = ranks
         columns[name] = column
-    return Table(_steps([step for step, _ in rows]), columns)
+    return StepSeries(_steps([step for step, _ in rows]), columns)
 
 
-def of_means(records: Sequence[Record]) -> Table:
+def of_means(records: Sequence[Record]) -> StepSeries:
     """The seconds of ``metrics.jsonl``, means over the ranks, as if there were one."""
     head = "seconds/"
     rows = [record for record in records if any(key.startswith(head) for key in record)]
@@ -512,17 +512,17 @@ def of_means(records: Sequence[Record]) -> Table:
     columns = {
         key.removeprefix(head): np.array([[number(row.get(key))] for row in rows]) for key in keys
     }
-    return Table(_steps([row["step"] for row in rows]), columns)
+    return StepSeries(_steps([row["step"] for row in rows]), columns)
 
 
-def over(function: Callable[..., Any], array: Any, axis: int) -> Array:
+def over(function: Callable[..., Any], array: Any, axis: int) -> FloatArray:
     """``np.nanmean`` and the like, NaN without a warning where there is nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.asarray(function(np.asarray(array), axis=axis), dtype=np.float64)
 
 
-def plain(array: Array) -> list[float | None]:
+def plain(array: FloatArray) -> list[float | None]:
     """Five digits of each, which is more than a screen shows; None, a gap, for no number."""
     return [_rounded(value) for value in array.tolist()]
 

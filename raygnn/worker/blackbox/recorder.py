@@ -29,9 +29,9 @@ from raygnn.runs.diagnose.state_file import (
     TRAINING,
     WORDS,
     Life,
-    Place,
-    Start,
+    RankAttempt,
     State,
+    ThreadPhase,
     file_of,
     pack_words,
     read_state,
@@ -80,8 +80,8 @@ class Recorder:
         self._timeout = timeout
         self._training = threading.get_ident()
         host = socket.gethostname()
-        self._start = Start(attempt, rank, world, os.getpid(), command, time.time(), host)
-        self._places = {TRAINING: Place(), PREFETCH: Place()}
+        self._start = RankAttempt(attempt, rank, world, os.getpid(), command, time.time(), host)
+        self._places = {TRAINING: ThreadPhase(), PREFETCH: ThreadPhase()}
         self._life = self._breath(0.0)
         self._written = {TRAINING: 0.0, PREFETCH: 0.0}  # when, by the monotonic clock
         self._lock = threading.RLock()  # of the file; `note` waits for it, so it is held briefly
@@ -106,7 +106,7 @@ class Recorder:
         if at is None:
             return
         last = self._places[at]
-        place = Place(
+        place = ThreadPhase(
             phase,
             last.epoch if epoch is None else epoch,
             last.step if step is None else step,
@@ -268,7 +268,7 @@ class Recorder:
         times = []
         for _ in range(3):
             begin = time.perf_counter()
-            self._write(TRAINING, Place().pack())
+            self._write(TRAINING, ThreadPhase().pack())
             times.append(time.perf_counter() - begin)
         return min(times)
 
