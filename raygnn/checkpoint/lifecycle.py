@@ -81,6 +81,7 @@ class _Pending:
     Attributes:
         last: it comes after the last step, so no other one makes up for it.
         requests: ids that it answers.
+        ends: one of them asked for the last checkpoint, so no step is to follow.
         state: copy of Lightning's state that waits for the ranks' rows.
         write: writes the state.
     """
@@ -88,6 +89,7 @@ class _Pending:
     step: int = 0
     last: bool = False
     requests: frozenset[str] = frozenset()
+    ends: bool = False
     state: Mapping[str, Any] | None = None
     write: Write[None] | None = None
 
@@ -155,7 +157,6 @@ class Checkpoints(pl.Callback):
         self._skipping = False  # one was skipped since the one under way began
         self._failing = ""  # why the newest one was not written
         self._step = self._next_poll = -1
-        self._ends = False  # no step is to follow the next checkpoint
         self.plugin = _StateTaker(self._take)
         self.counts = dict.fromkeys(("saved", "failed", "skipped"), 0)
 
@@ -171,7 +172,7 @@ class Checkpoints(pl.Callback):
         self._step = step
         if self._is_due(step):
             with self._pause():
-                if self._save(trainer) and self._ends:
+                if self._save(trainer) and self._meet(self._pending.ends)[1]:
                     self._hold()
 
     def on_save_checkpoint(
@@ -187,17 +188,15 @@ class Checkpoints(pl.Callback):
     def _poll(self, step: int) -> bool:
         """Return whether rank 0 finds a checkpoint due by its clock or by a request; it polls again
         about half a second later. Collective."""
-        now, due, steps, ends = time.monotonic(), False, 0, False
+        now, due, steps = time.monotonic(), False, 0
         if self._first:
             late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
             # a request is for a checkpoint that begins after it, once there is a turn
             may_ask = self._stalled or not self._pending.busy
             due = late or (may_ask and bool(self._unserved))
-            ends = self._requests.ends_after_save
             each = (now - self._polled_at) / max(1, step - self._polled_step)
             steps = max(1, min(_MOST_STEPS, int(_POLL / max(each, 1e-9))))
-        _, any_due, all_steps, any_ends = self._meet(due, steps, ends)
-        self._ends = any_ends > 0
+        _, any_due, all_steps = self._meet(due, steps)
         self._polled_at, self._polled_step = now, step
         self._next_poll = step + all_steps
         return bool(any_due)
@@ -222,7 +221,8 @@ class Checkpoints(pl.Callback):
             draft = store.draft_of(self._directory, step)
             rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
         # requests first: the state is not to be older than they are
-        self._pending = _Pending(step, last, self._unserved if self._first else frozenset())
+        ends = self._first and self._requests.ends_after_save
+        self._pending = _Pending(step, last, self._unserved if self._first else frozenset(), ends)
         trainer.save_checkpoint(store.state_at(self._directory, step))
         # rows that are not copied must not change before they are written
         if rows is not None and not copy and not self._wait(None):

@@ -319,11 +319,12 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
     assert run.summary["checkpoints"] == {"saved": 2, "failed": 0, "skipped": 0}
 
 
+@pytest.mark.parametrize("every", ["1h", 1, 4])
 def test_no_step_follows_the_last_checkpoint(
-    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+    every: int | str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be lost: the driver ends the ranks when that checkpoint is written."""
-    config = make_job(fault={"checkpoint_every": "1h"})
+    config = make_job(fault={"checkpoint_every": every})
     begin, meet = Guard.on_train_batch_start, Checkpoints._meet
 
     def ask(self: Guard, trainer: Any, *args: Any) -> None:
@@ -332,7 +333,7 @@ def test_no_step_follows_the_last_checkpoint(
         begin(self, trainer, *args)
 
     def end(self: Checkpoints, *flags: int) -> list[int]:
-        if self._step > 3 and self._ends and (config.run_dir / "answered").exists():
+        if self._step > 3 and (config.run_dir / "answered").exists():
             raise RuntimeError(f"the driver ended it at step {self._step}")
         return meet(self, *flags)
 
@@ -346,7 +347,7 @@ def test_no_step_follows_the_last_checkpoint(
     monkeypatch.setattr(lifecycle, "_POLL", 0.0)  # after each step
     with pytest.raises(RuntimeError, match="ended it at step 4"):
         train_on_ranks(config)
-    assert [p.name[-1] for p in config.run_dir.glob("checkpoints/step-*")] == ["4"]
+    assert max(p.name[-1] for p in config.run_dir.glob("checkpoints/step-*")) == "4"
 
 
 def test_a_disk_that_is_full_for_a_while(

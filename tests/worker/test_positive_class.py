@@ -87,6 +87,11 @@ def test_classes_that_need_no_word(tmp_path: Path) -> None:
     assert "class 'no', which average_precision is of, is 9" in told(other)
 
 
+def test_labels_of_one_class(tmp_path: Path) -> None:
+    found = run(tmp_path, ("good", "good"))
+    assert "all training seeds are of class 'good': there is nothing to learn" in told(found)
+
+
 def test_a_word_of_no_row_is_no_class(tmp_path: Path) -> None:
     """Of edges that are dropped, as they lead to no node, the word stays in the vocabulary."""
     graph = payments(tmp_path, ("fraud", "ok"))

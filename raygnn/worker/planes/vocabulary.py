@@ -203,10 +203,16 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
         return []
     counts = control.sum(torch.bincount(labels[labels >= 0], minlength=classes))
     known = [str(each) for each in target_words(job)][:classes]  # later ones have no rows
+    if int((counts > 0).sum()) == 1:
+        only = int(counts.argmax())
+        name = known[only] if known else only
+        return [f"all training seeds are of class {name!r}: there is nothing to learn"]
+    if known and word not in known:
+        return []
     share = float(counts[known.index(word) if known else int(word)] / counts.sum().clamp(min=1))
     plain = not known or tuple(each.lower() for each in known) in _PLAIN_CLASSES
     if task.positive is None and not plain:
-        (other,) = set(known) - {word}
+        (other,) = set(known) - {word}  # a word is taken unasked of two classes alone
         texts.append(
             f"average_precision, roc_auc and recall@K are of class {word!r}; set task.positive to "
             f"{other!r} if that is the one to find"
