@@ -204,20 +204,20 @@ class RayCluster:
                 break
             with taken():
                 self._ended.wait(1)
-        if self._directory is not None and not self._ready.is_set():
-            self._abandon()
+        directory = self._directory  # the thread may forget it meanwhile
+        if directory is not None and not self._ready.is_set():
+            self._abandon(directory)
 
-    def _abandon(self) -> None:
+    def _abandon(self, directory: str) -> None:
         """End a Ray of our own that has not come up by now: its start could take half a minute
         more, in a thread that goes with this process."""
-        assert self._directory is not None
         self._tell("ending the Ray that was just starting")
         deadline = time.monotonic() + _LEAVE
         with taken():
-            _kill_whole(self._directory)
+            _kill_whole(directory)
             while not self._ended.wait(0.1) and time.monotonic() < deadline:
-                _kill_whole(self._directory)  # what the thread has started since
-            _remove(self._directory)
+                _kill_whole(directory)  # what the thread has started since
+            _remove(directory)
 
     def _run(self) -> None:
         try:
