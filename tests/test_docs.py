@@ -129,7 +129,7 @@ def literals() -> set[str]:
 
 def test_messages_of_ours_are_in_the_code() -> None:
     page = (DOCS / "failures.md").read_text().partition("## Errors by their text")[2]
-    ours, _, others = page.partition("### What others say")
+    ours, _, others = page.partition("### Errors of other libraries")
     others = others.partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", ours, re.MULTILINE)
     assert len(quoted) + len(re.findall(r"^\| `", others, re.MULTILINE)) > 45
