@@ -271,7 +271,7 @@ def _plain(value: Any, label: str, depth: int) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-Source = Config | str | Path | Mapping[str, Any]  # what a configuration is made of, or one
+ConfigSource = Config | str | Path | Mapping[str, Any]  # what a configuration is made of, or one
 Overrides = Sequence[str] | Mapping[str, Any]
 
 
@@ -302,7 +302,7 @@ def load_config(
     return _load(source, overrides, sections, here=True)[0]
 
 
-def as_config(config: Source) -> Config:
+def as_config(config: ConfigSource) -> Config:
     """Return the configuration itself, or what `load_config` returns for it.
 
     Raises:

@@ -332,7 +332,7 @@ class ClassTask(_Task):
         yield from self._own_problems(at)
 
 
-class _Numbers(_Task):
+class _NumberTask(_Task):
     target: Text = Field("label", description="Name of the label array.")
     metric: _NumberMetric | None = Field(
         None,
@@ -394,7 +394,7 @@ class NodeClassification(ClassTask, _Nodes):
     like: Literal["node_classification"] = Field("node_classification", description=_LIKE)
 
 
-class NodeRegression(_Numbers, _Nodes):
+class NodeRegression(_NumberTask, _Nodes):
     """Node regression."""
 
     kind: Literal["node_regression"] | UserClass = Field(description=_KIND)
@@ -408,7 +408,7 @@ class EdgeClassification(ClassTask, _Edges):
     like: Literal["edge_classification"] = Field("edge_classification", description=_LIKE)
 
 
-class EdgeRegression(_Numbers, _Edges):
+class EdgeRegression(_NumberTask, _Edges):
     """Edge regression."""
 
     kind: Literal["edge_regression"] | UserClass = Field(description=_KIND)
@@ -468,7 +468,7 @@ class GraphClassification(ClassTask, _Graphs):
     like: Literal["graph_classification"] = Field("graph_classification", description=_LIKE)
 
 
-class GraphRegression(_Numbers, _Graphs):
+class GraphRegression(_NumberTask, _Graphs):
     """Graph regression."""
 
     kind: Literal["graph_regression"] | UserClass = Field(description=_KIND)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from raygnn import __version__
-from raygnn.config.load import Source, as_config, load_config
+from raygnn.config.load import ConfigSource, as_config, load_config
 from raygnn.driver.inputs import PartitionInput, UnreadGraph, read_input, to_look_at
 from raygnn.driver.job_plan import (
     ClusterNodes,
@@ -52,7 +52,7 @@ _COLUMNS = ("operator", "calls", "self ms", "total ms")
 
 
 def train(
-    config: Source,
+    config: ConfigSource,
     *,
     graph: Any = None,
     overwrite: bool = False,
@@ -139,7 +139,7 @@ def _opened(run: RunDir) -> Run:
 
 
 def partition(
-    config: Source, *, graph: Any = None, verbose: bool = False, display: bool = True
+    config: ConfigSource, *, graph: Any = None, verbose: bool = False, display: bool = True
 ) -> Stored:
     """Partition the graph, or store the graphs, unless that has been done, and show the outcome.
 
@@ -172,7 +172,7 @@ def partition(
 
 
 def check(
-    config: Source, *, graph: Any = None, verbose: bool = False, display: bool = True
+    config: ConfigSource, *, graph: Any = None, verbose: bool = False, display: bool = True
 ) -> Report:
     """Validate the input and whether the job can run here; nothing is written or started.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import raygnn
-from raygnn.config.load import Source
+from raygnn.config.load import ConfigSource
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
 from raygnn.graph.sources.python_graphs import with_graph
@@ -36,7 +36,7 @@ _END = 30.0  # seconds for what was killed to be gone
 
 
 def launch(
-    config: Source,
+    config: ConfigSource,
     *,
     graph: Any = None,
     overwrite: bool = False,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn import __version__
-from raygnn.config.load import Overrides, Source, load_for_elsewhere
+from raygnn.config.load import ConfigSource, Overrides, load_for_elsewhere
 from raygnn.config.places import is_secret
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, error_of
@@ -73,7 +73,7 @@ class Package:
 
 
 def prepare(
-    config: Source,
+    config: ConfigSource,
     overrides: Overrides | None = None,
     working_dir: str | Path | None = None,
 ) -> Package:
@@ -118,7 +118,7 @@ def prepare(
 
 
 def submit(
-    config: Source,
+    config: ConfigSource,
     overrides: Overrides | None = None,
     *,
     address: str | None = None,

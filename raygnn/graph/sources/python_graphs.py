@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from raygnn.config.load import Source, as_config, load_config
+from raygnn.config.load import ConfigSource, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.arrays import dtype_name, storable
@@ -28,7 +28,7 @@ from raygnn.util.files import storage_errors
 _PYG_NAMES = {"x": "feat"}  # the rest keep theirs
 
 
-def with_graph(config: Source, graph: Any, directory: Path | None = None) -> Config:
+def with_graph(config: ConfigSource, graph: Any, directory: Path | None = None) -> Config:
     """Return a job's configuration, with a graph in memory as its input if there is one.
 
     Args:
