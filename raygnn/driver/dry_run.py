@@ -1,7 +1,7 @@
-"""One batch through the user's own code, in a process of its own, before anything starts.
+"""Dry run: one batch through the user's code, in a separate process, before anything starts.
 
-The process makes a small graph with the types, arrays, dtypes and widths of the real one, takes a
-batch of it as a rank would, and goes forward and backward on the CPU.
+The process builds a small graph with the types, arrays, dtypes and widths of the real one, samples
+a batch as a rank does, and runs forward and backward on the CPU.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import DryRun, PartitionFacts
 from raygnn.worker.job import OUTCOME, DryRunRequest, TaskTarget
 
-LIMIT = 120.0  # seconds, imports of torch and DGL included
-_OUTPUT = 500  # characters of what the process printed last that a finding quotes
+LIMIT = 120.0  # seconds, including imports of torch and DGL
+_OUTPUT = 500  # characters of the process's last output that a finding quotes
 
-# what a model for GPUs says of a machine without one
+# errors of a model for GPUs on a machine without one
 _NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented for '", re.I)
 
 
 def request_of(
     config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, TaskTarget]
 ) -> DryRunRequest | None:
-    """What a dry run needs; None where no code of the user's takes part in steps, and where other
-    findings say what the job lacks."""
+    """Return the request of a dry run; None if no user code takes part in steps, or if the job
+    lacks something that other findings report."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
     if not config.own_steps or not config.trains or not ready:
         return None
@@ -59,7 +59,7 @@ def request_of(
 
 
 def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget]) -> None:
-    """Raises ConfigError: a task's class weights are not one for each class, as far as known."""
+    """Raise ConfigError unless a task has one class weight per class, if their number is known."""
     for name, goal in goals.items() if config.trains else ():
         task, kind = config.of(name).task, goal.edges.etype if goal.edges else goal.ntype
         where = f"tasks.{name}.class_weights" if name else "task.class_weights"
@@ -68,8 +68,8 @@ def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget])
 
 
 def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int | None:
-    """How many classes or labels the targets of a node or edge type, or of graphs, have; None
-    where they are not there, or only the ranks will see."""
+    """Return the number of classes or labels of a node type's, edge type's or graphs' targets;
+    None if the targets are missing, or only the ranks will read them."""
     if isinstance(given, CollectionInput) and isinstance(given.found, CollectionMeta):
         if task.several_labels:
             return math.prod(given.found.target(task.target).shape)
@@ -95,7 +95,7 @@ def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int
 
 @contextlib.contextmanager
 def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
-    """Start the process; yields what waits for its outcome. It has ended afterwards."""
+    """Start the process, and yield a function that waits for its outcome; kill it on exit."""
     config = request.config
     with TemporaryDirectory(prefix="raygnn-") as directory, _output(directory) as output:
         process = subprocess.Popen(
@@ -104,7 +104,7 @@ def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **config.comm.env, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,  # so that what the model starts ends with it
+            start_new_session=True,  # so that processes of the model are killed, too
         )
         began = time.monotonic()
         try:
@@ -120,7 +120,7 @@ def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
 
 @contextlib.contextmanager
 def _output(directory: str) -> Iterator[int]:
-    """Descriptor of a file for what the process prints."""
+    """Yield the descriptor of a file for the process's output."""
     output = os.open(Path(directory) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         yield output
@@ -131,11 +131,7 @@ def _output(directory: str) -> Iterator[int]:
 def _outcome(
     process: subprocess.Popen[bytes], directory: Path, config: Config, began: float
 ) -> DryRun:
-    """What came of it.
-
-    Raises:
-        ConfigError: the class cannot be imported.
-    """
+    """Return the finding of the dry run; raise ConfigError if a class cannot be imported."""
     kind = " with ".join(config.own_steps)
     try:
         process.wait(max(0.0, began + LIMIT - time.monotonic()))
@@ -167,14 +163,14 @@ def _outcome(
 
 
 def _death(code: int, directory: Path, config: Config) -> DryRun:
-    """Of a process that left no outcome."""
+    """Return the finding for a process that left no outcome."""
     how = f"with exit status {code}"
     if code < 0:
         with contextlib.suppress(ValueError):
             how = f"by {signal.Signals(-code).name}"
     printed = (directory / "output").read_bytes()[-_OUTPUT:].decode(errors="replace").strip()
     said = f"; it printed last: {printed}" if printed else ""
-    # SIGKILL is of the kernel, for want of memory, if not of somebody else
+    # the kernel sends SIGKILL when memory runs out, which says nothing about the model
     unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
     return DryRun(
         "warn" if unsure else "error",

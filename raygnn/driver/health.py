@@ -1,9 +1,8 @@
-"""The health of a job's ranks: those that are frozen are ended, and nodes that are to go are
-answered with a checkpoint.
+"""Health of a job's ranks: frozen ones are killed, and preempted nodes trigger a checkpoint.
 
-A process that was stopped, that hangs in the kernel or in storage, or whose machine swaps, says
-nothing, and Ray takes it for well. The others meet it when ``comm.timeout`` ends their wait, and
-even then it keeps its place.
+A process that was stopped, that hangs in the kernel or in storage, or whose machine swaps, sends no
+heartbeat, while Ray considers it alive. The other ranks only notice when ``comm.timeout`` ends
+their wait, and even then it keeps its resources.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _FRESH = 3.0  # seconds after which ranks of several hosts that are all silent a
 _LONGEST_LOOK = 3.0  # seconds that one look can add to a silence
 _HURRIED = 10.0  # seconds of silence that are enough when another rank's wait has failed
 _ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
-_NOTICES = 2.0  # seconds between looks for nodes that are to go
-_LAST_CALL = 15.0  # seconds before a node's end that its ranks are asked for another checkpoint
+_NOTICES = 2.0  # seconds between checks for preempted nodes
+_LAST_CALL = 15.0  # seconds before a node's end at which another checkpoint is requested
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A rank's newest sign of life.
+    """Newest heartbeat of a rank.
 
     Attributes:
-        beat: another one with each sign.
-        awaited: whether there should be more: it neither failed nor came to its end.
+        beat: changes with each heartbeat.
+        awaited: True unless the rank failed or finished.
     """
 
     beat: int
@@ -55,15 +54,13 @@ class Sign:
 
 
 class Silence:
-    """For how long each rank has given no sign of life, by this process's own clock.
+    """Time since the last heartbeat of each rank, by this process's clock alone.
 
-    No clock of a rank counts. Time is added up from look to look, each of which needs an answer of
-    the control actor, without which no sign could be seen:
+    It is summed over polls, each of which needs an answer of the control actor:
 
-    - if all that are awaited are silent, and run on several hosts, it does not count: what they
-      have in common is away, not they;
-    - one look counts for a few seconds at most, however long ago the last one was: this process
-      may have been stopped itself.
+    - if all awaited ranks are silent, on several hosts, it does not count: something that they
+      share is away;
+    - one poll adds a few seconds at most, since this process may have been stopped itself.
     """
 
     def __init__(self) -> None:
@@ -72,12 +69,12 @@ class Silence:
         self._looked: float | None = None
         self._moved = 0.0
 
-    def look(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
-        """Seconds of silence of each rank that is awaited.
+    def poll(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
+        """Return the seconds of silence of each awaited rank.
 
         Args:
             now: seconds of a monotonic clock.
-            signs: of each rank that has given one.
+            signs: newest heartbeat by rank.
         """
         elapsed = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_LOOK)
         self._looked = now
@@ -96,10 +93,10 @@ class Silence:
 
 
 class Heartbeat:
-    """Watches the signs of life of a job's ranks; `look` is to be called often.
+    """Monitor of the ranks' heartbeats; call `poll` often.
 
     Args:
-        limit: seconds of silence that no rank may reach.
+        limit: seconds of silence after which a rank is frozen.
     """
 
     def __init__(self, run_dir: Path, limit: float, show: Display, job: Launch):
@@ -114,16 +111,16 @@ class Heartbeat:
         self._endings: list[_Ending] = []
         self._next = 0.0
 
-    def look(self) -> None:
-        """End the ranks that are frozen. Storage that cannot be read freezes nobody."""
+    def poll(self) -> None:
+        """Kill frozen ranks; without readable storage, none."""
         now, snapshot = time.monotonic(), self._job.snapshot
         if now < self._next or snapshot is self._seen or snapshot.starts < 1:
             return
         self._next, self._seen = now + _EVERY, snapshot
         with contextlib.suppress(OSError):
-            self._look(now, snapshot)
+            self._check(now, snapshot)
 
-    def _look(self, now: float, snapshot: Snapshot) -> None:
+    def _check(self, now: float, snapshot: Snapshot) -> None:
         if snapshot.attempt != self._attempt:
             self._begin(snapshot.attempt)
         failures = [f for f in faults.recorded(self._run_dir) if f.attempt == self._attempt]
@@ -136,7 +133,7 @@ class Heartbeat:
             )
             for rank, progress in snapshot.progress.items()
         }
-        silent = self._silence.look(now, signs)
+        silent = self._silence.poll(now, signs)
         hurried = any(failure.is_consequence for failure in failures)
         limit = min(self._limit, _HURRIED) if hurried else self._limit
         for rank, seconds in silent.items():
@@ -148,7 +145,7 @@ class Heartbeat:
         self._endings = [ending for ending in self._endings if not ending.is_over()]
 
     def _begin(self, attempt: int) -> None:
-        """What was frozen in an earlier start shall not be taken for what ends this one."""
+        """Remove the records of ranks that froze in earlier attempts."""
         for failure in faults.recorded(self._run_dir):
             if failure.kind == FROZEN and failure.attempt != attempt:
                 file_of(self._run_dir / "logs", failure.rank, FAILURE).unlink(missing_ok=True)
@@ -156,9 +153,9 @@ class Heartbeat:
 
 
 class _Ending:
-    """A rank that seems to be frozen: make sure of it, say so, and end it.
+    """Termination of a rank that seems frozen: verify that, report it, and kill the process.
 
-    Only a process that is still there is frozen: one that has gone is Ray's to tell of.
+    Only a process that still exists is frozen; Ray reports one that has ended.
     """
 
     def __init__(
@@ -175,7 +172,7 @@ class _Ending:
         self._told = False
 
     def is_over(self) -> bool:
-        """Do what can be done now; whether that was all."""
+        """Do the next step, and return True if it was the last."""
         if self._sent is None:
             return self._begin()
         try:
@@ -200,11 +197,11 @@ class _Ending:
                     send(self._file, self._progress.pid, signal.SIGKILL)
                     return True
             except PermissionError:
-                pass  # Ray may be another user's
-        return self._send_there(0)  # it has gone, or is in another container
+                pass  # Ray may run as another user
+        return self._send_there(0)  # it has ended, or is in another container
 
     def _send_there(self, number: int) -> bool:
-        """Let the rank's node send it a signal; whether nobody can be asked."""
+        """Send the rank a signal from its node; return True if that is impossible."""
         node = self._job.snapshot.node_of(self._progress.rank)
         if node is None:
             return True
@@ -216,7 +213,7 @@ class _Ending:
         return False
 
     def _moved(self) -> bool:
-        """Whether there was a sign of life in the meantime."""
+        """Return True if there was a heartbeat in the meantime."""
         newest = self._job.snapshot.progress.get(self._progress.rank)
         return newest is None or newest.beat != self._progress.beat
 
@@ -231,7 +228,7 @@ class _Ending:
         return True
 
     def _tell(self) -> None:
-        """To the user, and to those who ask later, on behalf of the rank."""
+        """Report the frozen rank to the user, and record its failure."""
         self._told = True
         rank = self._progress
         phase = f"phase {rank.phase}" if rank.phase else "no phase yet"
@@ -260,21 +257,21 @@ class _Ending:
 
 
 def send(state_file: Path, pid: int, number: int) -> bool:
-    """Send a signal to a rank on this host; 0 only asks whether it is there.
+    """Send a signal to a rank on this host; 0 only checks that it exists.
 
-    A number alone does not say whose a process is: it may have been given anew, or belong to
-    another container. It is the rank's if it holds the rank's state file open, which the rank
-    does from its start to its end, and nobody else but for the moment of a look.
+    A pid does not identify a process: it may have been reused, or belong to another container. The
+    process is the rank's if it holds the rank's state file open, which the rank does from its start
+    to its end, and any other process only while it reads it.
 
     Returns:
-        Whether the process is there, and the rank's.
+        True if the process exists and is the rank's.
 
     Raises:
-        PermissionError: it is, but may not be sent signals by this user.
+        PermissionError: it is, but this user may not send it signals.
     """
     handle = None
     try:
-        handle = os.pidfd_open(pid)  # stays with this process, whoever gets its number later
+        handle = os.pidfd_open(pid)  # refers to this process even after its pid is reused
     except ProcessLookupError:
         return False
     except OSError:
@@ -295,29 +292,29 @@ def send(state_file: Path, pid: int, number: int) -> bool:
 
 
 def _holds(pid: int, file: Path) -> bool:
-    """Whether a process has the file open."""
+    """Return True if a process has the file open."""
     descriptors = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(descriptors):
             path = os.path.join(descriptors, name)
             try:
-                # another container may have mounted it elsewhere, so that the name alone counts
-                # here; whatever else the process has open is left alone: it may hang
+                # compare names first, since another container may have mounted the directory
+                # elsewhere, and a stat of any other file may hang
                 same = os.path.basename(os.readlink(path)) == file.name
                 if same and os.path.samestat(os.stat(path), os.stat(file)):
                     return True
             except FileNotFoundError:
                 continue
-    except OSError:  # it has gone, or is another user's
+    except OSError:  # it has ended, or is another user's
         return False
     return False
 
 
 class SignalTask:
-    """A signal to a rank on another node of Ray, by a task there.
+    """Signal to a rank on another node, sent by a Ray task there.
 
     Args:
-        node: id of the node.
+        node: Ray's id of the node.
     """
 
     def __init__(self, node: str, state_file: Path, pid: int, number: int):
@@ -329,10 +326,10 @@ class SignalTask:
         self._task = ray.remote(send).options(**options).remote(state_file, pid, number)
 
     def answer(self) -> bool | None:
-        """What `send` returned there, False for a node that has gone; None before that is known.
+        """Return the result of `send`, False for a dead node; None until it is known.
 
         Raises:
-            Exception: whatever kept the signal from being sent.
+            Exception: whatever prevented the signal from being sent.
         """
         import ray
         from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
@@ -345,22 +342,19 @@ class SignalTask:
             return False
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the task."""
         import ray
 
-        with contextlib.suppress(Exception):  # it has an end of its own
+        with contextlib.suppress(Exception):  # it may have ended
             ray.cancel(self._task, force=True)
 
 
 class Preemption:
-    """Asks the ranks for a checkpoint when a node that runs some is to go, and again right before
-    it goes.
+    """Requests a checkpoint when a node that runs ranks is to be preempted, and again right before.
 
-    Ray learns of it from its autoscaler, from a cloud's notice that an operator passes on, or from
-    ``ray drain-node``; Ray Train starts anew when the time is up, from the newest checkpoint.
-
-    Args:
-        cluster: whose nodes; those of a Ray of our own are not preempted.
+    Ray is notified by its autoscaler, by an operator that forwards a cloud's notice, or by ``ray
+    drain-node``; Ray Train restarts at the deadline, from the newest checkpoint. Nodes of an
+    embedded Ray are not preempted.
     """
 
     def __init__(self, cluster: RayCluster, show: Display, job: Launch):
@@ -370,14 +364,14 @@ class Preemption:
         self._next = 0.0
         self._asked: set[tuple[str, bool]] = set()
 
-    def look(self) -> None:
-        """To be called often while ranks train."""
+    def poll(self) -> None:
+        """Check now, if it is time."""
         if self._cluster.local or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _NOTICES
         if not self._cluster.answers():
             return
-        with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
+        with contextlib.suppress(Exception):  # other monitors report that Ray has failed
             going = compat.draining_nodes()
             self._asked = {(node, soon) for node, soon in self._asked if node in going}
             self._ask(going)
@@ -401,10 +395,10 @@ class Preemption:
 
 
 class FailureNotices:
-    """Says what a rank died of while it happens, and when the ranks start again.
+    """Reports failures of ranks as they happen, and restarts.
 
     Args:
-        starts: of the ranks until now.
+        starts: number of starts so far.
     """
 
     def __init__(self, show: Display, run: RunDir, config: Config, starts: int):
@@ -412,23 +406,23 @@ class FailureNotices:
         self._run = run
         self._config = config
         self._starts = starts
-        self._since = 0.0  # the time up to which failures are told
+        self._since = 0.0  # time up to which failures were reported
 
-    def look(self, snapshot: Snapshot) -> None:
+    def poll(self, snapshot: Snapshot) -> None:
         recorded = faults.recorded(self._run.path)
         news = [f for f in recorded if f.time > self._since and not f.is_consequence]
-        news = [f for f in news if f.kind != FROZEN]  # which was told when it was found
+        news = [f for f in news if f.kind != FROZEN]  # reported when it was found
         if news:
             self._show.note(f"rank {news[0].rank} failed: {news[0].what}")
             self._since = max(failure.time for failure in news)
         if snapshot.starts > self._starts:
             self._starts = snapshot.starts
-            if not any(failure.final for failure in recorded):  # which its ranks will see, and go
+            if not any(failure.final for failure in recorded):  # else the new ranks exit at once
                 self._show.note(self._start(snapshot))
 
     def _start(self, snapshot: Snapshot) -> str:
         newest = store.newest(self._run.checkpoints) or "the beginning"
         start = f"start {snapshot.starts} of at most {self._config.fault.max_failures + 1}"
-        if self._config.cluster.elastic:  # more workers are a start, but no failure
+        if self._config.cluster.elastic:  # growing is a start, but no failure
             start = f"start {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
         return f"{start}, from {newest} if that is whole"

@@ -1,4 +1,4 @@
-"""What a job trains on, as the driver sees it: a partitioned graph, many graphs, or a dataset."""
+"""Inputs of a job in the driver: a partitioned graph, a collection of graphs, or a dataset."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
     from raygnn.storage.remote import AnyPath
 
-# bytes for each edge, as measured with 10 and 50 edges a node: METIS takes 31 to 55, and is done
-# when parts are assembled, which takes 33 to 53
+# bytes per edge, measured with 10 and 50 edges per node: METIS takes 31 to 55, and ends before
+# parts are assembled, which takes 33 to 53
 _PARTITIONING = 56
-# nodes of a graph for which one worker is enough, where `cluster.workers` is auto
+# with `cluster.workers: auto`, graphs with fewer nodes than this get one worker
 FEW_NODES = 50_000
-_EARLY = 1 << 30  # bytes that are read to count them
+_EARLY = 1 << 30  # bytes of a graph that is read to count its nodes
 
 
 class Input:
@@ -54,42 +54,42 @@ class Input:
 
     @property
     def place(self) -> AnyPath | None:
-        """The directory where it lies, or will; None where nothing is stored."""
+        """Its present or future directory; None if nothing is stored."""
         return None
 
     @property
     def meta(self) -> Stored | None:
-        """What is stored there; None before it is made, or where nothing is stored."""
+        """Its stored manifest; None before it is built, or if nothing is stored."""
         return None
 
     @property
     def structure_bytes(self) -> int:
-        """Size of all in-edge lists as a node maps them; 0 where they are not mapped."""
+        """Size of all in-edge lists as a node maps them; 0 if they are not mapped."""
         return 0
 
     @property
     def parts(self) -> int:
-        """Into how many parts it is divided."""
+        """Number of its parts."""
         return 1
 
     def made(self, show: Display) -> Input:
-        """The same, there: made now, as a stage, if it was missing."""
+        """Return it built; a missing one is built now, as a stage."""
         return self
 
     def facts(self, config: Config) -> PartitionFacts:
-        """What preflight wants to know of it.
+        """Return its facts for the preflight.
 
         Raises:
-            InputError: it can not be read, or has not what the task predicts.
+            InputError: it cannot be read, or lacks the target of a task.
         """
         return dataset_facts()
 
     def known(self, config: Config) -> PartitionFacts:
-        """As `facts`, but only what there is to know without work."""
+        """Return the `facts` that are known without reading data."""
         return self.facts(config)
 
     def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
-        """Negatives that files list of a task's links, for each use: see `Job`.
+        """Return a task's negatives that are listed in files, see `Job`.
 
         Raises:
             DataError: a file is missing, damaged or does not fit the graph.
@@ -97,8 +97,8 @@ class Input:
         return {}
 
     def ids(self, ntype: str | None) -> tuple[Any, int] | None:
-        """What the user calls the nodes of a type, or the graphs (None = their numbers), and how
-        many there are; None where only the ranks know.
+        """Return the user's ids of a node type, or of graphs (None = their numbers), and their
+        number; None if only the ranks know.
 
         Raises:
             DataError: the partition's file of ids is damaged.
@@ -106,15 +106,11 @@ class Input:
         return None
 
     def check(self, config: Config) -> None:
-        """Refuse what the config asks of the data and the data can not give.
-
-        Raises:
-            InputError: naming the key.
-        """
+        """Raise InputError for a key that the data does not support."""
 
 
 class UnreadGraph(Input):
-    """A graph that is too large to be looked at before it is partitioned."""
+    """Graph that is too large to be read before it is partitioned."""
 
 
 def read_input(
@@ -126,19 +122,18 @@ def read_input(
     early: PartitionInput | None = None,
     only_look: bool = False,
 ) -> Input:
-    """Find what the job trains on, or read and validate what it is to be made from.
+    """Find the job's input, or read and validate the files from which it is to be built.
 
-    A planted graph, which cannot be bad, is not generated here: its figures stand for it. What is
-    too large to be read into memory is partitioned at once.
+    A planted graph is not generated here: its known sizes stand for it. A graph that is too large
+    for memory is partitioned at once.
 
     Args:
-        cluster: where.
-        early: the graph as `read_early` read it; it is not read again.
-        only_look: do not partition: what is too large to be read is an `UnreadGraph`.
+        early: the graph as `read_early` read it.
+        only_look: do not partition; a graph that is too large for memory is an `UnreadGraph`.
 
     Raises:
         InputError: bad input.
-        PreflightError: to read or to partition it takes more memory than is available.
+        PreflightError: reading or partitioning needs more memory than is available.
     """
     if config.task.of_graphs:
         if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
@@ -148,7 +143,7 @@ def read_input(
     found = find_partition(config, workers, like=None if early is None else early.found)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
-    # numba and pyarrow come with it, a third of what is imported: by now a Ray may be starting
+    # imports numba and pyarrow, a third of all import time; by now Ray may be starting meanwhile
     from raygnn.driver.partitioning.out_of_core import is_out_of_core, make_out_of_core
 
     if is_out_of_core(config, found):
@@ -159,20 +154,20 @@ def read_input(
         data = _read(config, found) if data is None else data
         given = PartitionInput(found, data)
         generated = isinstance(found.graph, PlantedGraph)
-        held = given.facts(config).bytes if generated else 0  # of what is still available
+        held = given.facts(config).bytes if generated else 0  # not allocated yet
         check_available(config, "partitioning the graph", held + given.partitioning_bytes)
     return given
 
 
 def read_early(config: Config, workers: int, show: Display) -> PartitionInput | None:
-    """Find or read the job's graph before the number of workers is settled.
+    """Find or read the job's graph to decide on the number of workers.
 
     Returns:
-        The graph; None for many graphs, and for one of which more than 1 GiB would have to be read.
+        The graph; None for graph-level tasks, and for a graph of more than 1 GiB to read.
 
     Raises:
         InputError: bad input.
-        PreflightError: to read it takes more memory than is available.
+        PreflightError: reading needs more memory than is available.
     """
     if config.task.of_graphs or config.partition.engine == "ray":
         return None
@@ -211,8 +206,8 @@ def to_look_at(given: Input) -> Iterator[Input]:
 
 @dataclass(frozen=True)
 class PartitionInput(Input):
-    """The partition of one graph: there, or to be made from a graph in memory, or from one that
-    is yet to be generated, of which ``data`` has no more than the figures."""
+    """Partition of one graph: stored, or to be built from ``data``, which has only the sizes of a
+    graph that is yet to be generated."""
 
     found: PartitionMeta | Missing
     data: GraphData | None
@@ -232,7 +227,7 @@ class PartitionInput(Input):
 
     @property
     def counts(self) -> dict[EdgeType, tuple[int, int, int]]:
-        """Edge type → how many source nodes, destination nodes and edges there are."""
+        """Edge type → number of source nodes, destination nodes and edges."""
         if self.data is not None:
             nodes = {t: frame.num for t, frame in self.data.nodes.items()}
             edges = {e: frame.num for e, frame in self.data.edges.items()}
@@ -254,7 +249,7 @@ class PartitionInput(Input):
 
     @property
     def structure_bytes(self) -> int:
-        """See `Input`; as `raygnn.graph.staging.node_cache` writes them."""
+        """Size of the in-edge lists as `raygnn.graph.staging.node_cache` writes them."""
         return sum(
             (4 if sources < 2**31 else 8) * edges + (8 + 4) * targets
             for sources, targets, edges in self.counts.values()
@@ -262,7 +257,7 @@ class PartitionInput(Input):
 
     @property
     def partitioning_bytes(self) -> int:
-        """About what partitioning takes beside the graph."""
+        """Estimated memory for partitioning, without the graph itself."""
         return _PARTITIONING * sum(num for _, _, num in self.counts.values())
 
     def made(self, show: Display) -> PartitionInput:
@@ -283,7 +278,6 @@ class PartitionInput(Input):
         return partition_facts(config, self.found)
 
     def check(self, config: Config) -> None:
-        """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
         arrays = self._edge_arrays()
         for name, one in config.by_task.items():
             where = f"tasks.{name}" if name else "task"
@@ -331,7 +325,7 @@ class PartitionInput(Input):
         return read_ids(self.meta, ntype), self.meta.num_nodes(ntype)
 
     def _check_numbers(self, config: Config, where: str) -> None:
-        """That numbers to be predicted are none that stand for words of tables."""
+        """Raise ConfigError if a regression target holds numbers of categories."""
         task = config.task
         if task.classifies or task.several_labels or task.of_links:
             return
@@ -350,7 +344,7 @@ class PartitionInput(Input):
 
     @property
     def _names(self) -> Container[str]:
-        """``"<type>/<array>"`` of the arrays whose numbers stand for words."""
+        """``"<type>/<array>"`` of the arrays that hold numbers of categories."""
         if self.data is not None:
             return self.data.names
         assert self.meta is not None
@@ -365,7 +359,7 @@ class PartitionInput(Input):
         return any(part.splits for part in parts)
 
     def _edge_arrays(self) -> set[str] | None:
-        """Names of arrays of edges; None where only reading the parts would tell."""
+        """Return the names of edge arrays; None if that takes reading the parts."""
         if self.data is not None:
             return {name for frame in self.data.edges.values() for name in frame.data}
         assert self.meta is not None
@@ -424,7 +418,7 @@ class CollectionInput(Input):
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
-    """How many graphs there are in each split."""
+    """Return the number of graphs in each split."""
     column = meta.target(config.task.target)
     if (given := meta.given_splits()) is not None:
         return {name: len(numbers) for name, numbers in given.items()}

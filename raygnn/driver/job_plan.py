@@ -27,17 +27,15 @@ _REPLICATED_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """A job that is ready to be judged and started.
+    """Complete plan of a job.
 
     Attributes:
-        report: of the preflight.
-        goals: what each task predicts for, by name, "" for the only one; nothing where the report
-            says why.
+        goals: task name → prediction target, "" for a single task; empty if the report says why.
         workers: see `count_workers`.
-        replicated: whether every rank holds the whole structure.
-        training_seeds: how many there are; None where only the ranks will know.
-        global_batch: seeds of a batch, over all ranks.
-        lists: negatives that files list, see `Job`.
+        replicated: True if every rank holds the complete graph structure.
+        training_seeds: number of them; None if only the ranks will know.
+        global_batch: seeds per batch, over all ranks.
+        lists: negatives listed in files, see `Job`.
     """
 
     input: Input
@@ -56,7 +54,7 @@ class Plan:
         return "replicated" if self.replicated else "partitioned"
 
     def steps_per_epoch(self, config: Config) -> int | None:
-        """Optimizer steps, as every rank makes them; None where only the ranks will know."""
+        """Return the number of optimizer steps; None if only the ranks will know."""
         if self.training_seeds is None:
             return None
         batches = -(-self.training_seeds // self.global_batch)
@@ -69,8 +67,8 @@ class JobSize:
 
     Attributes:
         config: with ``cluster.workers`` 1 in place of ``auto`` if the graph has few nodes.
-        workers: the most that there will be; a batch and the partition are made for them.
-        early: the graph, if it was read to find out.
+        workers: the maximum, for which the batch and the partition are built.
+        early: the graph, if it was read to decide.
     """
 
     config: Config
@@ -113,7 +111,7 @@ class ClusterNodes(ExitStack):
         if show is not None and not cluster.local and config.cluster.wait_seconds:
             self._room = RoomRequest(config, cluster, show)
 
-    def look(self, meta: Stored | None) -> Survey:
+    def survey(self, meta: Stored | None) -> Survey:
         """Return the nodes' resources and what they see of the partition, if ``meta`` is one.
 
         Raises:
@@ -134,7 +132,7 @@ class ClusterNodes(ExitStack):
         resources, cluster = survey.resources, config.cluster
         if room is None:
             resources = replace(resources, growing=cluster.wait_seconds)
-        else:  # what we hold is free for this job
+        else:  # the reserved resources are free for this job
             cpus = resources.free_cpus + room.workers * cluster.cpus_per_worker
             gpus = resources.free_gpus + room.workers * cluster.gpus_per_worker
             resources = replace(resources, free_cpus=cpus, free_gpus=gpus)
@@ -157,8 +155,8 @@ def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> In
         given.check(config)
         facts = given.known(config)
         dry_run.check_weights(config, given, goals_of(config, facts))
-        refuse(preflight(config, facts, nodes.look(None)).findings, config)
-        nodes.give_back()  # others may use them meanwhile, which may be hours
+        refuse(preflight(config, facts, nodes.survey(None)).findings, config)
+        nodes.give_back()  # for other jobs, since building may take hours
     return given.made(show)
 
 
@@ -170,10 +168,10 @@ def make_plan(
     global_batch: int,
     show: Display,
 ) -> Plan:
-    """Look at the nodes and check everything; nothing is raised for what the checks find.
+    """Survey the nodes and run all checks; their findings are in the plan's report.
 
     Raises:
-        ConfigError: what is to be sampled is not in the graph, or the class of the model cannot be
+        ConfigError: a relation to be sampled is not in the graph, or the model's class cannot be
             imported.
         PreflightError: no connection to the cluster.
     """
@@ -189,7 +187,7 @@ def make_plan(
     request = dry_run.request_of(config, given, facts, goals)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
-        survey = nodes.look(given.meta)
+        survey = nodes.survey(given.meta)
         with nullcontext() if request is None else show.stage("trial of the model"):
             trial = outcome()
         report = preflight(config, facts, survey, trial)

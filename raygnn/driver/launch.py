@@ -1,4 +1,4 @@
-"""Starting Ray Train on a job, and saying why it failed."""
+"""Launch of a job on Ray Train, and the explanation of its failure."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ _LONGEST_STOP = 60.0  # seconds
 _OWN_STOP = 3.0  # seconds
 _POLL = 0.05  # seconds
 
-# classes of Ray Train's actors: what starts and watches the ranks, and a rank
+# class names of Ray Train's actors
 CONTROLLER, WORKER = "TrainController", "RayTrainWorker"
 
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
 _CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
 
-# Memory that is freed is kept for the next step, which asks for the same large tensors again: by
-# default glibc gives such blocks back to the system, and every step pays for them with page faults,
-# which on a CPU cost more than the arithmetic.
-# Read by glibc when a process starts: later is too late, since threads keep their arenas
+# Freed memory is kept for the next step, which needs the same large tensors again: by default
+# glibc returns such blocks to the system, and every step pays for them with page faults, which cost
+# more than the arithmetic on a CPU. glibc reads these when a process starts.
 ALLOCATOR = {
     # glibc takes no threshold above 32 MiB on 64-bit systems
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(32 << 20),
-    # other threads' arenas are of small pieces, which come and go with the blocks in them
+    # arenas of further threads consist of small heaps, which are returned with their blocks
     "MALLOC_ARENA_MAX": "1",
 }
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# what the text of a cause says of how to mend it
+# phrase in the text of a cause → remedy
 _REMEDIES = (
     (
         "Unable to find address for",
@@ -66,15 +65,14 @@ _REMEDIES = (
 
 
 class Launch:
-    """A job under way: Ray Train in a thread of its own, so that the caller's can do other things.
+    """Running job: Ray Train in a background thread.
 
     Args:
-        cluster: it need not be ready yet.
+        cluster: the ranks' Ray, which need not be ready yet.
 
     Attributes:
-        cluster: the Ray that the ranks run on.
-        snapshot: what the ranks have said, as of the last call of `running`.
-        began: whether a record of a step was seen, which may come before a rank's word of it.
+        snapshot: state of the ranks at the last call of `running`.
+        began: True once a record of a step was seen, possibly before the rank reports the step.
     """
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
@@ -94,43 +92,41 @@ class Launch:
         cluster.host(self._thread)
 
     def stop(self) -> None:
-        """End the job: ranks leave behind what they were doing, and go."""
+        """Stop the job; the ranks write crash dumps and exit."""
         self._stopped = True
         if self._control is not None and self.cluster.death() is None:
             self._control.stop()
-        # where Ray goes with us, too, nobody has to wait for its last word
+        # an embedded Ray ends with this process, so there is no need to wait for it
         wait = _OWN_STOP if self.cluster.local else _LONGEST_STOP
         self._ended.wait(wait if self.cluster.ready else 0.0)
         self._end_fit()
 
     def _end_fit(self) -> None:
-        """Kill Ray Train's controller, where it has not ended, or the ranks, where it is in this
-        process: Ray's end under the thread that waits for them would be ours, too."""
+        """Kill Ray Train's controller, or the ranks if it is in this process: a Ray that ends under
+        the thread that waits for them would end this process, too."""
         deadline = time.monotonic() + _OWN_STOP
         while not self._ended.is_set() and time.monotonic() < deadline:
             if not self.cluster.ready or self.cluster.death() is not None:
                 return
-            with contextlib.suppress(Exception):  # Ray is going, and the controller with it
+            with contextlib.suppress(Exception):  # Ray ends, and the controller with it
                 compat.kill_actors(WORKER if self.cluster.local else CONTROLLER)
             self._ended.wait(_OWN_STOP / 4)
 
     @property
     def trains(self) -> bool:
-        """Whether the ranks are between their first step and their last."""
+        """True while the ranks are between their first and last step."""
         running, first = self.running(), self.snapshot.progress.get(0)
         began = self.began or (first is not None and first.step is not None)
         ends = first is not None and first.phase in (blackbox.TEST, blackbox.DONE)
         return running and began and not ends
 
     def ask_save(self, *, last: bool = False) -> SaveRequest:
-        """Ask the ranks for a checkpoint, ``last`` if for no step after it; they must have been
-        started."""
+        """Request a checkpoint from the started ranks; ``last`` if no step is to follow it."""
         assert self._control is not None
         return SaveRequest(self._control, last=last)
 
     def save(self) -> None:
-        """Have the ranks write a last checkpoint; waits for it no longer than the configuration
-        says."""
+        """Request a last checkpoint, and wait for it up to ``fault.save_timeout``."""
         deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
         request = self.ask_save(last=True)
         while self.running() and time.monotonic() < deadline:
@@ -140,33 +136,33 @@ class Launch:
 
     @property
     def starts(self) -> int:
-        """How often this command has started the ranks."""
+        """Number of times that this command has started the ranks."""
         return self.snapshot.starts
 
     def running(self) -> bool:
-        """Whether there is something to wait for; looks what the ranks say."""
+        """Fetch a snapshot, and return True while the job runs."""
         if self._ended.is_set() or self.cluster.death() is not None:
             return False
         if self._control is not None and not self._stopped:
             try:
                 self.snapshot = self._control.newest()
             except Exception as error:
-                # where Ray itself is about to be found dead, that is what is said
+                # if Ray itself is about to be found dead, that is the error
                 if self._error is None and self.cluster.answers():
                     self._error = self._ray_died(_CONTROL, error)
                 return self._error is None
         return True
 
     def result(self) -> dict[str, Any]:
-        """What rank 0 left for the summary; waits for the end.
+        """Wait for the end, and return rank 0's result for the summary.
 
         Raises:
             PreflightError: Ray did not start.
-            TrainingError: with the first cause, as far as a rank could still say it.
+            TrainingError: with the first cause, as far as a rank could record it.
         """
         while self.running():
             self._ended.wait(_POLL)
-        self._stopped = True  # a thread that is still there must ask Ray for nothing more
+        self._stopped = True  # a thread that still runs must not call Ray any more
         self._end_fit()
         if not self._ended.is_set() or self._error is not None:
             death = self.cluster.death()
@@ -177,9 +173,11 @@ class Launch:
         failures = faults.recorded(self._job.run_dir)
         result = None
         if self._error is None:
-            self._look_once_more()
+            if self._control is not None:
+                with contextlib.suppress(TrainingError):
+                    self.snapshot = self._control.snapshot()
             result = read_result(self.snapshot)
-        # without an error and without a result, the ranks found a failure recorded: see train_loop
+        # without an error and a result, the ranks found a recorded failure: see train_loop
         if result is None:
             gone = self._lost()
             error = explain(self._error, failures, gone)
@@ -191,21 +189,15 @@ class Launch:
         blackbox.tidy(self._job.run_dir / "logs")
         return result
 
-    def _look_once_more(self) -> None:
-        """What the ranks said last."""
-        if self._control is not None:
-            with contextlib.suppress(TrainingError):
-                self.snapshot = self._control.snapshot()
-
     def _lost(self) -> list[ray_nodes.Lost]:
-        """The ranks whose nodes are gone; none where Ray itself is."""
+        """Return the ranks whose nodes are gone; none if Ray itself is."""
         if not self.cluster.local:
-            with contextlib.suppress(Exception):  # which must not hide the error
+            with contextlib.suppress(Exception):  # it must not hide the error
                 return ray_nodes.lost(self.snapshot.workers)
         return []
 
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
-        """The error for a process of Ray's that died, with its record for `raygnn diagnose`."""
+        """Record that a process of Ray died, for `raygnn diagnose`, and return the error."""
         trace = plain(cause) if cause is not None else ""
         if MemoryKill.of(trace) is not None:
             error = explain(cause, [])
@@ -241,7 +233,7 @@ class Launch:
             self._ended.set()
 
     def _fit(self, control: ControlHandle) -> None:
-        """Run Ray Train; the death of its controller, on a cluster, counts as that of a rank."""
+        """Run Ray Train; on a cluster the death of its controller counts as a rank's failure."""
         from ray.exceptions import ActorDiedError
 
         local, failures = self.cluster.local, self._job.config.fault.max_failures
@@ -279,13 +271,13 @@ def make_trainer(
     stopped: Callable[[], bool],
     died: Callable[[], bool],
 ) -> TorchTrainer:
-    """The TorchTrainer of a job; nothing starts yet.
+    """Build the job's TorchTrainer; nothing starts yet.
 
     Args:
-        failures: after which the ranks are started again.
-        local: on a Ray that was started for this job.
-        stopped: whether nobody wants it any more.
-        died: whether Ray has.
+        failures: number of restarts.
+        local: True on an embedded Ray.
+        stopped: returns True once the job was stopped.
+        died: returns True once Ray has died.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -313,22 +305,22 @@ def make_trainer(
         )
     return trainer_class(
         train_loop,
-        train_loop_config=job,  # passed on as it is
+        train_loop_config=job,
         torch_config=CommBackendConfig.of(comm, job.run_dir / "logs", control),
         scaling_config=scaling_config,
         run_config=RunConfig(
-            # our checkpoints lie in the run directory; Ray's bookkeeping stays out of the way,
-            # under a name that it has never seen, since it would continue a run of that name
+            # checkpoints are in the run directory; Ray's bookkeeping needs a name that it has
+            # never seen, since it would resume a run of that name
             name=f"start-{time.time_ns()}",
             storage_path=str(job.run_dir / ".ray"),
             failure_config=FailureConfig(
                 max_failures=failures,
-                # a node that goes while the ranks start is what [min, max] is there for
+                # with [min, max] a node may be lost while the ranks start
                 controller_failure_limit=failures if cluster.elastic else 0,
-                # of newer versions, whose default is to begin anew without end
+                # of newer versions, where the default is to restart without limit
                 **{name: failures for name in ("max_preemption_failures",) if name in known},
             ),
-            # from their first moment what is the same on all nodes; the backend sees to the rest
+            # variables that are equal on all nodes; the backend sets the others
             worker_runtime_env={
                 "env_vars": {
                     **ALLOCATOR,
@@ -345,13 +337,13 @@ def explain(
     failures: list[faults.Failure],
     lost: Sequence[ray_nodes.Lost] = (),
 ) -> TrainingError:
-    """What to tell the user: what a rank recorded, else what Ray Train says of it.
+    """Return the error for the user: a rank's recorded failure, else Ray Train's error.
 
     Args:
         lost: ranks whose nodes are gone.
     """
     root = _root(error)
-    if isinstance(root, TrainingError):  # ours, of Ray Train's controller: it ended the run
+    if isinstance(root, TrainingError):  # raised by our policies in Ray Train's controller
         return root
     if failures and not failures[0].is_consequence:
         return failures[0].as_error()
@@ -359,12 +351,12 @@ def explain(
         return TrainingError(
             str(lost[0]), where=lost[0].host, remedy=REMEDIES["node_lost"], rank=lost[0].rank
         )
-    # those that could not say anything: killed, and the cause of what the others met
+    # ranks without a record were killed, and caused the other ranks' failures
     said = {failure.rank for failure in failures}
     dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
     if dead:
         rank, cause = min(dead, key=lambda one: not getattr(one[1], "final", False))
-        if isinstance(cause, TrainingError):  # there was no room to record it
+        if isinstance(cause, TrainingError):  # a full disk kept it from being recorded
             return cause
         text = plain(cause)
         kill = MemoryKill.of(text)
@@ -392,13 +384,13 @@ def explain(
 
 
 def plain(error: BaseException | None) -> str:
-    """The text of an error of Ray's, without what colours it in a terminal."""
+    """Return the text of Ray's error without terminal escapes."""
     text = plain_text(str(error), LONGEST_TRACE)
     return _ESCAPES.sub("", text).strip() or type(error).__name__
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """What an error of Ray's was made of."""
+    """Return the innermost cause of Ray's error."""
     for _ in range(10):
         inner = getattr(error, "controller_failure", None) or getattr(error, "cause", None)
         inner = inner or getattr(error, "__cause__", None)
@@ -409,7 +401,7 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def _cause_line(text: str) -> str:
-    """The line that says it: the first, or the last one that is not indented of a traceback."""
+    """Return the line with the cause: the first, or a traceback's last unindented line."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not any(line.startswith(("Traceback", "ray::")) for line in lines):
         return lines[0]

@@ -1,8 +1,7 @@
-"""Loggers: TensorBoard, CSV, MLflow and W&B, each fed from ``metrics.jsonl`` by a thread of the
-driver.
+"""Loggers: TensorBoard, CSV, MLflow and W&B, each fed from ``metrics.jsonl`` by a driver thread.
 
-That file is the queue: what a logger does not take yet waits there and takes no memory, and what
-fails is tried again with all that it missed. No logger can end a run or hold it up.
+That file is the queue: records wait there without taking memory, and are retried after a failure.
+No logger can fail or block a run.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from raygnn.util.files import read_json, write_atomic
 FinalStatus = Literal["done", "failed", "interrupted"]
 
 DIRECTORY = "loggers"
-_PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}  # that do not come with raygnn
+_PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}  # optional dependencies
 _EXPERIMENT = "raygnn"
-# these libraries are to print nothing into the display, nor to take what is printed there
+# keep these libraries from printing into the display, and from capturing its output
 _QUIET = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
@@ -47,19 +46,15 @@ _QUIET = {
 }
 
 _LAST = 30.0  # seconds for the last records
-_QUICK = 2.0  # seconds of them until the user is told of the wait
-_POLL = 0.5  # seconds between looks at the records
-_PAUSE, _LONGEST_PAUSE = 5.0, 300.0  # seconds until another try after one that failed
-_SILENT = 60.0  # seconds in one call until that is told
+_QUICK = 2.0  # seconds of them before a note
+_POLL = 0.5  # seconds between polls of the records
+_PAUSE, _LONGEST_PAUSE = 5.0, 300.0  # seconds until the next attempt after a failure
+_SILENT = 60.0  # seconds in one call before a note
 _SHOWN = 300  # characters of an error
 
 
 def check_packages(config: Config) -> None:
-    """Refuse loggers whose package is not there.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Raise ConfigError for a logger whose package is not installed."""
     for name in config.logging.loggers:
         module = _PACKAGES.get(name)
         if module is not None and importlib.util.find_spec(module) is None:
@@ -71,11 +66,11 @@ def check_packages(config: Config) -> None:
 
 
 class Loggers:
-    """The loggers of a run; a context manager that waits for their last records, for half a minute.
+    """Loggers of a run; a context manager that waits up to half a minute for the last records.
 
     Args:
         path: of the run.
-        tell: takes a sentence for the user.
+        tell: called with notes for the user.
     """
 
     def __init__(self, config: Config, path: Path, tell: Callable[[str], object] = print):
@@ -91,7 +86,7 @@ class Loggers:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until all is logged, as long as that may take; Ctrl-C ends the wait."""
+        """Wait until all records are logged, for a limited time; Ctrl-C ends only the wait."""
         self.end(_status(error))
         with taken():
             self._wait(_QUICK)
@@ -107,11 +102,7 @@ class Loggers:
         self._events.close()
 
     def start(self, step: int) -> None:
-        """Begin to log, unless that was done.
-
-        Args:
-            step: of the first record of this command.
-        """
+        """Start the threads, once; ``step``: of this command's first record."""
         if self._started:
             return
         self._started = True
@@ -123,21 +114,20 @@ class Loggers:
             self._threads[-1].start()
 
     def forward(self, records: Sequence[Record], starts: int) -> None:
-        """Hand on new records of ``metrics.jsonl``, from time to time those of the ranks to
-        Prometheus, and say what hangs.
+        """Forward new records of ``metrics.jsonl``, and report loggers that hang.
 
         Args:
-            starts: of the ranks.
+            starts: number of times that the ranks were started.
         """
         for record in records:
             self.start(int(record["step"]))
         for thread in self._threads:
-            thread.look()
+            thread.poll()
         if self._prometheus is not None:
             self._prometheus.forward(records, starts)
 
     def end(self, status: FinalStatus) -> None:
-        """No more records come; nothing is waited for."""
+        """Let the threads finish, without waiting for them."""
         if not self._ended:
             self._ended = True
             for thread in self._threads:
@@ -145,7 +135,7 @@ class Loggers:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """What is inside is all of the run: the loggers finish while what is outside ends."""
+        """End the loggers after the block, so that they finish while outer contexts exit."""
         try:
             yield
         except BaseException as error:
@@ -160,7 +150,7 @@ class Loggers:
 
 
 def _status(error: BaseException | None) -> FinalStatus:
-    """Of a run that ended so."""
+    """Return the final status of a run that ended with this error."""
     if error is None:
         return "done"
     stopped = isinstance(error, (KeyboardInterrupt, Interrupted, OutputLost))
@@ -168,16 +158,16 @@ def _status(error: BaseException | None) -> FinalStatus:
 
 
 class LoggerThread(threading.Thread):
-    """Hands the records of a run to a logger in order; a daemon, since the logger may hang.
+    """Passes a run's records to a logger in order; a daemon, since the logger may hang.
 
     Args:
-        run: its directory.
-        tell: takes a sentence for the user.
-        step: of the first record that is not of an earlier command.
+        run: run directory.
+        tell: called with notes for the user.
+        step: of this command's first record.
 
     Attributes:
         logger: its name.
-        done: whether the logger has got all records, and ended.
+        done: True if the logger got all records and has ended.
     """
 
     def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
@@ -198,12 +188,12 @@ class LoggerThread(threading.Thread):
         self._since: float | None = None  # when the present call began
 
     def finish(self, status: FinalStatus) -> None:
-        """Log what there is, and end."""
+        """Log the remaining records, and end."""
         self._status = status
         self._ended.set()
 
-    def look(self) -> None:
-        """Say that the logger does not come back, if it has not for long."""
+    def poll(self) -> None:
+        """Report a logger that has been in one call for too long."""
         since = self._since
         if since is not None and time.monotonic() - since > _SILENT and not self._silent:
             self._silent = True
@@ -221,7 +211,7 @@ class LoggerThread(threading.Thread):
             pause = _PAUSE if worked else min(2 * pause, _LONGEST_PAUSE)
 
     def _try(self, last: bool) -> bool:
-        """Log what there is; whether that worked."""
+        """Log the available records, and return True if that succeeded."""
         self._since = time.monotonic()
         try:
             self._log()
@@ -232,7 +222,7 @@ class LoggerThread(threading.Thread):
                 reason = " ".join(without_users(f"{type(error).__name__}: {error}").split())
                 self._tell(f"{self.logger} gets no records: {reason[:_SHOWN]}; training goes on")
             self._failing = True
-            self._reopen |= not self._backend.remote  # a file may have got half a record
+            self._reopen |= not self._backend.remote  # a file may have half a record
             return False
         finally:
             self._since = None
@@ -243,7 +233,7 @@ class LoggerThread(threading.Thread):
 
     def _log(self) -> None:
         backend = self._backend
-        while self._waiting or self._take():
+        while self._waiting or self._read():
             if self._reopen:
                 self._reopen = False
                 if backend.whole:
@@ -259,8 +249,8 @@ class LoggerThread(threading.Thread):
             backend.flush()
         self._unflushed = False
 
-    def _take(self) -> bool:
-        """Read on; whether there is something to log."""
+    def _read(self) -> bool:
+        """Read new records, and return True if there are any to log."""
         if self._first is None:
             self._first = -1 if self._backend.whole or self._backend.fresh else self._step
         while records := self._tail.poll():
@@ -274,13 +264,13 @@ class LoggerThread(threading.Thread):
         return False
 
     def _rewind(self) -> None:
-        """Begin again with the first record of the file."""
+        """Start over with the first record of the file."""
         self._waiting.clear()
         self._tail = MetricsTail(self._file)
         self._last, self._values = -1, set[frozenset[str]]()  # names of the last step's values
 
     def _comes_again(self, record: Record) -> bool:
-        """Whether the run went on from an earlier step with this record."""
+        """Return True if the run resumed from an earlier step with this record."""
         step, values = record["step"], frozenset(record)
         again = step < self._last or (step == self._last and values in self._values)
         self._values = {values} if step != self._last else self._values | {values}
@@ -289,18 +279,18 @@ class LoggerThread(threading.Thread):
 
 
 class Backend(ABC):
-    """A logger, which writes files in ``loggers/<name>`` unless a subclass says otherwise; every
-    method may raise anything, and take any time.
+    """Logger that writes files in ``loggers/<name>``, or a remote one; any method may raise any
+    exception, and take any time.
 
     Args:
         directory: ``loggers/`` of the run.
         arguments: the user's.
-        config: of the run, for what a logger calls hyperparameters.
+        config: of the run, logged as hyperparameters.
     """
 
     name: ClassVar[str]
-    whole: ClassVar[bool] = False  # written anew from all records when a run goes on
-    remote: ClassVar[bool] = False  # talks to a server
+    whole: ClassVar[bool] = False  # rewritten from all records when a run resumes
+    remote: ClassVar[bool] = False  # writes to a server
 
     def __init__(self, directory: Path, arguments: Mapping[str, Any], config: Mapping[str, Any]):
         self.directory = directory
@@ -312,44 +302,43 @@ class Backend(ABC):
     @property
     @abstractmethod
     def fresh(self) -> bool:
-        """Whether nothing of this run has been logged by any command."""
+        """True if no command has logged anything of this run."""
 
     @abstractmethod
     def make(self, step: int) -> Any:
-        """What takes records; those from this step on may replace some that were logged."""
+        """Build the logger; records from ``step`` on may replace logged ones."""
 
     @abstractmethod
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Log a record."""
+    def log(self, record: Mapping[str, Any]) -> None: ...
 
     def describe(self) -> None:
         """Log the configuration."""
         write_atomic(self.place / "hparams.yaml", yaml.safe_dump(self.config, sort_keys=False))
 
     def flush(self) -> None:
-        """Let others see what was logged."""
+        """Make logged records visible to other processes."""
         self.logger.flush()
 
     def end(self, logger: Any, status: FinalStatus | None) -> None:
-        """End what `make` made; without a status it is to be made again."""
+        """Close the logger; without a status it will be built again."""
         logger.close()
 
     def open(self, step: int) -> None:
-        """Make the logger, and tell it of the configuration if the run is new to it."""
+        """Build the logger, and log the configuration if the run is new to it."""
         fresh = self.fresh
         self.logger = self.make(step)
         if fresh:
             self.describe()
 
     def close(self, status: FinalStatus | None = None) -> None:
-        """End it, if it is open; without a status it is to be opened again."""
+        """Close the logger if it is open; without a status it will be opened again."""
         logger, self.logger = self.logger, None
         if logger is not None:
             self.end(logger, status)
 
 
 class TensorBoard(Backend):
-    """Files of events; of a step that comes again the later values are shown."""
+    """Event files; of a repeated step the later values are shown."""
 
     name = "tensorboard"
 
@@ -358,13 +347,13 @@ class TensorBoard(Backend):
         return not any(self.place.glob("events.*"))
 
     def make(self, step: int) -> Any:
-        # its SummaryWriter writes from a thread, which hides errors and may hold up the exit
+        # SummaryWriter writes from a thread, which hides errors and may block the exit
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
         self.place.mkdir(parents=True, exist_ok=True)
         files = len(list(self.place.glob("events.*")))
-        # files of the same second would be one, and the second of them the only one
+        # without a suffix, a file of the same second would be replaced
         logger = EventsWriter(str(self.place / "events"), f".{files}")
         if files:
             logger.write_event(_event(step, session_log=SessionLog(status=SessionLog.START)))
@@ -374,7 +363,7 @@ class TensorBoard(Backend):
         from tensorboardX.summary import hparams
 
         super().describe()
-        # without a value that belongs to them, hyperparameters are not shown
+        # hyperparameters are only shown with a metric
         for summary in hparams(dict(_flat(self.config)), {"epoch": 0.0}):
             self.logger.write_event(_event(None, summary=summary))
 
@@ -386,7 +375,7 @@ class TensorBoard(Backend):
 
 
 class Csv(Backend):
-    """``metrics.csv``, which gets all records again when a run goes on."""
+    """``metrics.csv``, which is rewritten when a run resumes."""
 
     name = "csv"
     whole = True
@@ -415,7 +404,7 @@ class Csv(Backend):
         csv.DictWriter(self.logger, self._columns).writerow(values)
 
     def _begin(self, rows: Sequence[Mapping[str, Any]]) -> IO[str]:
-        """Put a file with these rows in its place, and leave it open for more."""
+        """Replace the file by one with these rows, and return it open for more."""
         draft = self._file.with_suffix(".draft")
         file = open(draft, "w", newline="")  # noqa: SIM115
         writer = csv.DictWriter(file, self._columns)
@@ -428,8 +417,7 @@ class Csv(Backend):
 
 
 class Remote(Backend):
-    """One of Lightning's that keeps runs elsewhere, under an id that is kept in
-    ``loggers/<name>.json``."""
+    """Lightning logger of a remote run, whose id is stored in ``loggers/<name>.json``."""
 
     remote = True
 
@@ -444,7 +432,7 @@ class Remote(Backend):
     def open(self, step: int) -> None:
         from lightning.pytorch.utilities import rank_zero_only
 
-        # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
+        # Lightning's loggers log on rank 0 only, and a job manager may set another rank
         rank_zero_only.rank = 0
         super().open(step)
 
@@ -463,7 +451,7 @@ class Remote(Backend):
 
 
 class Mlflow(Remote):
-    """A run in MLflow; of a step that comes again both values are kept there."""
+    """Run in MLflow, which keeps both values of a repeated step."""
 
     name = "mlflow"
 
@@ -478,14 +466,14 @@ class Mlflow(Remote):
         return logger
 
     def end(self, logger: Any, status: FinalStatus | None) -> None:
-        # a run that is to go on, or that somebody may resume, is not failed
+        # an interrupted run may be resumed, so it has not failed
         ends = {"done": "success", "failed": "failed", "interrupted": "KILLED"}
         if status is not None:
             logger.finalize(ends[status])
 
 
 class Wandb(Remote):
-    """A run in Weights & Biases; of a step that comes again both values are kept there."""
+    """Run in Weights & Biases, which keeps both values of a repeated step."""
 
     name = "wandb"
 
@@ -500,7 +488,7 @@ class Wandb(Remote):
             id=run_id,
             resume="allow",
         )
-        _ = logger.experiment  # which is when it is made
+        _ = logger.experiment  # creates the run
         self.keep(run_id)
         return logger
 
@@ -528,7 +516,7 @@ def _event(step: int | None, **content: Any) -> Any:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | float]]:
-    """Keys joined by slashes → numbers, or text of what is none."""
+    """Yield keys joined by slashes, and numbers or text."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}/")

@@ -1,7 +1,7 @@
-"""What Prometheus gets of a run, through Ray's metrics, from the records of its ranks.
+"""Metrics of a run for Prometheus, exported through Ray's metrics.
 
-Ray puts ``ray_`` before each name. All are gauges: a count that is told anew, by every command that
-goes on with a run, is no counter.
+Ray prefixes each name with ``ray_``. All are gauges: a count that every command which resumes a run
+reports anew is no counter.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from raygnn.runs.metrics_files import RANKS, Record, newest, number, values
 
-MOST_RANKS = 256  # that have series of their own
-_EVERY = 2.0  # seconds between looks at the ranks; Prometheus asks less often
-_MOST_NAMES = 32  # of metrics and of what belongs to a rank
+MOST_RANKS = 256  # with series of their own
+_EVERY = 2.0  # seconds between polls of the ranks; Prometheus scrapes less often
+_MOST_NAMES = 32  # of metrics, and of series per rank
 
-# name → description, and what tells its series apart besides the run
+# name → description, and tags besides the run's name
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "raygnn_step": ("Optimizer steps completed.", ()),
     "raygnn_epoch": ("Epoch, from 0.", ()),
@@ -57,12 +57,7 @@ _GROUPS = {
 
 
 class Prometheus:
-    """Sets the gauges of a run, in a process that Ray is connected to; never raises.
-
-    Args:
-        run: its directory.
-        name: of the run.
-    """
+    """Sets the gauges of a run in a process that is connected to Ray; never raises."""
 
     def __init__(self, run: Path, name: str):
         self._name = name
@@ -76,23 +71,23 @@ class Prometheus:
         self._works = True
 
     def forward(self, records: Sequence[Record], starts: int) -> None:
-        """New records of ``metrics.jsonl``, and from time to time what the ranks say."""
+        """Export new records of ``metrics.jsonl``, and from time to time those of the ranks."""
         for record in records:
-            self.take(record)
+            self.export_record(record)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY
-            self.look(starts)
+            self.export_ranks(starts)
 
-    def take(self, record: Record) -> None:
-        """A record of ``metrics.jsonl``."""
+    def export_record(self, record: Record) -> None:
+        """Export a record of ``metrics.jsonl``."""
         for key, gauge in _PLAIN.items():
             self._set(gauge, number(record.get(key)))
         for key, value in record.items():
             if key.startswith(("val/", "test/")):
                 self._set("raygnn_metric", number(value), name=key)
 
-    def look(self, starts: int) -> None:
-        """What the ranks say of themselves by now."""
+    def export_ranks(self, starts: int) -> None:
+        """Export the newest record of ``ranks.jsonl``."""
         self._set("raygnn_starts", starts)
         try:
             length = self._file.stat().st_size
@@ -128,7 +123,7 @@ class Prometheus:
             self._series.add(names)
         try:
             self._gauge(gauge).set(value, tags={"run": self._name, **tags})
-        except Exception:  # of whatever Ray's version has to say about it
+        except Exception:  # whatever this version of Ray raises
             self._works = False
 
     def _gauge(self, name: str) -> Any:

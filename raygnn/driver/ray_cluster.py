@@ -1,8 +1,7 @@
-"""The Ray that a job runs on: started here for the job, or connected to.
+"""Ray of a job: an embedded one that is started for the job, or a cluster to connect to.
 
-A local Ray listens on loopback only, wants a token that is made for it, and goes when the job
-goes. Starting it takes seconds in which the driver can do something else, so it happens in the
-background.
+An embedded Ray listens on loopback only, requires a token that is generated for it, and ends with
+the job. It takes seconds to start, so it starts in the background.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from raygnn.util.files import open_regular
 from raygnn.util.locks import try_flock
 from raygnn.worker.ray_nodes import takes_connection
 
-# Ray keeps little of ours in its object store; its default is 30 % of the memory
+# a job stores little in Ray's object store; the default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
 
-_START = 180.0  # seconds for a Ray to start, or to let us in
+_START = 180.0  # seconds for Ray to start, or to accept a connection
 _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
-_LOOK = 2.0  # seconds between connections to a Ray that was started elsewhere
+_LOOK = 2.0  # seconds between test connections to a cluster
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
-_GCS_AWAY = 0.5  # share of the time that Ray waits for a GCS to come back, and then ends us
+_GCS_AWAY = 0.5  # share of the time for which Ray waits for its GCS, before it ends this process
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
 _CLAIMS = threading.Lock()
 _OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # variables
-_PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
-# Ray lets everybody write to its own directory, in which it follows links: the one around it is
-# this user's alone. Short: it is part of socket paths.
+_PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory of an embedded Ray, and a file in it
+# Ray makes its directory writable for all users, and follows links in it, so a directory of this
+# user is around it. The name is short since it is part of socket paths.
 _RAYS = "r"
 
 _QUIET = {
@@ -67,36 +66,36 @@ _QUIET = {
 
 _LOCAL = {
     **compat.PRELOAD,
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # this machine is not preempted
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",  # of a controller in this process
-    # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
+    # restricts Ray to loopback, on Linux, too
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_worker_niceness": "0",  # training is what it is there for; the default is 15
-    # statistics and records of tasks, which nobody reads here: a hundredth of a core
+    "RAY_worker_niceness": "0",  # the default is 15
+    # unused statistics and task records, which cost a hundredth of a core
     "RAY_event_stats": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
-    # prestarted workers would not fit ours, which have an environment of their own
+    # prestarted workers lack the environment of ours
     "RAY_prestart_worker_first_driver": "0",
 }
 
 
 def patience(config: Config) -> float:
-    """Seconds to wait for nodes that have room for a job's workers."""
+    """Return the seconds to wait until a job's workers fit."""
     return max(_ROOM, config.comm.timeout.seconds, config.cluster.wait_seconds)
 
 
 class RayCluster:
-    """One job's Ray; a context manager that leaves nothing running.
+    """Ray of one job; a context manager that leaves nothing running.
 
-    A Ray that this process is connected to already is used, and left alone at the end.
+    An existing connection of this process is used, and left open at the end.
 
     Args:
-        verbose: let Ray's and the workers' output through.
-        tell: takes a sentence for the user.
+        verbose: show Ray's and the workers' output.
+        tell: called with notes for the user.
     """
 
-    _owner: ClassVar[RayCluster | None] = None  # of this process's connection, if we made it
+    _owner: ClassVar[RayCluster | None] = None  # of this process's connection, guarded by _CLAIMS
 
     def __init__(
         self, config: Config, *, verbose: bool = False, tell: Callable[[str], object] = print
@@ -112,23 +111,23 @@ class RayCluster:
         self._patience = patience(config)
         self._elastic = config.cluster.elastic
         self._thread: threading.Thread | None = None
-        self._ready = threading.Event()  # Ray is there, or will not come
+        self._ready = threading.Event()  # Ray has started, or failed to
         self._done = threading.Event()
-        # of the thread, which, on Python 3.11, counts as ended when Ctrl-C ends a wait for it
+        # the thread has ended; on Python 3.11 Thread.join is wrong after Ctrl-C
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._knock: Knock | None = None
-        self._directory: str | None = None  # for a local Ray's sockets and logs
-        self._owned: IO[str] | None = None  # what says that it is still in use
-        self._reaper: subprocess.Popen[bytes] | None = None  # of what it starts
+        self._directory: str | None = None  # for an embedded Ray's sockets and logs
+        self._owned: IO[str] | None = None  # locked while the directory is in use
+        self._reaper: subprocess.Popen[bytes] | None = None  # kills its processes after this one
         self._core: Children | Endpoints | None = None
         self._death: str | None = None
         self._looks = threading.Lock()
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
         self._caller = threading.get_ident()
-        self._up = False  # Ray runs, while not all that we want of it may be there
-        self.ours = False  # it goes, or we leave it, when the job ends
+        self._up = False  # Ray runs, possibly not ready yet
+        self.ours = False  # the job ends it, or disconnects
 
     def __enter__(self) -> RayCluster:
         return self
@@ -138,40 +137,40 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """What to call it."""
+        """Shown address."""
         return self._address or "this process's connection"
 
     @property
     def ready(self) -> bool:
-        """Whether Ray is there."""
+        """True if Ray has started."""
         return self._ready.is_set() and self._error is None
 
     @property
     def logs(self) -> Path | None:
-        """Where a local Ray writes its logs."""
+        """Directory of an embedded Ray's logs."""
         if self._directory is None:
             return None
         return Path(self._directory, _RAYS, "session_latest", "logs")
 
     def death(self) -> str | None:
-        """Which of Ray's core processes has died; None while the job can go on."""
-        with self._looks:  # how a process has ended is told once
+        """Describe which of Ray's core processes has died; None while the job can continue."""
+        with self._looks:  # psutil returns a process's status once
             if self._death is None and self._core is not None:
                 self._death = self._core.death()
             return self._death
 
     def answers(self) -> bool:
-        """Whether Ray's core processes answer now; a call of Ray's would wait for them."""
+        """Return True if Ray's core processes answer now, for which a call of Ray would wait."""
         return self._core is None or self._core.ask()
 
     def start(self) -> None:
-        """Begin to start or connect, in the background; only the first call does something."""
+        """Begin to start or connect, once, in the background."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="raygnn-ray", daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Return when Ray is there.
+        """Wait until Ray has started.
 
         Raises:
             PreflightError: it could not be started or reached.
@@ -183,40 +182,38 @@ class RayCluster:
             raise self._as_preflight_error(self._error)
 
     def host(self, thread: threading.Thread) -> None:
-        """Start what uses Ray; `close` waits for its end, too."""
+        """Start a thread that uses Ray; `close` waits for its end, too."""
         self._guests.append(thread)
         thread.start()
 
     def close(self) -> None:
-        """End what `start` began: the Ray that was started, or the connection. Ctrl-C does not
-        stop this halfway."""
+        """End the embedded Ray, or the connection; not interrupted by Ctrl-C."""
         self._done.set()
         if self._knock is not None:
             self._knock.close()
         began = time.monotonic()
         began_it = self._thread is not None and self._thread.ident is not None
         while began_it and not self._ended.is_set():
-            limit = _LEAVE if self.local else 0.0  # what tries to connect goes with the process
+            limit = _LEAVE if self.local else 0.0  # an attempt to connect ends with the process
             if self._up or self._ready.is_set():
-                # for the dead, Ray would wait until it ends this process
+                # Ray would wait for dead processes until it ends this one
                 limit = _LEAVE if self._death and not self.local else _END
             if time.monotonic() - began >= limit:
                 break
             with taken():
                 self._ended.wait(1)
-        directory = self._directory  # the thread may forget it meanwhile
+        directory = self._directory  # the thread may reset it meanwhile
         if directory is not None and not self._ready.is_set():
             self._abandon(directory)
 
     def _abandon(self, directory: str) -> None:
-        """End a Ray of our own that has not come up by now: its start could take half a minute
-        more, in a thread that goes with this process."""
+        """Kill an embedded Ray that is still starting, which could take half a minute more."""
         self._tell("ending the Ray that was just starting")
         deadline = time.monotonic() + _LEAVE
         with taken():
             _kill_whole(directory)
             while not self._ended.wait(0.1) and time.monotonic() < deadline:
-                _kill_whole(directory)  # what the thread has started since
+                _kill_whole(directory)  # processes started since
             _remove(directory)
 
     def _run(self) -> None:
@@ -229,7 +226,7 @@ class RayCluster:
             self._ended.set()
 
     def _live(self) -> None:
-        # The thread stays until the end: Ray's processes are killed when the thread that
+        # The thread lives until the end, since Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
         before = None
         try:
@@ -240,7 +237,7 @@ class RayCluster:
             except Exception as error:
                 if not self.local or self._done.is_set() or isinstance(error, RaygnnError):
                     raise
-                # a machine that is loaded lets Ray's processes miss its deadlines
+                # on a loaded machine Ray's processes miss Ray's deadlines
                 self._tell(f"Ray did not start ({type(error).__name__}): once more")
                 self._forget()
                 self._start()
@@ -254,19 +251,19 @@ class RayCluster:
         finally:
             self._unpatch()
             self._remove_directory()
-            # what was set for Ray, or by it, is not meant for another one in this process
+            # variables set for this Ray, or by it, are not meant for the next one
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
                     os.environ.pop(name, None)
 
     def _forget(self) -> None:
-        """Remove what is left of a local Ray that did not start."""
+        """Remove the rest of an embedded Ray that did not start."""
         self._shut_down()
         self._unpatch()
         self._remove_directory()
 
     def _remove_directory(self) -> None:
-        """Remove a local Ray's directory, and end what watches over it."""
+        """Remove an embedded Ray's directory, and end its reaper."""
         if self._directory is not None:
             _remove(self._directory)
         if self._reaper is not None:
@@ -277,34 +274,34 @@ class RayCluster:
         self._directory = self._owned = self._reaper = None
 
     def _keep_logs(self) -> Path | None:
-        """Copy a local Ray's logs to where they stay: into the run directory, if there is one."""
+        """Copy an embedded Ray's logs into the run directory, or else a temporary one."""
         if self.logs is None or not self.logs.is_dir():
             return None
         run = self._run_dir
         place = run / "logs" if run.is_dir() else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
-        with contextlib.suppress(OSError, shutil.Error):  # whose processes may still write there
+        with contextlib.suppress(OSError, shutil.Error):  # Ray may still write there
             shutil.copytree(self.logs, place / "ray", dirs_exist_ok=True)
         return place / "ray"
 
     def _shut_down(self) -> None:
         processes = processes_of(self._directory)
-        if self._death is not None:  # Ray's own end would wait for the dead
+        if self._death is not None:  # Ray's shutdown would wait for dead processes
             _kill(processes)
-        self._wait_for_guests()  # what they ask a Ray that has ended, ends this process
+        self._wait_for_guests()  # their calls to a Ray that has ended would end this process
         with _our_sigterm() as restore:
             compat.shut_down_ray(restore)
         see_off(processes)
-        self._wait_for_guests()  # Python's end under them would be a crash
+        self._wait_for_guests()  # they would crash when the interpreter exits
 
     def _wait_for_guests(self) -> None:
         for thread in filter(threading.Thread.is_alive, self._guests):  # a stop may forbid a start
             thread.join(_LEAVE)
 
     def _claim(self) -> None:
-        """See that no other job ends the connection of this process under this one."""
+        """Register as the owner of this process's connection; raise if another job is."""
         with _CLAIMS:
             owner = RayCluster._owner
-            # what began in the same thread, before, ends after
+            # a job that the same thread began before this one ends after it
             if _connected() and (owner is None or owner._caller == self._caller):
                 return
             if owner is not None:
@@ -321,10 +318,10 @@ class RayCluster:
     def _start(self) -> None:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
-        # its default is to wait for ever for a rank that does not report
+        # the default is to wait forever for a rank that does not report
         os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
-        # its default is to wait a minute for what other jobs hold; where the number of workers may
-        # change, our own policy has looked what there is
+        # the default is to wait a minute for other jobs; an elastic job's policy has counted the
+        # free resources before
         wait = _ROOM if self._elastic else self._patience
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
         if self.local:
@@ -335,7 +332,7 @@ class RayCluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         if self._address and not self.local and not _connected():
             self._knock = Knock(self._address)
-        import ray  # noqa: F401, which takes as long as the answer
+        import ray  # noqa: F401, meanwhile: it takes as long as the answer
 
         if self._knock is not None:
             self._knock.wait()
@@ -344,7 +341,7 @@ class RayCluster:
 
         if RayCluster._owner is self:
             self.ours = True
-            compat.forget_token()  # of a Ray before
+            compat.forget_token()  # of an earlier Ray
             self._init()
         self._up = True
         if self._directory is None:
@@ -371,7 +368,7 @@ class RayCluster:
         with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
                 address="local",
-                num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
+                num_cpus=self._num_cpus or machine.cpus(),  # as in preflight
                 num_gpus=len(machine.gpus()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
@@ -397,17 +394,17 @@ class RayCluster:
 
 
 def _connected() -> bool:
-    """Whether this process is connected to a Ray; it may be importing it just now."""
+    """Return True if this process is connected to Ray, which it may be importing just now."""
     asked = getattr(sys.modules.get("ray"), "is_initialized", None)
     return asked is not None and bool(asked())
 
 
 @contextlib.contextmanager
 def _our_sigterm() -> Iterator[Callable[[], object]]:
-    """Keep what SIGTERM does: Ray has it print a stack of C++ first, and puts back the default when
-    it ends. Yields what restores ours in between.
+    """Keep the handler of SIGTERM, which Ray replaces, and resets to the default when it ends.
+    Yield a function that restores it in between.
 
-    Through Python's C interface, since only the main thread may use `signal.signal`.
+    Uses Python's C interface, since only the main thread may call `signal.signal`.
     """
     get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
     get.restype = put.restype = ctypes.c_void_p
@@ -420,7 +417,7 @@ def _our_sigterm() -> Iterator[Callable[[], object]]:
 
 
 def _own_directory() -> tuple[str, IO[str]]:
-    """A new directory for a local Ray, and a file that is locked for as long as it is in use."""
+    """Create a directory for an embedded Ray, and a file that is locked while it is in use."""
     directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
     draft = Path(directory, f"{_OWNER}.tmp")
     owned = open(draft, "w")  # noqa: SIM115
@@ -432,16 +429,16 @@ def _own_directory() -> tuple[str, IO[str]]:
 def _sweep() -> None:
     """Remove the directories of commands that were killed."""
     for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        # anybody may put things there: a FIFO would be waited for
+        # any user may create files there, such as a FIFO, whose open would block
         with contextlib.suppress(OSError), open_regular(owner) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 continue
-            if try_flock(file.fileno()):  # else it is in use
+            if try_flock(file.fileno()):  # not in use
                 shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _remove(directory: str) -> None:
-    """Remove it, while a process of Ray's may be writing its last line there."""
+    """Remove the directory, while a process of Ray may still write its last line there."""
     for _ in range(10):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):
@@ -449,12 +446,12 @@ def _remove(directory: str) -> None:
         time.sleep(0.2)
 
 
-# ── Ray's core processes, without which a job cannot go on ─────────────────────────────────────
-# Ray lets the driver wait for them, and then ends it from C++, without an error that Python sees.
+# ── Ray's core processes, without which a job cannot continue ──────────────────────────────────
+# Ray lets the driver wait for them, and then ends it from C++ without an exception in Python.
 
 
 def processes_of(directory: str | None) -> list[psutil.Process]:
-    """All that a local Ray has started, by the directory that it was given."""
+    """Return all processes of an embedded Ray, found by its directory."""
     processes = []
     for child in _children(directory):
         with contextlib.suppress(psutil.Error):
@@ -467,15 +464,15 @@ def _children(directory: str | None) -> list[psutil.Process]:
         return []
     children = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has gone
+        with contextlib.suppress(psutil.Error):  # it has ended
             if any(directory in word for word in child.cmdline()):
                 children.append(child)
     return children
 
 
 def _kill_whole(directory: str) -> None:
-    """Kill a Ray that is still starting, stopped first: a raylet could start an agent after its
-    children were listed, which would outlive it and write into the directory."""
+    """Kill a starting Ray; suspend it first, since a raylet could start an agent after its children
+    were listed, which would outlive it and write into the directory."""
     for child in _children(directory):
         with contextlib.suppress(psutil.Error):
             child.suspend()
@@ -483,8 +480,8 @@ def _kill_whole(directory: str) -> None:
 
 
 def see_off(processes: list[psutil.Process]) -> None:
-    """Kill what is still there some seconds after Ray has ended: now and then one of its actors
-    misses that its node has gone, and would sleep for ever."""
+    """Kill processes that remain some seconds after Ray has ended: sometimes an actor misses that
+    its node is gone, and would sleep forever."""
     _, left = psutil.wait_procs(processes, timeout=_LEAVE)
     _kill(left)
 
@@ -496,17 +493,17 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 class Children:
-    """The core processes of a Ray that this process has started."""
+    """Core processes of an embedded Ray."""
 
     def __init__(self, directory: str):
         self._roles: dict[psutil.Process, str] = {}
         for process in processes_of(directory):
-            with contextlib.suppress(psutil.Error):  # it has gone, as Ray's short-lived ones do
+            with contextlib.suppress(psutil.Error):  # it was short-lived
                 if (name := process.name()) in _ROLES:
                     self._roles[process] = _ROLES[name]
 
     def death(self) -> str | None:
-        """Which one has ended, and how."""
+        """Describe which process has ended, and how."""
         for process, role in self._roles.items():
             try:
                 status = process.wait(0)
@@ -516,13 +513,13 @@ class Children:
         return None
 
     def ask(self) -> bool:
-        """Whether all of them run."""
+        """Return True if all of them run."""
         return self.death() is None
 
 
 class Endpoints:
-    """The core processes of a Ray that was started elsewhere: the head node's GCS, which may be
-    started again, and the raylet of this node."""
+    """Core processes of a cluster: the head node's GCS, which may restart, and this node's
+    raylet."""
 
     def __init__(self) -> None:
         import ray
@@ -539,7 +536,7 @@ class Endpoints:
         self._next = 0.0
 
     def death(self) -> str | None:
-        """Which one has taken no connection for too long."""
+        """Describe which process has accepted no connection for too long."""
         if time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + _LOOK
@@ -551,7 +548,7 @@ class Endpoints:
         return None
 
     def ask(self) -> bool:
-        """Whether both take a connection now."""
+        """Return True if both accept a connection now."""
         now = time.monotonic()
         self._silent = {
             endpoint: self._silent.get(endpoint, now)

@@ -1,4 +1,4 @@
-"""Where a run goes on: from which checkpoint, and whether this job may."""
+"""Resume logic: which checkpoint a run resumes from, and whether this job may do so."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from raygnn.util.files import storage_errors
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a run begins.
+    """State from which a run starts.
 
     Attributes:
-        checkpoint: what it goes on from; None = from the beginning.
-        global_batch: seeds of a batch, over all ranks.
-        rejected: newer checkpoints and what is wrong with each.
-        resumed: whether the user asked for an earlier run to go on.
+        checkpoint: None = from the beginning.
+        global_batch: seeds per batch, over all ranks.
+        rejected: newer checkpoints, each with what is wrong.
+        resumed: True with ``--resume``.
     """
 
     checkpoint: Checkpoint | None
@@ -38,7 +38,7 @@ class StartPoint:
     resumed: bool = False
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
-        """What the user should know, a line each."""
+        """Yield notes for the user."""
         for what in self.rejected:
             yield f"resume: passed over {what}"
         if not self.resumed:
@@ -57,14 +57,14 @@ class StartPoint:
 def find_start(
     config: Config, run: RunDir, workers: int, show: Display, *, resume: bool
 ) -> StartPoint:
-    """Where to begin.
+    """Find the checkpoint to resume from.
 
-    The number of workers may be another one than the checkpoint's: batches stay as they are, and
-    are cut into as many shares.
+    The number of workers may differ from the checkpoint's: the global batch stays the same, and is
+    divided among them.
 
     Raises:
-        InputError: the config has changed where it must not, or there is no whole checkpoint of a
-            run that had one, or that is done.
+        InputError: a key that must not change has changed, or no checkpoint is usable of a run that
+            wrote some, or that is done.
     """
     global_batch = config.sampling.batch_size * workers
     if not resume:
@@ -94,10 +94,10 @@ def find_start(
 
 
 def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that can be used, and what is wrong with each newer one.
+    """Return the newest usable checkpoint, and what is wrong with each newer one.
 
-    A checkpoint in an object store is downloaded. One that is only here is uploaded: the command
-    before could not do so.
+    A checkpoint in an object store is downloaded; a local one that an earlier command could not
+    upload is uploaded.
 
     Raises:
         InputError: the directory or the object store cannot be read or written.
@@ -117,12 +117,12 @@ def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | No
 
 
 def can_go_on(run: RunDir) -> tuple[str, str]:
-    """What to say after Ctrl-C, and what to do then."""
+    """Return the message after Ctrl-C, and its remedy."""
     if not run.begun:
         return "interrupted before training began; nothing was written", "start it again"
     newest = checkpoint.newest(run.checkpoints)
     if run.uri is not None:
-        with suppress(RaygnnError):  # of a store that is away what is here is told
+        with suppress(RaygnnError):  # without the store, the local checkpoints count
             there = RemoteCheckpoints(run.uri).names()
             newest = max([newest, *there])
     reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
@@ -131,10 +131,10 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
 
 
 def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
-    """Return what to say of a run that has made all its steps; empty if there is something to do.
+    """Return a note if the run has made all its steps; else an empty string.
 
     Raises:
-        InputError: the newest checkpoint is further than the configuration says.
+        InputError: the newest checkpoint is beyond the configured number of steps.
     """
     per_epoch = plan.steps_per_epoch(config)
     if per_epoch is None or not start.resumed:
@@ -159,7 +159,7 @@ def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:
-    """Return the config that the run began with; empty if its file is damaged."""
+    """Return the run's recorded config; empty if its file is damaged."""
     try:
         return Run(run.path).config
     except RaygnnError:

@@ -1,9 +1,9 @@
-"""One job from its configuration to its result: what `train`, `tune` and `predict` have in common.
+"""Session: one job from its configuration to its result, for `train`, `tune` and `predict`.
 
 with Session(config, run, show, started) as session:
     session.make_plan(global_batch)   # inputs, plan, preflight
-    session.begin()                   # the run directory is written
-    result = session.launch(watch)    # Ray, the ranks, what they leave
+    session.begin()                   # write the run directory
+    result = session.launch(watch)    # start Ray and the ranks, return rank 0's result
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of
 
 
 class Session:
-    """A job in its run directory, on its Ray; a context manager that leaves nothing running.
+    """Job in its run directory, on its Ray; a context manager that leaves nothing running.
 
     Args:
         started: when the command began, seconds since the epoch.
-        interrupted: what to say after Ctrl-C, and what to do then.
-        purpose: what is done, if not training.
+        interrupted: returns the message and remedy after Ctrl-C.
+        purpose: shown in place of training.
 
     Attributes:
-        workers: how many ranks there are to be.
-        plan: as of `make_plan`.
+        workers: number of ranks.
+        plan: set by `make_plan`.
     """
 
     def __init__(
@@ -103,12 +103,11 @@ class Session:
             raise Interrupted(what, remedy=remedy) from None
 
     def make_plan(self, global_batch: int, place: str | None = None) -> None:
-        """Decide what will run where, and ask every node whether it can; nothing is written but
-        what the job trains on.
+        """Plan the job and run its preflight; nothing is written but the partition or collection.
 
         Args:
-            global_batch: seeds of a batch, over all ranks.
-            place: what to call the place where results will be; None = the run directory.
+            global_batch: seeds per batch, over all ranks.
+            place: shown name of the location of the results; None = the run directory.
 
         Raises:
             InputError: bad input.
@@ -118,18 +117,18 @@ class Session:
         place = place or self.run.shown
         show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
         if isinstance(config.graph, PlantedGraph):
-            cluster.start()  # a generated graph can not turn out to be bad
+            cluster.start()  # a generated graph is always valid
         with ClusterNodes(config, cluster, show) as nodes:
             given = read_input(config, self.workers, show, cluster, early=self._early)
             if not cluster.local or config.task.of_graphs:
-                given = make(config, nodes, given, show)  # so that every node can be asked about it
+                given = make(config, nodes, given, show)  # so that every node can look for it
             self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
         refuse(self.plan.report.findings, config)
 
     def begin(self) -> None:
-        """The run directory is this command's from here on; what preflight found is in it."""
+        """Begin the run directory, and write the preflight's report into it."""
         self.run.begin(self._recorded)
-        if self._purpose is None:  # a configuration of a stranger's run would vouch for itself
+        if self._purpose is None:  # else the configuration of a stranger's run would become trusted
             trust.record(read_config(self.run.path))
         self.run.write(PREFLIGHT, self.plan.report.to_dict())
         if not self.cluster.local:
@@ -138,17 +137,17 @@ class Session:
             self.show.note(finding.text)
 
     def launch(self, watch: Callable[[Session, Launch], None], **job: Any) -> dict[str, Any]:
-        """Run the ranks; a missing partition is made while Ray starts.
+        """Run the ranks; a missing partition is built while Ray starts.
 
         Args:
-            watch: shows what happens, until it is over.
+            watch: shows progress, until the job ends.
             job: attributes of the `Job`.
 
         Returns:
-            What rank 0 left, and the ``parts``.
+            Rank 0's result, and ``parts``.
 
         Raises:
-            TrainingError: with the first cause; the summary says it, too.
+            TrainingError: with the first cause, which is in the summary, too.
         """
         try:
             return self._launch(watch, job)
@@ -194,8 +193,7 @@ class Session:
                 run.update_summary(starts=launch.starts)
 
     def _note_parts(self, made: Input) -> None:
-        """Leave for the report how the partition divides the graph; what others wrote is not read
-        for that."""
+        """Write the sizes of the parts for the report, except of a partition of another tool."""
         if isinstance(made, PartitionInput) and made.meta and made.meta.manifest is not None:
             parts = [part.row for part in made.meta.manifest.parts]
             place, store = str(made.place), self.config.store
@@ -205,18 +203,18 @@ class Session:
                 self.run.write(PARTITION, {"directory": place, "parts": parts})
 
     def _note_failure(self, error: Exception) -> None:
-        """Say so in the summary, which a full disk must not turn into another error."""
-        with suppress(TrainingError):
+        """Write the failure to the summary, and find its cause if no rank recorded it."""
+        with suppress(TrainingError):  # a full disk must not become another error
             self.run.update_summary(status="failed", error=str(error))
         if isinstance(error, TrainingError):
             if self._purpose is None or error.exit_code != InputError.exit_code:
-                error.run = self.run.shown  # there is more to be told
+                error.run = self.run.shown  # `raygnn diagnose` reports more
             if not error.direct:
-                self._say_cause(error)
+                self._diagnose(error)
 
-    def _say_cause(self, error: TrainingError) -> None:
-        """Put what the ranks left together, where none of them could say what happened."""
-        with suppress(Exception):  # whatever goes wrong here must not hide the error
+    def _diagnose(self, error: TrainingError) -> None:
+        """Replace the error by the cause that the files of the ranks show."""
+        with suppress(Exception):  # a failure here must not hide the error
             cause = diagnose(self.run.path).cause
             if cause.confidence == "low" or cause.kind in _NO_CAUSES:
                 return
@@ -226,8 +224,8 @@ class Session:
 
 
 def _goals(config: Config, plan: Plan) -> dict[str, Any]:
-    """What a `Job` says of what its tasks predict for."""
-    goals = plan.goals.values()  # preflight has seen to them
+    """Return the `Job`'s arguments for the prediction targets of its tasks."""
+    goals = plan.goals.values()  # checked by the preflight
     assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
     if config.tasks is not None:
         return {"ntype": None, "goals": dict(plan.goals)}
@@ -247,21 +245,20 @@ def session_beside(
     purpose: str | None = None,
     keep: bool = True,
 ) -> Iterator[Session]:
-    """A session that has begun in ``<storage>/<place>/<name>``, and leaves the run of that name
-    alone: the sweep of `tune`, and predictions. Of a storage that is no directory that lies on
-    this machine, and is not brought there.
+    """Begin a session in ``<storage>/<place>/<name>``, without touching the run of that name: for
+    sweeps of `tune`, and predictions. Nothing is uploaded to an object store.
 
     Args:
         place: a name that no run can have.
-        interrupted: what to say after Ctrl-C.
-        keep: the directory, also when all went well.
+        interrupted: returns the message after Ctrl-C.
+        keep: keep the directory after success, too.
 
     Raises:
-        InputError: the place is a link, which may lead to runs of others; and see `raygnn.train`.
+        InputError: the directory is a link; and see `raygnn.train`.
         PreflightError, TrainingError, Interrupted: see `raygnn.train`.
     """
     beside = config.local_storage / place
-    if beside.is_symlink():  # an earlier run there would be removed
+    if beside.is_symlink():  # it may lead to other runs, which would be removed
         raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")
     with (
         RunDir.create(beside, config.name, mode="overwrite") as run,
@@ -276,7 +273,7 @@ def session_beside(
             purpose=purpose,
         ) as session,
     ):
-        shown = run.shown if keep else None  # what will be there afterwards
+        shown = run.shown if keep else None  # it is removed afterwards
         if not keep and config.store is not None:
             shown = (config.store / config.name).shared
         session.make_plan(session.workers * config.sampling.batch_size, shown)
@@ -286,7 +283,7 @@ def session_beside(
 
 @contextmanager
 def _cleared(run: RunDir, keep: bool) -> Iterator[None]:
-    """Remove what is of no use when the ranks are gone. What they failed of is looked into."""
+    """Remove temporary files afterwards, and unless ``keep`` or a failure, the run directory."""
     try:
         yield
     except TrainingError as error:

@@ -1,5 +1,5 @@
-"""What comes before the first step: room that is asked for and waited for, and how far Ray and the
-ranks have come, or what is wrong if they do not."""
+"""Startup of a job: resources reserved for its workers, and the progress of Ray and the ranks up to
+the first step."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from raygnn.runs.progress_line import clock
 from raygnn.worker import ray_nodes
 from raygnn.worker.control import Snapshot
 
-_LOOK = 1.0  # seconds between looks at Ray
-_TELL = 10.0  # seconds of waiting for room until the user is told
-_NO_ROOM = 15.0  # seconds to wait for what a Ray of our own will never have
+_LOOK = 1.0  # seconds between polls of Ray
+_TELL = 10.0  # seconds of waiting for resources before a note
+_NO_ROOM = 15.0  # seconds to wait for resources that an embedded Ray will never have
 _PROCESSES = 300.0  # seconds for processes to import Ray and register, on the slowest disk
-_LONGEST = 64 * 2**10  # bytes of a log's end
-_LINES = 40  # of it that are shown
+_LONGEST = 64 * 2**10  # bytes read from the end of a log
+_LINES = 40  # lines of it that are shown
 
 Phase: TypeAlias = Literal["controller", "room", "processes", "done"]
 
 _STARTED = re.compile(r"Started worker process with pid (\d+) worker_id=(\w+)")
 _CAUSE = re.compile(r"\w*(Error|Exception|Fatal)\b.*|.*: (error|cannot|not found|No such)\b.*")
 
-# phase of a rank before its first step → how it is told
+# phase of a rank before its first step → description
 _PHASES = {
     "": "starting",
     "imports": "importing libraries",
@@ -50,12 +50,12 @@ _PHASES = {
 
 
 class RoomRequest:
-    """Room for a job's workers (the fewest, if a range), asked of Ray before they start.
+    """Reservation of resources for a job's workers (the fewest, if a range) before they start.
 
-    A placement group: an autoscaler brings nodes for it, beside what other jobs hold; what has come
-    is kept from them; and Ray removes it with this process, whatever its end. What is asked for by
-    `ray.autoscaler.sdk.request_resources` outlives the process, and is replaced by the next call of
-    anybody on the cluster: Ray Data and Ray Train make one every 20 s.
+    It is a placement group: an autoscaler adds nodes for it, other jobs cannot take what has been
+    added, and Ray removes it with this process. A request by
+    `ray.autoscaler.sdk.request_resources` would outlive the process, and be replaced by any other
+    job's: Ray Data and Ray Train make one every 20 s.
     """
 
     def __init__(self, config: Config, cluster: RayCluster, show: Display):
@@ -68,11 +68,10 @@ class RoomRequest:
         self._group: Any = None
 
     def wait(self) -> None:
-        """Ask, unless it is there already, and return when it is, no later than ``cluster.wait``
-        says.
+        """Reserve the resources, once, and wait up to ``cluster.wait`` until they are available.
 
         Raises:
-            PreflightError: it is not there by then, or Ray has died.
+            PreflightError: they are not available by then, or Ray has died.
         """
         from ray.util import placement_group
 
@@ -96,12 +95,12 @@ class RoomRequest:
                 detail(f"{there}{f' ({came} new)' if came else ''}, {clock(left)} left")
 
     def give_back(self) -> None:
-        """What came is free for others, such as Ray Train, and no more is asked for."""
+        """Release the reserved resources, such as for Ray Train."""
         from ray.util import remove_placement_group
 
         group, self._group = self._group, None
         if group is not None and self._cluster.death() is None:
-            with suppress(Exception):  # Ray is going, and what was asked for with it
+            with suppress(Exception):  # Ray ends, and the reservation with it
                 remove_placement_group(group)
 
     def _missing(self, fit: int, nodes: int) -> PreflightError:
@@ -117,16 +116,16 @@ class RoomRequest:
 
 
 class Startup:
-    """Looks at how far Ray has come with a job's workers, until they are all there.
+    """Monitor of Ray's start of a job's workers.
 
-    Ray waits in silence for ever: for room on nodes that are too small, and for a worker whose
-    process dies before it can say why, again and again.
+    Ray waits silently and without limit for nodes that are large enough, and for a worker whose
+    process dies again and again before it can report why.
 
     Args:
-        workers: that were asked for; where it may be fewer, the most.
+        workers: the requested number; of a range, the maximum.
 
     Attributes:
-        detail: what Ray does now; empty when the workers are there.
+        detail: Ray's present activity; empty once the workers run.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
@@ -143,11 +142,11 @@ class Startup:
         self._since = self._next = 0.0
         self._told = False
 
-    def look(self) -> None:
-        """Say what Ray waits for, if that takes long.
+    def poll(self) -> None:
+        """Report what Ray waits for, if that takes long.
 
         Raises:
-            TrainingError: it waits for what will not come, or has waited long enough.
+            TrainingError: the resources will never be available, or the wait was too long.
         """
         now = time.monotonic()
         if self._phase == "done" or now < self._next or not self._cluster.ready:
@@ -182,7 +181,7 @@ class Startup:
             self.detail = f"starting processes, {alive} of {alive + coming} workers"
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
-        # our policy asks for what there is
+        # our policy waits with a live controller
         waits = self._workers < self._most and "ALIVE" in controllers
         room = waits or self._groups("PENDING", "RESCHEDULING")
         self.detail = (
@@ -206,7 +205,7 @@ class Startup:
             return
         has, (asked, free) = ray.cluster_resources(), _asked_and_free(self._needs)
         asked = f"room for {self._workers} workers with {asked} each"
-        # where Ray is not ours, nodes may come and other jobs end
+        # on a cluster, nodes may be added and other jobs may end
         never = any(n * self._workers > has.get(name, 0.0) for name, n in self._needs.items())
         limit = _NO_ROOM if never and self._cluster.local else self._timeout
         if waited >= limit:
@@ -242,7 +241,7 @@ class Startup:
 
 
 def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
-    """What each worker asks of Ray, and how much of that is free."""
+    """Return the requested resources of a worker, and the free ones of the cluster, as text."""
     import ray
 
     has, free = ray.cluster_resources(), ray.available_resources()
@@ -252,7 +251,7 @@ def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
 
 
 def _stillborn(logs: Path) -> int:
-    """How many processes of workers ended before they had a log of their own."""
+    """Count the worker processes that ended before they had a log."""
     count = 0
     for pid, worker in _STARTED.findall(_end_of(logs / "raylet.out")):
         has_log = any(logs.glob(f"worker-{worker}-*"))
@@ -277,8 +276,8 @@ def _end_of(path: Path) -> str:
 
 
 def startup_progress(snapshot: Snapshot) -> str:
-    """``staging parts, 1 of 2 workers``: what those do that are least far, and how many do it;
-    empty where there are none."""
+    """Return the earliest phase of any rank and how many ranks are in it, such as ``staging parts,
+    1 of 2 workers``; empty without ranks."""
     phases = [progress.phase for progress in snapshot.progress.values()]
     if not phases:
         return ""

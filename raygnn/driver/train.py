@@ -1,6 +1,6 @@
-"""The sequence: config → graph → partition → preflight → launch → report.
+"""Sequence of a job: config → graph → partition → preflight → launch → report.
 
-The command line, the Python API and job scripts all come through here; only it knows the order.
+Used by the command line, the Python API and job scripts.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def train(
     a local Ray or connects to one, trains on every worker, and tests the selected weights.
 
     Args:
-        config: or what `raygnn.load_config` makes one of.
+        config: a config, or anything that `raygnn.load_config` accepts.
         graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG, to train on instead of
-            one that ``config`` names. It is written to a file in ``<storage>/graphs``, once.
+            the graph of ``config``; written once to a file in ``<storage>/graphs``.
         overwrite: replace an earlier run of this name.
-        resume: go on with the earlier run of this name, from its newest checkpoint.
+        resume: resume the earlier run of this name from its newest checkpoint.
         verbose: show Ray's and Lightning's output, too.
         display: show progress on standard output.
         started: when the command began, seconds since the epoch; records count from it.
-        profile: steps to record with torch's profiler on every rank, early in the run.
+        profile: number of steps to record with torch's profiler on every rank, early in the run.
 
     Raises:
-        InputError: bad input, or a name that is taken. Nothing was started or written.
+        InputError: bad input, or the name is used. Nothing was started or written.
         PreflightError: the job cannot run here. Nothing was started.
-        TrainingError: training failed; ``rank`` and ``trace`` say where.
+        TrainingError: training failed; see ``rank`` and ``trace``.
         Interrupted: Ctrl-C.
     """
     if type(profile) is not int or not 0 <= profile <= MOST_PROFILED:
@@ -115,7 +115,7 @@ def train(
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
         records = MetricsTail(run.path / METRICS)
-        records.skip()  # an earlier start's are not news
+        records.skip()  # those of earlier attempts
         watch = partial(watch_training, loggers=loggers, tail=records)
         result = session.launch(watch, profile=profile)
         result["global_batch"] = start.global_batch
@@ -134,16 +134,16 @@ def train(
 
 
 def _opened(run: RunDir) -> Run:
-    """Return the run: here as long as files are that the store did not take."""
+    """Open the run: locally, as long as files of it could not be uploaded."""
     return Run(run.path) if run.uri is None or is_run(run.path) else open_run(run.uri.text)
 
 
 def partition(
     config: ConfigSource, *, graph: Any = None, verbose: bool = False, display: bool = True
 ) -> Stored:
-    """Partition the graph, or store the graphs, unless that has been done, and show the outcome.
+    """Build the partition or collection unless it exists, and show its sizes.
 
-    With ``partition.parts: auto`` there is a part for each worker that fits. ``graph`` is as of
+    With ``partition.parts: auto`` there is a part for each worker that fits. ``graph``: see
     `raygnn.train`.
 
     Raises:
@@ -174,13 +174,13 @@ def partition(
 def check(
     config: ConfigSource, *, graph: Any = None, verbose: bool = False, display: bool = True
 ) -> Report:
-    """Validate the input and whether the job can run here; nothing is written or started.
+    """Validate the input, and check that the job can run here; nothing is written or started.
 
-    A graph that has not been partitioned is read and judged as it is; one that is partitioned out
-    of core is not read, and all else is judged. ``graph`` is as of `raygnn.train`.
+    An unpartitioned graph is read and checked, unless it is to be partitioned out of core.
+    ``graph``: see `raygnn.train`.
 
     Returns:
-        The report; `verdict(report.findings, config)` raises for what it refuses.
+        The report; `verdict(report.findings, config)` raises on errors.
 
     Raises:
         InputError: bad input.
@@ -191,7 +191,7 @@ def check(
             config = with_graph(config, graph, Path(directory))
             try:
                 return check(config, verbose=verbose, display=display)
-            except InputError as error:  # which names a file that goes
+            except InputError as error:  # it names a temporary file
                 error.where = re.sub(rf"{directory}/[^:]*", "graph=", error.where or "graph=")
                 raise
     config, show = as_config(config), display_of(display, verbose)
@@ -204,7 +204,7 @@ def check(
             batch = config.sampling.batch_size * workers
             if isinstance(given, UnreadGraph):
                 show.note(_UNREAD)
-                report = preflight_report.before_graph(config, nodes.look(None))
+                report = preflight_report.before_graph(config, nodes.survey(None))
             else:
                 report = make_plan(config, nodes, workers, given, batch, show).report
     if is_run(config.run_dir) if config.store is None else is_kept(config.store, config.name):
@@ -226,10 +226,10 @@ def inspect(
     verbose: bool = False,
     display: bool = True,
 ) -> Report:
-    """Look at the nodes of a cluster, whatever job may run on them; nothing is written.
+    """Survey the nodes of a cluster; nothing is written.
 
     Args:
-        address: of the head node; None = as ``cluster.address: auto`` finds it.
+        address: of the head node; None = as with ``cluster.address: auto``.
         overrides: such as ``cluster.probe_timeout=20``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Watching a job: its progress for the user, its records for loggers, its ranks' health."""
+"""Monitoring of a running job: progress for the user, records for loggers, health of the ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from raygnn.runs.metrics_files import MetricsTail, Record
 from raygnn.runs.run_directory import EVENTS, LOGGERS, LOGS, SAVE, SCALING, RunDir
 from raygnn.worker.control import SaveRequest
 
-_POLL = 0.2  # seconds between looks at the records
-_APART = 5.0  # seconds between looks at the storage
+_POLL = 0.2  # seconds between polls of the records
+_STORAGE_POLL = 5.0  # seconds between checks of the storage
 _LITTLE = 4096  # bytes
-_SAVES = 1.0  # seconds between looks for requests of others
+_SAVE_POLL = 1.0  # seconds between checks for a user's request
 
 
 class Watch:
-    """What is looked at for any job while it runs; `look` is to be called often."""
+    """Monitor of any running job; call `poll` often."""
 
     def __init__(self, job: Session, launch: Launch):
         self._launch = launch
@@ -36,23 +36,23 @@ class Watch:
         self._show = job.show
 
     def start_up(self, detail: Callable[[str], object], arrived: Callable[[], bool]) -> None:
-        """Wait until what is waited for has arrived, or the job has ended without.
+        """Wait until ``arrived`` returns True, or the job ends.
 
         Args:
-            detail: takes what Ray, or the ranks, do meanwhile.
+            detail: called with the present activity of Ray or the ranks.
 
         Raises:
             TrainingError: the workers do not start.
         """
         while self._launch.running() and not arrived():
-            self._startup.look()
+            self._startup.poll()
             if text := startup_progress(self._launch.snapshot) or self._startup.detail:
                 detail(text)
-            self.look()
+            self.poll()
             interrupts.sleep(_POLL)
 
     def first_records(self, tail: MetricsTail) -> list[Record]:
-        """Show, as a stage, how Ray and the workers start up, until there are records."""
+        """Show the startup as a stage, and return the first records."""
         records: list[Record] = []
 
         def arrived() -> bool:
@@ -63,9 +63,9 @@ class Watch:
             self.start_up(detail, arrived)
         return records
 
-    def look(self) -> None:
-        """See to frozen ranks, and show what ranks and Ray Train's controller leave word of."""
-        self._heartbeat.look()
+    def poll(self) -> None:
+        """Check the heartbeats, and show events of the ranks and of Ray Train's controller."""
+        self._heartbeat.poll()
         self.show_notices()
 
     def show_notices(self) -> None:
@@ -74,10 +74,7 @@ class Watch:
 
 
 def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
-    """Show the records of a training until it is over.
-
-    Args:
-        tail: reads those that are new.
+    """Show the records of a training until it ends.
 
     Raises:
         TrainingError: the workers do not start, or the run directory is gone.
@@ -89,7 +86,7 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
     train = config.train
     steps = job.plan.steps_per_epoch(config) or launch.snapshot.steps_per_epoch or 1
     total = train.epochs * steps
-    with suppress(TrainingError):  # for who looks at the run meanwhile
+    with suppress(TrainingError):  # for other commands that show this run
         total_steps = min(total, train.max_steps or total)
         run.update_summary(total_steps=total_steps, metric=config.metric)
     failures = FailureNotices(show, run, config, starts=max(1, launch.starts))
@@ -99,17 +96,17 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
-            records += tail.poll()  # also the last ones, written before it ended
+            records += tail.poll()  # including the last ones, written before it ended
             for record in records:
                 progress.update(record)
             loggers.forward(records, launch.starts)
-            saves.look()
+            saves.poll()
             if not running:
                 break
-            watch.look()
-            failures.look(launch.snapshot)
-            storage.look()
-            preemption.look()
+            watch.poll()
+            failures.poll(launch.snapshot)
+            storage.poll()
+            preemption.poll()
             interrupts.sleep(_POLL)
             records.clear()
     watch.show_notices()
@@ -117,8 +114,8 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
 
 
 class SaveFile:
-    """Whoever makes the file ``.save`` in the run directory gets a checkpoint; the file goes when
-    that is written, or cannot be."""
+    """Requests a checkpoint when a user creates the file ``.save`` in the run directory, and
+    removes the file once the checkpoint is written or has failed."""
 
     def __init__(self, run: RunDir, launch: Launch):
         self._file = run.path / SAVE
@@ -126,7 +123,7 @@ class SaveFile:
         self._request: SaveRequest | None = None
         self._next = 0.0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._request is not None:
             if self._request.answer(self._launch.snapshot) is not None:
                 self._request.withdraw()
@@ -134,18 +131,17 @@ class SaveFile:
                 with suppress(OSError):
                     self._file.unlink(missing_ok=True)
         elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + _SAVES
+            self._next = time.monotonic() + _SAVE_POLL
             with suppress(OSError):
                 if self._file.exists() and self._launch.running():
                     self._request = self._launch.ask_save()
 
 
 class _Storage:
-    """Says that nothing can be written, which ranks can write nowhere, and sees that the run
-    directory is still the run's.
+    """Reports that the storage cannot be written, and checks that the run directory is still ours.
 
     Args:
-        patience: seconds for which it may be gone, as where a mount is made anew.
+        patience: seconds for which it may be gone, as when a mount is renewed.
     """
 
     def __init__(self, run: RunDir, show: Display, patience: float):
@@ -157,8 +153,8 @@ class _Storage:
         self._next = 0.0
         self._told = False
 
-    def look(self) -> None:
-        """To be called often.
+    def poll(self) -> None:
+        """Check now, if it is time.
 
         Raises:
             TrainingError: the run directory was replaced, or removed and not put back.
@@ -170,7 +166,7 @@ class _Storage:
             self._run.check()
         if now < self._next:
             return
-        self._next = time.monotonic() + _APART
+        self._next = time.monotonic() + _STORAGE_POLL
         try:
             self._file.write_bytes(bytes(_LITTLE))
             self._file.unlink()

@@ -133,7 +133,7 @@ def _watch(session: Session, launch: Launch) -> None:
         records.clear()
         if not running:
             return
-        watch.look()
+        watch.poll()
         interrupts.sleep(_POLL)
 
 

@@ -161,7 +161,7 @@ def check_weights(config: Config) -> None:
         assert caught.value.where == "task.class_weights"
         if given.meta is None:  # nobody waits for a partition, or for a node, to be told
             with pytest.raises(ConfigError, match="there are 3 weights"):
-                make(config, Mock(spec=ClusterNodes, look=AssertionError), given, NullDisplay())
+                make(config, Mock(spec=ClusterNodes, survey=AssertionError), given, NullDisplay())
         num = int(caught.value.what.split()[-2])
         update = {"class_weights": (1.0,) * num}
         task = config.task.model_copy(update=update)

@@ -61,7 +61,7 @@ class Watched:
             rank: Sign(self.beat[rank], host, rank not in self.over)
             for rank, host in enumerate(self.hosts)
         }
-        return self.silence.look(self.now, signs)
+        return self.silence.poll(self.now, signs)
 
     def for_seconds(self, seconds: int, *moving: int) -> dict[int, float]:
         for _ in range(seconds):
@@ -125,7 +125,7 @@ def test_one_that_moves_within_the_limit_is_never_frozen(
         if moves or since >= LIMIT:
             beat, since = beat + jump, 0.0
         signs = {rank: Sign(b, HOST) for rank, b in enumerate([beat, *[number] * others])}
-        silent = silence.look(now, signs)
+        silent = silence.poll(now, signs)
         assert silent[0] <= since + 1e-6
         assert silent[0] < LIMIT
 
@@ -159,7 +159,7 @@ class Job:
         for _ in range(seconds):
             self.now += 1.0
             self.say(progress(0, int(self.now)))
-            self.heart.look()
+            self.heart.poll()
 
     def shown(self) -> str:
         self.out.file.flush()
@@ -242,7 +242,7 @@ def test_what_is_not_frozen(job: Job, how: str) -> None:
         if how == "cut off":  # the driver from the control actor
             for _ in range(200):
                 job.now += 1.0
-                job.heart.look()
+                job.heart.poll()
         else:
             job.watch(200)
         assert process.poll() == (-signal.SIGKILL if how == "gone" else None)
@@ -364,7 +364,7 @@ class Going:
 
     def asks(self) -> bool:
         """Whether the ranks are asked for a checkpoint now."""
-        self.watched.look()
+        self.watched.poll()
         pending = self.control.pending_saves()
         self.control.answer_saves(pending, saved=True)
         return bool(pending)

@@ -305,8 +305,8 @@ def test_a_logger_that_hangs_is_told(
     kind.hang = lambda: go.wait(60)
     put(tmp_path, records([1]))
     thread = begin(told.append)
-    until(lambda: (thread.look(), bool(told))[1])
-    thread.look()
+    until(lambda: (thread.poll(), bool(told))[1])
+    thread.poll()
     assert len(told) == 1
     go.set()
     thread.finish("done")

@@ -54,9 +54,11 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 def test_records_and_ranks_become_gauges(run: RunDir, series: Series) -> None:
     follow = Prometheus(run.path, "job")
-    follow.take({"step": 7, "epoch": 1, "train/loss": 0.5, "val/f1": 0.25, "seeds_per_second": 9.0})
-    follow.take({"step": 8, "epoch": 1, "train/loss": math.nan})
-    follow.look(starts=2)
+    follow.export_record(
+        {"step": 7, "epoch": 1, "train/loss": 0.5, "val/f1": 0.25, "seeds_per_second": 9.0}
+    )
+    follow.export_record({"step": 8, "epoch": 1, "train/loss": math.nan})
+    follow.export_ranks(starts=2)
     assert series[("raygnn_step", "job")] == 8
     assert series[("raygnn_loss", "job")] == 0.5  # a loss that is no number is no point
     assert series[("raygnn_metric", "job", "val/f1")] == 0.25
@@ -71,12 +73,12 @@ def test_records_and_ranks_become_gauges(run: RunDir, series: Series) -> None:
 
 def test_ranks_that_are_gone_are_zero(run: RunDir, series: Series) -> None:
     follow = Prometheus(run.path, "job")
-    follow.look(1)
+    follow.export_ranks(1)
     file = run.path / "ranks.jsonl"
     write_records(run.path / "logs", ranks=1, records=1)
     with open(file, "a") as ranks:
         ranks.write((run.path / "logs" / "ranks.jsonl").read_text())
-    follow.look(1)
+    follow.export_ranks(1)
     assert series[("raygnn_ranks", "job")] == 1
     assert series[("raygnn_seconds", "job", "2", "backward")] == 0
     assert series[("raygnn_seconds", "job", "0", "backward")] > 0
@@ -87,8 +89,8 @@ def test_series_are_bounded(run: RunDir, series: Series) -> None:
     line = json.dumps({"step": 1, "time": 1.0, "seconds": many}) + "\n"
     (run.path / "ranks.jsonl").write_text(line)
     follow = Prometheus(run.path, "job")
-    follow.take({"step": 1, **{f"val/{name}": 1.0 for name in range(1000)}})
-    follow.look(1)
+    follow.export_record({"step": 1, **{f"val/{name}": 1.0 for name in range(1000)}})
+    follow.export_ranks(1)
     assert sum(name[0] == "raygnn_metric" for name in series) == 32
     assert sum(name[0] == "raygnn_seconds" for name in series) == 32 * MOST_RANKS
 
@@ -99,8 +101,8 @@ def test_a_ray_that_refuses_ends_nothing(run: RunDir, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(prometheus.Prometheus, "_gauge", refuse)
     follow = Prometheus(run.path, "job")
-    follow.take({"step": 1})
-    follow.look(1)
+    follow.export_record({"step": 1})
+    follow.export_ranks(1)
 
 
 def test_the_dashboard_shows_what_is_exported() -> None:
@@ -151,8 +153,8 @@ def test_ray_exposes_the_gauges(run: RunDir, shared_ray: None) -> None:
     said = ""
     while not wanted.search(said):
         assert time.monotonic() < deadline, said[-2000:]
-        follow.take({"step": 42, "epoch": 1})
-        follow.look(1)
+        follow.export_record({"step": 42, "epoch": 1})
+        follow.export_ranks(1)
         time.sleep(1)
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:

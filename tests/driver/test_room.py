@@ -95,8 +95,8 @@ ASKED = "asked for [{'CPU': 1.0}, {'CPU': 1.0}], PACK"
 
 def test_nodes_are_judged_when_enough_have_come(made_up: Any, tmp_path: Path) -> None:
     with job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes:
-        survey = nodes.look(None)
-        nodes.look(None)  # what is there is not asked for twice
+        survey = nodes.survey(None)
+        nodes.survey(None)  # what is there is not asked for twice
         assert made_up.events == [ASKED, "judged 2", "judged 2"]
     assert made_up.events[3:] == ["gave back", "left"]
     # what it holds itself is free for it
@@ -122,7 +122,7 @@ def test_nothing_is_held_while_a_graph_is_partitioned(
 
     with job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes:
         job_plan.make(config_of(tmp_path), nodes, Missing(), NullDisplay())  # type: ignore[arg-type]
-        nodes.look(None)
+        nodes.survey(None)
     between = [ASKED, "judged 2", "gave back", "partitioned"]
     assert made_up.events == [*between, ASKED, "judged 2", "gave back", "left"]
 
@@ -135,7 +135,7 @@ def test_what_never_comes_is_given_up(made_up: Any, tmp_path: Path) -> None:
         ) as caught,
         job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes,
     ):
-        nodes.look(None)
+        nodes.survey(None)
     assert caught.value.exit_code == 3
     assert made_up.events == [ASKED, "gave back", "left"]
     assert 10 <= made_up.now <= 12
@@ -155,7 +155,7 @@ def test_an_end_while_waiting_gives_back(
         pytest.raises(error),
         job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes,
     ):
-        nodes.look(None)
+        nodes.survey(None)
     assert made_up.events == [ASKED, "gave back", "left"]
 
 
@@ -165,22 +165,22 @@ def test_a_ray_that_dies_ends_the_wait(made_up: Any, tmp_path: Path) -> None:
         pytest.raises(PreflightError, match="GCS has gone"),
         job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes,
     ):
-        nodes.look(None)
+        nodes.survey(None)
     assert made_up.events == [ASKED, "left"]  # a call of a dead Ray's would end this process
 
 
 def test_of_a_range_the_fewest_are_asked_for(made_up: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path, workers=[1, 2], cpus_per_worker=3)
     with job_plan.ClusterNodes(config, made_up, NullDisplay()) as nodes:
-        nodes.look(None)
+        nodes.survey(None)
     assert made_up.events[0] == "asked for [{'CPU': 3.0}], PACK"
 
 
 def test_who_starts_nothing_asks_for_nothing(made_up: Any, tmp_path: Path) -> None:
     with job_plan.ClusterNodes(config_of(tmp_path), made_up) as nodes:
-        assert nodes.look(None).resources.growing == 10.0
+        assert nodes.survey(None).resources.growing == 10.0
     with job_plan.ClusterNodes(config_of(tmp_path, wait=0), made_up, NullDisplay()) as nodes:
-        assert nodes.look(None).resources.growing == 0.0
+        assert nodes.survey(None).resources.growing == 0.0
     assert made_up.events == ["judged 1", "left", "judged 1", "left"]
 
 

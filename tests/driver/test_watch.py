@@ -162,19 +162,19 @@ def test_a_file_is_a_request(run: RunDir, saved: bool) -> None:
         running=lambda: True, snapshot=None, ask_save=lambda: SaveRequest(control)
     )
     looks = SaveFile(run, launch)
-    looks.look()
+    looks.poll()
     assert not control.pending_saves()
     file = run.path / ".save"
     file.touch()
     looks._next = 0.0
     for _ in range(3):
-        looks.look()
+        looks.poll()
         launch.snapshot = control.snapshot()
     assert len(control.pending_saves()) == 1
     assert file.exists()
     control.answer_saves(control.pending_saves(), saved=saved)
     launch.snapshot = control.snapshot()
-    looks.look()
+    looks.poll()
     assert not file.exists()
     assert not control.snapshot().answers
 

@@ -71,7 +71,7 @@ def look(startup: Startup) -> None:
     """Look until it raises."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        startup.look()
+        startup.poll()
         time.sleep(0.1)
 
 
@@ -89,11 +89,11 @@ def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None
     startup, show = start(1)
     assert startup.detail == "starting Ray"
     ray.get(actor.ping.remote(), timeout=120)
-    startup.look()
+    startup.poll()
     assert startup.detail == ""
     ray.kill(actor)  # what happens to it later is Ray Train's to say
     time.sleep(1)
-    startup.look()
+    startup.poll()
     assert show.console.export_text() == ""
 
 
@@ -140,7 +140,7 @@ def test_fewer_workers_than_the_most_that_come(
     actor = stand_in("RayTrainWorker")
     startup, _ = start(3, cluster={"workers": [1, 3]})
     ray.get(actor.ping.remote(), timeout=120)
-    startup.look()
+    startup.poll()
     assert startup._phase == "done"
     ray.kill(actor)
 

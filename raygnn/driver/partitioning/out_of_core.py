@@ -1,4 +1,4 @@
-"""Whether a partition is made in memory or out of core on Ray, and whether it fits there."""
+"""Out-of-core partitioning on Ray: the decision for it, and the check that it fits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.preflight import machine
 from raygnn.runs.display import Display
 
-# of the available memory, that reading and partitioning in memory may take with engine: auto
-SHARE = 0.7
+SHARE = 0.7  # of the available memory, for partitioning in memory with engine: auto
 
 
 def is_out_of_core(config: Config, missing: Missing) -> bool:
-    """Whether the partition is made out of core: as the config says, or where the graph is tables
-    or archives that are too large for a share of this machine's memory.
+    """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
+    is tables or archives that do not fit into a share of this machine's memory.
 
     Raises:
         ConfigError, DataError: the description of the tables is wrong, or a file is missing.
@@ -39,14 +38,14 @@ def is_out_of_core(config: Config, missing: Missing) -> bool:
 def make_out_of_core(
     config: Config, missing: Missing, cluster: RayCluster, show: Display, *, only_look: bool = False
 ) -> PartitionMeta | None:
-    """Make the partition on Ray, as a stage; by ``stream`` in place of METIS, which has the whole
-    graph in memory.
+    """Build the partition on Ray, as a stage; by ``stream`` in place of METIS, which needs the
+    complete graph in memory.
 
     Args:
-        only_look: make nothing; whether it would fit is judged all the same.
+        only_look: only check that it would fit.
 
     Returns:
-        None where there is none, and none was to be made.
+        The partition; None if there is none with ``only_look``.
 
     Raises:
         InputError: the graph is bad, or cannot be written.
@@ -81,7 +80,7 @@ def make_out_of_core(
         return None
     with show.stage("Ray"):
         cluster.wait()
-    # here, as it loads torch, and bad input is told without
+    # imported late: it loads torch, which reports of bad input need not wait for
     from raygnn.graph.outofcore.divide import partition_out_of_core
 
     with show.stage("partition") as tell:
@@ -101,7 +100,7 @@ def make_out_of_core(
 
 
 def _check(config: Config, missing: Missing, expected: Needs) -> None:
-    """Refuse what cannot fit here."""
+    """Raise PreflightError unless memory and disk suffice."""
     check_available(config, "partitioning the graph out of core", expected.memory)
     place = next(path for path in missing.draft.absolute().parents if path.exists())
     free = shutil.disk_usage(place).free + _held(stages_of(missing))
@@ -116,5 +115,5 @@ def _check(config: Config, missing: Missing, expected: Needs) -> None:
 
 
 def _held(stages: Path) -> int:
-    """Bytes that the stages of an earlier try have there already."""
+    """Return the bytes that the stages of an earlier attempt have written."""
     return sum(path.stat().st_size for path in stages.rglob("*") if path.is_file())

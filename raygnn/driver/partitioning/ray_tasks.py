@@ -1,4 +1,4 @@
-"""Tasks of a partition that is made out of core, as tasks of Ray's."""
+"""Ray tasks for out-of-core partitioning."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, PreflightError, RaygnnError
 
-_LOOK = 2.0  # seconds between looks at whether Ray is still there
+_LOOK = 2.0  # seconds between checks that Ray still runs
 _RETRIES = 3  # of a task whose process or node has died
 
 
 class RayTasks:
-    """Runs tasks on all nodes of a Ray; see `raygnn.graph.outofcore.workspace.Pool`.
+    """Runs tasks on all nodes of a cluster; see `raygnn.graph.outofcore.workspace.Pool`.
 
     Args:
-        most: tasks at a time; None = as many as there are CPUs.
+        most: tasks at a time; None = one per CPU.
     """
 
     def __init__(self, cluster: RayCluster, most: int | None = None):
@@ -26,12 +26,12 @@ class RayTasks:
     def __call__(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Any]]:
-        """``(number of the task, what the function returned)``, as tasks are done.
+        """Yield ``(number of the task, its result)`` as tasks finish.
 
         Raises:
-            RaygnnError: what the first task raised that failed, of those that had begun.
+            RaygnnError: error of the first failed task, by number, among those that had begun.
             DataError: a task's process died again and again.
-            PreflightError: Ray is not there, or ended.
+            PreflightError: Ray did not start, or ended.
         """
         self._cluster.wait()
         import ray
@@ -67,7 +67,7 @@ class RayTasks:
 
 
 def _ours(error: BaseException) -> BaseException:
-    """The error of a task, as it was raised there."""
+    """Return a task's error as it was raised there."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, (RaygnnError, OSError, MemoryError)):
         return cause
