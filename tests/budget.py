@@ -56,7 +56,7 @@ LINES_TODAY = {
     "storage": 860,
     "checkpoint": 1_875,
     "worker": 8_725,
-    "driver": 4_660,
+    "driver": 4_585,
     "prediction": 1_325,
     "tuning": 550,
     "runs": 5_900,
