@@ -1,8 +1,7 @@
-"""The one error tree: what happened, where, and what to do about it.
+"""Errors: what is wrong, where, and what to do about it.
 
-Every error that a user can cause or meet is a :class:`RaygnnError`. It carries its parts
-separately, so that the command line prints them in one form and they survive pickling on the
-way from a worker to the driver. ``exit_code`` is what the command line exits with.
+Every error that a user can cause or meet is a `RaygnnError`, whose parts the command line prints in
+one form, and which survives pickling from a worker to the driver.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST_TEXT = 10_000  # characters of an error message of somebody else's that are kept
+LONGEST_TEXT = 10_000  # characters of a foreign error message that are kept
 LONGEST_TRACE = 100_000  # characters of a trace
 
 
 def plain_text(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Text of somebody else's that any file, protocol and terminal takes: its middle left out
-    where it is longer than ``longest``, and escapes in place of lone surrogates, which have no
-    UTF-8."""
+    """Make foreign text safe for files, protocols and terminals: drop the middle of one longer than
+    ``longest``, and escape lone surrogates, which UTF-8 cannot encode."""
     if len(text) > longest:
         head, tail = text[: longest // 2], text[-(longest // 2) :]
         text = f"{head} … {len(text) - len(head) - len(tail):,} characters left out … {tail}"
@@ -27,26 +25,29 @@ def plain_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """``Kind: message`` of any exception, also of one whose ``__str__`` raises."""
+    """Return ``Kind: message`` of any exception, also of one whose ``__str__`` raises."""
     try:
         message = str(error)
     except BaseException as failure:
-        message = f"<its text cannot be had: __str__ raised {type(failure).__name__}>"
+        message = f"<no text: __str__ raised {type(failure).__name__}>"
     return plain_text(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
 def trace_text(error: BaseException) -> str:
-    """The trace of any exception and of its causes."""
+    """Return the traceback of an exception and of its causes."""
     return plain_text("".join(traceback.format_exception(error)), LONGEST_TRACE)
 
 
 class RaygnnError(Exception):
-    """Base of all errors raised on purpose.
+    """Base of all errors.
 
     Args:
         what: one sentence, what is wrong, with the offending value in it.
         where: the file, key path, node or rank concerned, e.g. ``"cora.yaml: train.lr"``.
         remedy: one sentence, what to do about it.
+
+    Attributes:
+        exit_code: of the command line.
     """
 
     exit_code = 4
@@ -67,44 +68,40 @@ class RaygnnError(Exception):
 
 
 class InputError(RaygnnError):
-    """Bad configuration or bad input data; nothing was started."""
+    """Invalid configuration or input data; nothing was started."""
 
     exit_code = 2
 
 
 class ConfigError(InputError):
-    """A config key that is unknown, of the wrong type, out of range or in contradiction.
-
-    ``where`` is ``"<file>: <key.path>"`` (or ``"--set <key.path>"``).
-    """
+    """Configuration key that is unknown, of the wrong type, out of range or contradictory, named in
+    ``where``: ``"<file>: <key.path>"`` or ``"--set <key.path>"``."""
 
 
 class ClassError(ConfigError):
-    """A key names no class that can be imported, or none of the kind that it is to be."""
+    """Key that names no importable class of the right kind."""
 
 
 class DataError(InputError):
-    """An input file that is missing, truncated, inconsistent or hostile.
-
-    ``where`` names the file and, where one is at fault, the first bad row.
-    """
+    """Input file that is missing, truncated, inconsistent or hostile; ``where`` names the file and,
+    if there is one, the first bad row."""
 
 
 class PreflightError(RaygnnError):
-    """The job cannot run here as asked; nothing was started."""
+    """Job that cannot run here; nothing was started."""
 
     exit_code = 3
 
 
 class CapabilityError(PreflightError):
-    """Something that this installation lacks (GraphBolt, dgl.sparse, CUDA, …) was asked for."""
+    """Requested feature that this installation lacks (GraphBolt, dgl.sparse, CUDA, …)."""
 
 
 def wrong_token(what: str, where: str, *, sent: bool) -> PreflightError:
-    """The error of a cluster, or a part of it, that wants another token than what was sent."""
-    told = "its token is another one" if sent else "it asks for a token, and there is none here"
+    """Return the error of a cluster that refuses the token, or its absence."""
+    why = "its token is another one" if sent else "it requires a token, and there is none here"
     return PreflightError(
-        f"{what}: {told}",
+        f"{what}: {why}",
         where=where,
         remedy="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to what the "
         "head node was started with",
@@ -112,11 +109,13 @@ def wrong_token(what: str, where: str, *, sent: bool) -> PreflightError:
 
 
 class TrainingError(RaygnnError):
-    """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback.
+    """Failed training.
 
-    ``run`` is the run directory, once there is one: ``raygnn diagnose`` says more of it.
-    ``direct`` is whether that rank could say it itself; else it is what others made of it.
-    ``final`` is whether a new start would meet it again, so that there is to be none.
+    Attributes:
+        rank: the rank at fault; ``trace`` is its traceback.
+        run: the run directory, once there is one, for ``raygnn diagnose``.
+        direct: True if that rank reported it itself; else the other ranks inferred it.
+        final: True if a restart would meet it again, so that there is none.
     """
 
     exit_code = 4
@@ -139,25 +138,22 @@ class TrainingError(RaygnnError):
 
 
 class GuardError(TrainingError):
-    """Ranks were about to do different things, or have nothing sensible left to do.
-
-    All ranks raise the same one, except where only one rank can know. ``rank`` is the odd one
-    out: of the fewest, the lowest.
-    """
+    """Ranks that differ, or cannot continue. All ranks raise the same error, unless only one can
+    know; ``rank`` is the lowest of the smallest group of equal ranks."""
 
 
 class Interrupted(RaygnnError):
-    """The user stopped the command (Ctrl-C or SIGTERM)."""
+    """Interrupt by the user (Ctrl-C or SIGTERM)."""
 
     exit_code = 130
 
 
 def error_of(code: int, facts: Mapping[str, Any]) -> RaygnnError:
-    """The error that a command raised in another process.
+    """Return the error of a command in another process.
 
     Args:
         code: its exit code.
-        facts: its ``what``, ``where``, ``remedy``, ``rank`` and ``run``, as far as they are known.
+        facts: its ``what``, ``where``, ``remedy``, ``rank`` and ``run``, if known.
     """
     kinds: tuple[type[RaygnnError], ...] = (InputError, PreflightError, Interrupted)
     kind = next((kind for kind in kinds if kind.exit_code == code), TrainingError)

@@ -1,5 +1,5 @@
-"""The command line: a file for each group of commands. A command reads its arguments, calls one
-function and prints the result."""
+"""Command line: a module for each group of commands, which read arguments, call one function and
+print its result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_streams()
     code = carry_out(parser().parse_args(argv, argparse.Namespace(started=started)))
     if argv is None and any(t.name.startswith(LOGGER_THREAD) for t in threading.enumerate()):
-        # what the library of a logger that hangs does at the end of a process may hang, too
+        # a logger that hangs would also hang at the exit of the process
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(code)
@@ -48,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def carry_out(args: argparse.Namespace) -> int:
-    """Call ``args.run``, and turn what it raises into an error that is shown and an exit code.
+    """Call ``args.run``, show the error that it raises, and return the exit code.
 
-    ``args.tell``, if it is there, is called with the error's facts.
+    ``args.tell``, if set, is called with the error's facts.
     """
     try:
         with stoppable():
             return _carry_out(args)
-    except KeyboardInterrupt:  # before anything was done, or after all was, or said why it was not
+    except KeyboardInterrupt:  # before the command, or after its result or error
         return Interrupted.exit_code
 
 
@@ -81,7 +81,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         remedy = "free memory, or use a machine with more; raygnn check reckons what a job needs"
         return _fail(TrainingError(what, remedy=remedy), args)
     except Exception as error:
-        if pending():  # a library made this of a stop that was raised within it
+        if pending():  # a library replaced the interrupt that was raised within it
             return _fail(Interrupted("interrupted"), args)
         trace = traceback.format_exc() if getattr(args, "verbose", False) else None
         internal = TrainingError(
@@ -111,7 +111,7 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names ``--set`` where an option is a key of the configuration."""
+    """Parser that suggests ``--set`` for an option that is a key of the configuration."""
 
     def error(self, message: str) -> NoReturn:
         from raygnn.config.schema import SECTIONS
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of all commands."""
+    """Return the parser of all commands."""
     parser = Parser(
         prog="raygnn",
         description="Train graph neural networks on partitioned DGL graphs over a Ray cluster.",

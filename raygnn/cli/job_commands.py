@@ -1,4 +1,4 @@
-"""Commands about jobs on a cluster: submit, logs, stop; the last two also of a run here."""
+"""Commands about jobs on a cluster: submit, logs, stop; the last two also for local runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ADDRESS = """the head node's job server, http://HOST:8265 (default: RAY_API_SER
 this machine's)"""
 _STOP = 300.0  # seconds
 _NARROWEST = 60  # columns
-_LOOK = 0.5  # seconds
-_NAMED = 8  # files that are named of those that stay
+_POLL = 0.5  # seconds
+_NAMED = 8  # skipped files in a message
 
 
 def add(commands: Any) -> None:
@@ -85,10 +85,10 @@ def _submit(args: argparse.Namespace) -> int:
     contents = package.contents
     tell(f"{len(contents.files)} files, {size(contents.size)}, travel from {contents.directory}")
     for name in contents.left_out[:_NAMED]:
-        tell(f"left out: {name}: a link elsewhere, or nothing that can be packed")
+        tell(f"skipped: {name}: a link to elsewhere, or not packable")
     if secrets := contents.secrets:
         names = ", ".join(secrets[:_NAMED]) + ", …" * (len(secrets) > _NAMED)
-        tell(f"left out, for they look like secrets: {names} (a .rayignore with !NAME lets one in)")
+        tell(f"skipped, likely secrets: {names} (!NAME in a .rayignore includes one)")
     shown = not args.detach and not args.json and sys.stdout.isatty()
     width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
     job = send(package, server, overwrite=args.overwrite, resume=args.resume, width=width)
@@ -108,7 +108,7 @@ def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
         info = job.follow(NullDisplay() if args.json else Display())
     except KeyboardInterrupt:
         raise Interrupted(
-            "no longer following; the job goes on",
+            "no longer following; the job still runs",
             where=job.id,
             remedy=f"raygnn logs {job.id} --follow, or raygnn stop {job.id}",
         ) from None
@@ -144,7 +144,7 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 def _logs_here(args: argparse.Namespace) -> bool:
-    """Show what the ranks of a run on this machine have logged; returns whether there is one."""
+    """Show the rank logs of a local run; returns False if there is none."""
     from raygnn.runs.run import open_run
 
     try:
@@ -156,12 +156,12 @@ def _logs_here(args: argparse.Namespace) -> bool:
         print_json(args, {"run": run.name, "path": run.shown, "logs": logs.texts()})
         return True
     while True:
-        over = not args.follow or run.status != "running"  # before the last look
+        over = not args.follow or run.status != "running"  # before the last poll
         for line in logs.news():
             say(line)
         if over:
             return True
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -173,12 +173,12 @@ def _stop(args: argparse.Namespace) -> int:
     job.stop(_STOP)
     info = job.info
     facts = {"job": job.id, "run": job.name, "state": info.state}
-    print_result(args, facts, f"{job.id}: {info.state}; submit it with --resume to go on")
+    print_result(args, facts, f"{job.id}: {info.state}; resume it with raygnn submit --resume")
     return 0
 
 
 def _stop_here(args: argparse.Namespace) -> bool:
-    """Stop the command that trains a run on this machine; returns whether there is one."""
+    """Interrupt the command that trains a local run; returns False if there is none."""
     from raygnn.runs.run import open_run
 
     try:
@@ -199,8 +199,10 @@ def _stop_here(args: argparse.Namespace) -> bool:
         raise TrainingError(
             f"process {process.pid} has not ended within {_STOP:g} s",
             where=run.shown,
-            remedy="wait for its checkpoint, or kill it: the run goes on from an older one",
+            remedy="wait for its checkpoint, or kill it: the run can resume from an older one",
         )
     facts = {"run": run.name, "path": run.shown, "state": run.status}
-    print_result(args, facts, f"{run.shown}: {run.status}; raygnn train CONFIG --resume goes on")
+    print_result(
+        args, facts, f"{run.shown}: {run.status}; resume it with raygnn train CONFIG --resume"
+    )
     return True

@@ -1,4 +1,4 @@
-"""What commands have in common: their arguments, the configuration, the printing of facts."""
+"""Arguments and output that commands share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
 
 
 def command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
-    """A command without arguments of its own but ``--json``."""
+    """Add a command with ``--json``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
     )
@@ -45,7 +45,7 @@ def command(commands: Any, name: str, run: Handler, text: str) -> argparse.Argum
 def job_command(
     commands: Any, name: str, run: Handler, text: str, *, optional: bool = False
 ) -> argparse.ArgumentParser:
-    """A command that takes a configuration."""
+    """Add a command with a configuration."""
     parser = command(commands, name, run, text)
     parser.add_argument(
         "config", metavar="CONFIG", nargs="?" if optional else None, help="the job's YAML file"
@@ -56,7 +56,7 @@ def job_command(
 
 
 def run_command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
-    """A command about a run."""
+    """Add a command about a run."""
     parser = command(commands, name, run, text)
     parser.add_argument(
         "name", metavar="RUN", help="its directory or URI, or its name in the storage"
@@ -96,5 +96,5 @@ def print_json(args: argparse.Namespace, facts: Any) -> None:
 
 
 def print_result(args: argparse.Namespace, facts: Any, text: str) -> None:
-    """The facts with ``--json``, else the text."""
+    """Print the facts with ``--json``, else the text."""
     say(json.dumps(facts, indent=2) if args.json else printable(text))

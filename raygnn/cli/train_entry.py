@@ -1,5 +1,4 @@
-"""Trainings that begin otherwise than by `raygnn train`: as a child of `raygnn.launch`, and as the
-command of `ray job submit`."""
+"""Entry points of trainings in a child of `raygnn.launch`, and in `ray job submit`."""
 
 from __future__ import annotations
 
@@ -22,18 +21,18 @@ _IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # the job server sets it
 
 
 def launched() -> int:
-    """Do what `raygnn.launch` asks for, and end when the process that began this one ends.
+    """Train for `raygnn.launch`; returns the exit code.
 
-    Standard input brings one line of JSON, the request, and then nothing; its end asks for ours, as
-    SIGTERM does: a checkpoint is written first. Returns the exit code.
+    Standard input is one line of JSON, the request. Its end, which comes when the parent ends,
+    interrupts the training as SIGTERM does: it saves a checkpoint first.
     """
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="raygnn-parent", daemon=True).start()
-    os.set_inheritable(request["outcome"], False)  # or its end would be that of all that we start
+    os.set_inheritable(request["outcome"], False)  # or it would stay open in child processes
     outcome = os.fdopen(request["outcome"], "w")
 
     def tell(facts: dict[str, Any]) -> None:
-        with suppress(OSError), outcome:  # who began it may be gone
+        with suppress(OSError), outcome:  # the parent may be gone
             json.dump(facts, outcome)
 
     def train(args: argparse.Namespace) -> int:
@@ -55,7 +54,7 @@ def _end_with_parent() -> None:
 
 
 def submitted(argv: Sequence[str]) -> int:
-    """Run ``raygnn train`` with these arguments, after a look at what `ray job submit` brought;
+    """Run ``raygnn train`` with these arguments, after checks of the package of `ray job submit`;
     returns its exit code."""
     started = time.time()
     open_streams()

@@ -1,4 +1,4 @@
-"""The handle of a training that goes on while this process does something else."""
+"""Handle of a training in the background."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ENDED = ("done", "failed", "interrupted")
 
 
 class Handle(ABC):
-    """One training, elsewhere.
+    """Handle of a training in another process.
 
     Attributes:
         name: of its run.
-        told: the last line that it printed of its progress.
+        told: its last progress line.
     """
 
     name: str
@@ -36,37 +36,37 @@ class Handle(ABC):
 
     @abstractmethod
     def logs(self, lines: int | None = None) -> str:
-        """What it has printed; the last so many lines of it, or all."""
+        """Return its output, or the last so many lines of it."""
 
     @abstractmethod
     def stop(self, timeout: float = 120.0) -> None:
-        """Have it write a checkpoint and end, and wait for that.
+        """Interrupt it and wait until it has saved a checkpoint.
 
         Args:
-            timeout: seconds; afterwards it is ended without waiting for a checkpoint.
+            timeout: seconds; then it is terminated without a checkpoint.
         """
 
     @abstractmethod
     def _wait(self, deadline: float | None) -> None:
-        """Return when it is over, or the deadline of the monotonic clock has passed."""
+        """Wait until it is over, or until a deadline of the monotonic clock."""
 
     @abstractmethod
     def _error(self) -> RaygnnError:
-        """Why it did not end as it should."""
+        """Return the error of a training that failed or was interrupted."""
 
     @property
     @abstractmethod
     def run(self) -> Run | None:
-        """Its run directory, opened; None before there is one, or where it cannot be seen."""
+        """Opened run directory; None before it exists, or if it is not visible from here."""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.status in _ENDED
 
     def metrics(self) -> pandas.DataFrame:
-        """One row per record so far, as `Run.metrics`; empty before the first one, and where the
-        run directory cannot be seen from here.
+        """Return one row per record so far, as `Run.metrics`; empty before the first one, and if
+        the run directory is not visible from here.
 
         Raises:
             DataError: a record is damaged.
@@ -77,25 +77,24 @@ class Handle(ABC):
         return pandas.DataFrame() if run is None else run.metrics
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Return its run when it is done.
+        """Wait until it is done, and return its run.
 
         Args:
-            timeout: seconds; None = for as long as it takes.
+            timeout: seconds; None = no limit.
 
         Raises:
-            TimeoutError: it goes on.
-            RaygnnError: it ended otherwise, for the reason that it gave: the classes are those
-                of `raygnn.train`.
+            TimeoutError: it is still in progress.
+            RaygnnError: it failed or was interrupted; see `raygnn.train`.
         """
         self._wait(None if timeout is None else time.monotonic() + timeout)
         if not self.over:
-            raise TimeoutError(f"{self.name} goes on after {timeout:g} s; it is {self.status}")
+            raise TimeoutError(f"{self.name} is still {self.status} after {timeout:g} s")
         if self.status != "done":
             raise self._error()
         run = self.run
         if run is None:
             raise InputError(
-                "the run is done, and its directory cannot be seen from here",
+                "the run is done, but its directory is not visible from here",
                 where=self.name,
                 remedy="open it where its storage is mounted",
             )
@@ -117,7 +116,7 @@ class Handle(ABC):
 
 
 def said_error(text: str) -> dict[str, str]:
-    """The facts of the last error in a command's output, see `Display.error`; {} without one."""
+    """Parse the last error in a command's output, see `Display.error`; {} without one."""
     lines = text.splitlines()
     start = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
     if start is None:
@@ -131,8 +130,7 @@ def said_error(text: str) -> dict[str, str]:
 
 
 def begun_by(run: Run, job: str) -> bool:
-    """Whether the run directory is of that job, and none of the same name before it, or that
-    happens to lie here under the same path."""
+    """True if the run directory is that job's, and not an earlier or unrelated one of its path."""
     try:
         return run.summary.get("job") == job
     except DataError:
@@ -140,7 +138,7 @@ def begun_by(run: Run, job: str) -> bool:
 
 
 def opened(path: str | Path) -> Run | None:
-    """The run directory, if there is one and it can be seen."""
+    """Open a run directory; None if there is none."""
     try:
         return open_run(path)
     except InputError:

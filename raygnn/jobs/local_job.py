@@ -1,4 +1,4 @@
-"""A training in a process of its own on this machine, for notebooks."""
+"""Training in a child process on this machine, for notebooks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from raygnn.runs.run_directory import JOB
 _OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 _MOST_LINES = 10_000
 _POLL = 0.2  # seconds
-_LAST = 5.0  # seconds for its last words, once it has ended
-_END = 30.0  # seconds for what was killed to be gone
+_LAST = 5.0  # seconds for its last output, once it has ended
+_END = 30.0  # seconds for a killed process to end
 
 
 def launch(
@@ -45,31 +45,29 @@ def launch(
     display: bool = True,
     profile: int = 0,
 ) -> LocalJob:
-    """Begin a job in a process of its own, and return at once.
+    """Start `raygnn.train` in a child process, and return at once.
 
-    The job is what `raygnn.train` would do here. It ends with this process (in a notebook, with its
-    kernel), as by Ctrl-C: a checkpoint is written first. A Ray that this process is connected to is
-    used.
+    The training ends with this process (in a notebook, with its kernel), after it has saved a
+    checkpoint. It uses the Ray that this process is connected to, if any.
 
     Args:
-        config: or what `raygnn.load_config` makes one of.
-        graph, overwrite, resume, verbose, profile: as of `raygnn.train`.
-        display: show it while it goes on: a card that is kept up to date in a notebook, lines on
-            standard output elsewhere.
+        config: a `Config`, or an argument of `raygnn.load_config`.
+        graph, overwrite, resume, verbose, profile: see `raygnn.train`.
+        display: show its progress: a card in a notebook, lines on standard output elsewhere.
 
     Returns:
         The handle: ``status``, ``metrics()``, ``logs()``, ``wait()``, ``stop()``.
 
     Raises:
-        InputError: these options contradict each other, or the configuration is wrong. Whatever
-            else is wrong, ``wait`` raises.
+        InputError: options contradict each other, or the configuration is wrong. ``wait`` raises
+            all other errors.
     """
     if overwrite and resume:
         raise InputError("overwrite and resume together", remedy="choose one of them")
     config = with_graph(config, graph)
     document = config.to_dict()
     if config.store is not None:
-        document["storage"] = config.store.text  # with what is secret in it: it is written nowhere
+        document["storage"] = config.store.text  # with credentials: it is written nowhere
     if config.cluster.address == "auto" and (address := _connected()):
         document["cluster"]["address"] = address
     options = {"overwrite": overwrite, "resume": resume, "verbose": verbose, "profile": profile}
@@ -77,17 +75,13 @@ def launch(
 
 
 class LocalJob(Handle):
-    """A training in a child of this process.
-
-    Attributes:
-        pid: of the child.
-    """
+    """Training in a child process, with its ``pid``."""
 
     def __init__(self, config: Config, request: dict[str, object], *, display: bool):
         self.name = config.name
         self._directory = config.run_dir
         self._kept = config.store and config.store / config.name
-        self._id = f"launched-{uuid.uuid4().hex}"  # of an earlier command there may be a run
+        self._id = f"launched-{uuid.uuid4().hex}"  # unlike that of an earlier run of this name
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
         self._view: Lines | None = None
@@ -105,13 +99,13 @@ class LocalJob(Handle):
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                start_new_session=True,  # what interrupts a notebook is not for it
+                start_new_session=True,  # an interrupt of a notebook is not for it
             )
         finally:
             os.close(theirs)
         self.pid = self._process.pid
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and says why
+        with suppress(BrokenPipeError):  # it has ended, and reports why
             self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
             self._process.stdin.flush()
         self._view = view(self._repr_html_) if display else None
@@ -129,22 +123,22 @@ class LocalJob(Handle):
     @property
     def run(self) -> Run | None:
         run = opened(self._directory)
-        # what is in a store is here only while it is written, or where its command was killed
+        # a run in an object store is here only while it is written, or after a kill
         if run is None and self._kept is not None and self._ended.is_set():
             run = opened(self._kept.text)
         return run if run is not None and begun_by(run, self._id) else None
 
     def logs(self, lines: int | None = None) -> str:
-        """The last so many lines that it printed, or all, of 10,000 that are kept; what ranks log
-        is in the run directory."""
+        """Return the last so many lines of its output, at most 10,000; logs of ranks are in the run
+        directory."""
         kept = list(self._lines)
         return "\n".join(kept if lines is None else kept[-lines:])
 
     def stop(self, timeout: float = 120.0) -> None:
-        """Have it write a checkpoint and end, and wait for that.
+        """Interrupt it and wait until it has saved a checkpoint.
 
         Args:
-            timeout: seconds; afterwards it is killed, and goes on from an older checkpoint.
+            timeout: seconds; then it is killed, and can resume from an older checkpoint.
         """
         if not self._ended.is_set():
             self._process.terminate()
@@ -153,7 +147,7 @@ class LocalJob(Handle):
                 self._ended.wait(_END)
 
     def _wait(self, deadline: float | None) -> None:
-        # in short pieces, so that Ctrl-C and a notebook's interrupt are heard at once
+        # in short pieces, so that Ctrl-C and a notebook's interrupt take effect at once
         while not self._ended.wait(_POLL):
             if deadline is not None and time.monotonic() > deadline:
                 return
@@ -164,16 +158,16 @@ class LocalJob(Handle):
             return TrainingError(
                 f"the training's process was killed by signal {-code}",
                 where=str(self._directory),
-                remedy="its last words are in logs(); go on with resume=True",
+                remedy="see logs() for its last output; resume with resume=True",
             )
         if code == Interrupted.exit_code and not self._facts:
-            return Interrupted("it was stopped before it began", where=str(self._directory))
+            return Interrupted("it was interrupted before it started", where=str(self._directory))
         return error_of(code, self._facts)
 
     @property
     def _code(self) -> int:
         code = self._process.returncode
-        # before a command listens to signals, they end it as they do any process
+        # before a command handles signals, they terminate it as any process
         return Interrupted.exit_code if -code in STOPS else code
 
     def _read(self) -> None:
@@ -186,8 +180,8 @@ class LocalJob(Handle):
                 self._view.line(line)
 
     def _watch(self) -> None:
-        # first: a process with more to say than a pipe holds waits for its reader
-        with self._outcome, suppress(ValueError):  # it said nothing
+        # first: a process with more output than a pipe holds waits for its reader
+        with self._outcome, suppress(ValueError):  # it reported nothing
             self._facts = json.loads(self._outcome.read())
         self._process.wait()
         self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe
@@ -200,7 +194,7 @@ class LocalJob(Handle):
 
 
 def _connected() -> str | None:
-    """The address of the Ray that this process is connected to."""
+    """Return the address of the Ray that this process is connected to, if any."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -208,8 +202,8 @@ def _connected() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the places where we find modules that are not installed, for the child and its
-    ranks; without what a notebook's kernel asks of programs, colours for a terminal."""
+    """Return the environment of the child and its ranks: ours with the paths of modules that are
+    not installed, without a notebook kernel's requests for colours."""
     ours = str(Path(raygnn.__file__).parents[1])
     dynamic = os.path.join(sysconfig.get_path("stdlib"), "lib-dynload")
     installed = {*site.getsitepackages(), *sysconfig.get_paths().values(), dynamic}

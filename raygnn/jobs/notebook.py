@@ -1,4 +1,4 @@
-"""Showing a training while it goes on: a card in a notebook, lines elsewhere."""
+"""Progress of a training: a card in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _COLOURS = {
 _LAST_LINES = 3
 _WIDTH, _HEIGHT = 220, 48  # of a curve, pixels
 _POINTS = 200  # of a curve
-_LARGEST = 32 * 2**20  # bytes of records that are read for two small curves
-_BETWEEN = 1.0  # seconds between two pictures
+_LARGEST = 32 * 2**20  # bytes of records, above which no curves are drawn
+_BETWEEN = 1.0  # seconds between updates
 
 CurvePoint = tuple[float, float]
 
 
 def card(name: str, status: str, told: ProgressLine | None, log: str, run: Run | None) -> str:
-    """A training as a piece of HTML: its state, how far it is, two curves, its last lines.
+    """Return a training as HTML: its state, progress, two curves, and its last lines.
 
     Args:
-        told: its progress, if it has printed any.
-        log: the end of what it has printed.
-        run: its run directory, if it can be seen.
+        told: its last progress line, if any.
+        log: the end of its output.
+        run: its run directory, if it is visible.
     """
     parts = [
         f"<b>{escape(name)}</b> <span style='color:#fff;background:{_COLOURS[status]};"
@@ -65,7 +65,7 @@ def card(name: str, status: str, told: ProgressLine | None, log: str, run: Run |
 
 
 def _series(run: Run) -> list[tuple[str, list[CurvePoint]]]:
-    """The training's loss, and the first validation metric."""
+    """Return the points of the training loss and of the first validation metric."""
     try:
         file = run.files / METRICS
         if file.stat().st_size > _LARGEST:
@@ -85,7 +85,7 @@ def _points(records: Sequence[dict[str, float]], name: str) -> list[CurvePoint]:
         if isinstance(record.get(name), (int, float)) and math.isfinite(record[name])
     ]
     every = math.ceil(len(points) / _POINTS) or 1
-    return [*points[:-1:every], *points[-1:]]  # with the last: its value is written beside
+    return [*points[:-1:every], *points[-1:]]  # with the last, whose value is shown
 
 
 def _curve(name: str, points: Sequence[CurvePoint]) -> str:
@@ -105,22 +105,22 @@ def _curve(name: str, points: Sequence[CurvePoint]) -> str:
 
 
 class Lines:
-    """Prints each line of a training as it comes."""
+    """View that prints each line of a training."""
 
     def line(self, text: str) -> None:
-        """Take in a line that it has printed."""
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        """Show a line of its output."""
+        with suppress(OSError, ValueError):  # standard output is closed
             print(text, flush=True)
 
     def end(self) -> None:
-        """It is over."""
+        """Show the end of the training."""
 
 
 class Card(Lines):
-    """A card in the cell that began the training, drawn anew once a second where it changed.
+    """Card in a notebook's cell, updated once a second.
 
     Args:
-        draw: returns the card's HTML as it is now.
+        draw: returns the card's current HTML.
     """
 
     def __init__(self, draw: Callable[[], str | None]):
@@ -146,7 +146,7 @@ class Card(Lines):
             self._update()
 
     def _update(self) -> None:
-        with self._lock, suppress(Exception):  # a picture must not end anything
+        with self._lock, suppress(Exception):  # a failed update ends nothing
             html = self._draw()
             if html != self._last:
                 self._shown.update(self._html(html))
@@ -154,7 +154,7 @@ class Card(Lines):
 
 
 def view(draw: Callable[[], str | None]) -> Lines:
-    """What suits this process: a card in a notebook, else lines on standard output."""
+    """Return a card in a notebook, else lines on standard output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Card(draw) if getattr(shell, "kernel", None) is not None else Lines()

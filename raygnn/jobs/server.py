@@ -1,5 +1,5 @@
-"""A cluster's job server: Ray's client for it, with an end to every wait, errors that say what to
-do, and a job's output as it comes, also through a connection that breaks."""
+"""A cluster's job server: Ray's client with timeouts, errors with a remedy, and a job's output
+as it is printed, also over connections that break."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
 _REACH, _ANSWER = 30.0, 120.0  # seconds for a first answer, and for each one after
-_UPLOAD = 1800.0  # seconds for what travels with a job
-_AWAY = 120.0  # seconds that the server may be away in a row
+_UPLOAD = 1800.0  # seconds for a job's files
+_AWAY = 120.0  # seconds that the server may be unreachable
 _SHOWN = 500  # characters of an answer
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _OURS = re.compile(r"\braygnn\b|\bjobs/train\.py\b")
@@ -37,35 +37,35 @@ _STATES = {
     "FAILED": "failed",
     "STOPPED": "interrupted",
 }
-_INTERRUPTED, _FAILED = 130, 4  # exit codes of jobs that tell none
+_INTERRUPTED, _FAILED = 130, 4  # exit codes of jobs without one
 
-# of a job's metadata, by which we know our own
+# keys of the metadata of our jobs
 RUN, STORAGE, VERSION = "raygnn.run", "raygnn.storage", "raygnn.version"
 
-# loggers that tell of each package and connection
+# loggers with a line for each package and connection
 _TALKATIVE = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 
-# of a job's output
-_TICK = 1.0  # seconds between looks where nothing comes
-_AGAIN, _BETWEEN = 2.0, 0.2  # seconds until another try; until another look
-_SLOWEST = 10.0  # seconds until another look, where several brought nothing
-_SILENT = 15  # looks without a line, after which the server is asked
-_END = 5.0  # seconds for a connection to be closed
+# of following a job's output, in seconds
+_TICK = 1.0  # between polls without output
+_AGAIN, _BETWEEN = 2.0, 0.2  # before another request; before another connection
+_SLOWEST = 10.0  # before another connection, after several without new output
+_SILENT = 15  # polls without a line before the job's state is requested
+_END = 5.0  # for closing a connection
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job as the server knows it.
+    """Job on the server.
 
     Attributes:
         id: its submission id.
         state: ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``.
         code: its exit code, once it has ended.
-        run, storage: the name of its run and where it lies, for jobs of `raygnn submit`.
-        command: what it runs.
-        message: what Ray says of it.
+        run, storage: name and location of its run, for jobs of `raygnn submit`.
+        command: its entry point.
+        message: Ray's.
         started: seconds since the epoch.
     """
 
@@ -80,34 +80,34 @@ class JobInfo:
 
     @property
     def trains(self) -> bool:
-        """Whether it is one of ours, as far as can be told."""
+        """True if it is a job of raygnn, by its metadata or command."""
         return self.run is not None or _OURS.search(self.command) is not None
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.state not in ("pending", "running")
 
 
 class JobServer:
-    """The job server of a cluster's head node.
+    """Job server of a cluster's head node.
 
     Args:
-        address: ``http://HOST:8265``; None = as RAY_API_SERVER_ADDRESS or RAY_ADDRESS say, else
-            this machine's.
+        address: ``http://HOST:8265``; None = RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else this
+            machine's.
 
     Attributes:
         address: its URL.
 
     Raises:
-        InputError: the address is none of a job server.
-        PreflightError: nobody answers there, or the token is wrong.
+        InputError: this is not the address of a job server.
+        PreflightError: there is no answer, or the token is wrong.
     """
 
     def __init__(self, address: str | None = None):
         self.address = _url(address)
         _use_token()
-        import ray.job_submission  # noqa: F401 - before the bound below: it takes seconds
+        import ray.job_submission  # noqa: F401 - takes seconds, which are not the server's
 
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -115,15 +115,15 @@ class JobServer:
 
     @property
     def warnings(self) -> list[str]:
-        """What is not secure about it."""
+        """Warnings about its security."""
         import requests
 
         texts = [text] if (text := unencrypted(self.address)) else []
         with suppress(requests.RequestException):
             if requests.get(f"{self.address}/api/jobs/", timeout=_REACH).ok:
                 texts.append(
-                    f"{self.address} asks for no token: whoever reaches it runs what they like "
-                    "there; start Ray with RAY_AUTH_MODE=token on every node"
+                    f"{self.address} requires no token: anyone who reaches it can run code there; "
+                    "start Ray with RAY_AUTH_MODE=token on every node"
                 )
         return texts
 
@@ -136,10 +136,10 @@ class JobServer:
         env: Mapping[str, str],
         metadata: Mapping[str, str],
     ) -> None:
-        """Upload the directory, and have the command run in a copy of it on the head node.
+        """Upload the directory, and run the command in a copy of it on the head node.
 
         Args:
-            job: the id that it gets.
+            job: its id.
 
         Raises:
             PreflightError: the server refuses it.
@@ -155,20 +155,16 @@ class JobServer:
         )
 
     def info(self, job: str) -> JobInfo:
-        """The job of this id.
-
-        Raises:
-            InputError: there is no such job.
-        """
+        """Return the job of this id. Raises InputError if there is none."""
         return _info(self._ask(lambda: self._client.get_job_info(job), job))
 
     def jobs(self) -> list[JobInfo]:
-        """All jobs that were submitted, the latest first."""
+        """Return all submitted jobs, the latest first."""
         jobs = [_info(job) for job in self._ask(self._client.list_jobs) if job.submission_id]
         return sorted(jobs, key=lambda job: -(job.started or 0))
 
     def find(self, name: str) -> JobInfo:
-        """The job of this id, or of a run of this name: the one that is not over, else the latest.
+        """Return the job of this id, or of a run of this name: one in progress, else the latest.
 
         Raises:
             InputError: there is none.
@@ -184,19 +180,19 @@ class JobServer:
         )
 
     def stop(self, job: str) -> bool:
-        """Have it stopped; returns whether it was running."""
+        """Stop a job; returns True if it was running."""
         return self._ask(lambda: bool(self._client.stop_job(job)), job)
 
     def log(self, job: str) -> str:
-        """All that it has printed."""
+        """Return a job's output."""
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
 
     def tail(self, job: str) -> AsyncIterator[str]:
-        """What it prints from its beginning on, as an asynchronous iterator of text."""
+        """Follow a job's output from its beginning."""
         return self._client.tail_job_logs(job)
 
     def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:
-        """What Ray's client answers within so many seconds: it has no bounds of its own."""
+        """Call Ray's client, which has no timeouts, for at most so many seconds."""
         answers: list[T] = []
         errors: list[Exception] = [TimeoutError("timed out")]
 
@@ -215,18 +211,18 @@ class JobServer:
 
 
 def unencrypted(address: str) -> str | None:
-    """A warning, if what is sent to the address can be read on the way."""
+    """Return a warning if the connection to the address is not encrypted."""
     url = urlsplit(address)
     if url.scheme == "https" or _LOOPBACK.fullmatch(url.hostname or ""):
         return None
     return (
-        f"{address} is not encrypted: the token and the job can be read on the way; use https, or "
+        f"{address} is not encrypted: others can read the token and the job; use https, or "
         "a tunnel (ray dashboard, ssh -L 8265:127.0.0.1:8265, kubectl port-forward)"
     )
 
 
 def _client(address: str) -> JobSubmissionClient:
-    """Ray's client. Ray takes variables instead of the address that it is given."""
+    """Return Ray's client, which prefers variables to the address that is passed."""
     from ray.job_submission import JobSubmissionClient
 
     names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
@@ -271,7 +267,7 @@ def _url(address: str | None) -> str:
 
 
 def _use_token() -> None:
-    """Send the token if there is one: to set RAY_AUTH_MODE as well is easily forgotten."""
+    """Set RAY_AUTH_MODE if there is a token: it is easily forgotten."""
     default = os.path.expanduser("~/.ray/auth_token")
     names = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     if any(os.environ.get(name) for name in names) or os.path.isfile(default):
@@ -293,7 +289,7 @@ def _info(job: JobDetails) -> JobInfo:
     return JobInfo(
         id=str(job.submission_id),
         state=state,
-        # of a shell that was ended by a signal
+        # of a shell that a signal terminated
         code=128 - code if code is not None and code < 0 else code,
         run=metadata.get(RUN),
         storage=metadata.get(STORAGE),
@@ -304,7 +300,7 @@ def _info(job: JobDetails) -> JobInfo:
 
 
 def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
-    """Ray's and requests' exceptions in our words."""
+    """Turn an exception of Ray or requests into an error with a remedy."""
     import requests
     from ray.exceptions import AuthenticationError
 
@@ -335,14 +331,14 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
 
 
 def tail(server: JobServer, job: str) -> Iterator[str | None]:
-    """The lines of a job's output from its beginning until it is over; not for a thread in which
-    an event loop runs, as in a notebook's cells.
+    """Follow a job's output until it is over; not for a thread with a running event loop, such as
+    that of a notebook's cells.
 
     Yields:
-        a line, without its end; None each second in which there is none.
+        a line without its end; None each second without one.
 
     Raises:
-        PreflightError: the server is away for two minutes.
+        PreflightError: the server is unreachable for two minutes.
         InputError: there is no such job.
     """
     seen, pause = 0, _BETWEEN
@@ -352,13 +348,13 @@ def tail(server: JobServer, job: str) -> Iterator[str | None]:
             yield None
             continue
         count, silent, before, rest, whole = 0, 0, seen, "", False
-        # whatever ends a connection, the next look at the server says why
+        # whatever ends a connection, the next request to the server reports it
         with suppress(Exception), closing(_texts(server, job)) as texts:
             for text in texts:
                 if text is None:
                     yield None
                     silent += 1
-                    # a connection may be dead without saying so
+                    # a connection may be dead without an error
                     if silent % _SILENT == 0 and _over(server, job) is not False:
                         break
                     continue
@@ -377,16 +373,16 @@ def tail(server: JobServer, job: str) -> Iterator[str | None]:
             elif rest:
                 yield rest
             return
-        # each look brings all of it anew, and some never bring more: see _others
+        # each connection sends all output again, and some never send more: see _others
         pause = _BETWEEN if seen > before else min(2 * pause, _SLOWEST)
         time.sleep(pause)
 
 
 def states(server: JobServer, job: str) -> Iterator[bool | None]:
-    """Whether a job is over, asked anew each time; None while the server does not answer.
+    """Yield True if a job is over, False if not, None if the server does not answer.
 
     Raises:
-        PreflightError: the server is away for two minutes.
+        PreflightError: the server is unreachable for two minutes.
         InputError: there is no such job.
     """
     lost: float | None = None
@@ -400,24 +396,24 @@ def states(server: JobServer, job: str) -> Iterator[bool | None]:
             raise PreflightError(
                 f"the job server has not answered for {_AWAY:g} s",
                 where=server.address,
-                remedy="the job may still run: raygnn logs --follow goes on when it is back",
+                remedy="the job may still run: raygnn logs --follow shows it later",
             )
         yield over
 
 
 def _others(server: JobServer, job: str, seen: int) -> Iterator[str]:
-    """The lines after so many of a job that is over, where a web socket did not bring them: it
-    takes no message of more than 4 MiB, and the job server gives up at bytes that are no UTF-8."""
+    """Yield the lines after so many of a job that is over, which a web socket did not send: its
+    messages have at most 4 MiB, and the job server fails at bytes that are not UTF-8."""
     try:
         lines = server.log(job).split("\n")
     except PreflightError:
-        yield "(the job server cannot read the rest of what it printed)"
+        yield "(the job server cannot read the rest of the output)"
         return
     yield from lines[seen : len(lines) - (not lines[-1])]
 
 
 def _over(server: JobServer, job: str) -> bool | None:
-    """Whether the job has ended; None where the server does not say."""
+    """Return whether the job has ended; None if the server does not answer."""
     try:
         return server.info(job).over
     except PreflightError:
@@ -425,7 +421,7 @@ def _over(server: JobServer, job: str) -> bool | None:
 
 
 def _texts(server: JobServer, job: str) -> Generator[str | None, None, None]:
-    """Pieces of a job's output that one web socket brings; None each second without one."""
+    """Yield pieces of a job's output from one web socket; None each second without one."""
     loop = asyncio.new_event_loop()
     texts = server.tail(job)
 

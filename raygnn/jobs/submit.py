@@ -25,14 +25,13 @@ from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run, age, progress, row_of
 from raygnn.runs.run_directory import JOB, read_storage
 
-_GRACE = 60  # seconds to end, beside those for a checkpoint
-_POLL = 1.0  # seconds between looks at the server
+_GRACE = 60  # seconds to end, beside the time for a checkpoint
+_POLL = 1.0  # seconds
 _LONGEST = 500  # characters of Ray's message
 _MOST_LISTED = 100  # jobs
 _MOST_READ = 10  # logs of jobs that are listed
-# The job server runs a command in a shell, whose `python` need not be the one that Ray runs on. The
-# parent of the shell is a worker of Ray's, and the parent of that the raylet, which was told how
-# workers are started.
+# The job server runs a command in a shell, whose `python` need not be Ray's. The parent of the
+# shell is a worker, and the parent of that is the raylet, whose command line names Ray's Python.
 _PYTHON = r"""raylet=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status"); \
 python=$(tr '\0' '\n' < "/proc/$raylet/cmdline" \
 | sed -n 's/^--python_worker_command=\([^ ]*\).*/\1/p'); \
@@ -42,12 +41,11 @@ _ON_STORAGE = ("storage", "partition.path")
 
 @dataclass(frozen=True)
 class Package:
-    """A job, ready to be submitted.
+    """Job that is ready to be submitted.
 
     Attributes:
-        config: what will run.
-        contents: what travels with it.
-        data: its input within what travels; None where that lies on the cluster's storage.
+        contents: the files that are uploaded with it.
+        data: path of its input among them; None if that is on the cluster's storage.
     """
 
     config: Config
@@ -56,11 +54,11 @@ class Package:
 
     @property
     def file(self) -> str:
-        """Name of the job's file, at the top of what travels."""
+        """Name of the job's file, at the top of the package."""
         return f"{self.config.name}.yaml"
 
     def document(self) -> dict[str, Any]:
-        """The job as it travels."""
+        """Return the configuration as it is uploaded."""
         document = self.config.to_dict()
         if self.data is not None:
             graph = document["graph"]
@@ -68,7 +66,7 @@ class Package:
                 graph["path"] = str(self.data)
             else:
                 graph["args"]["root"] = str(self.data)
-        document["cluster"]["address"] = "auto"  # the cluster that it is submitted to
+        document["cluster"]["address"] = "auto"  # the cluster that runs it
         return document
 
 
@@ -77,13 +75,13 @@ def prepare(
     overrides: Overrides | None = None,
     working_dir: str | Path | None = None,
 ) -> Package:
-    """Check that a job can travel; nothing is sent or written.
+    """Check that a job can be uploaded; nothing is sent or written.
 
     Args:
-        config: a YAML file in ``working_dir``, a mapping, or what `raygnn.load_config` returned.
-        overrides: as of `raygnn.load_config`.
-        working_dir: what travels with the job: modules of your own, small data. None = the current
-            directory, or that of the YAML file if it lies elsewhere.
+        config: a YAML file in ``working_dir``, a mapping, or a `Config`.
+        overrides: see `raygnn.load_config`.
+        working_dir: files that are uploaded with the job: your modules, small data. None = the
+            current directory, or that of the YAML file if it is elsewhere.
 
     Raises:
         ConfigError: the configuration is wrong, or names paths that only this machine has.
@@ -106,8 +104,8 @@ def prepare(
     for name, value in job.comm.env.items():
         if is_secret(name, value):
             raise ConfigError(
-                f"comm.env.{name} is a secret: with the job it would lie in the cluster's memory, "
-                "for everybody who may see jobs",
+                f"comm.env.{name} is a secret: everybody who may list the cluster's jobs could "
+                "read it",
                 where=label,
                 remedy="set it in the environment of the nodes, before ray start",
             )
@@ -126,19 +124,19 @@ def submit(
     overwrite: bool = False,
     resume: bool = False,
 ) -> SubmittedJob:
-    """Have a cluster run a job, and return at once.
+    """Submit a job to a cluster, and return at once.
 
     The job and the files of ``working_dir`` (without data, version control, environments, and what
-    ``.gitignore`` and ``.rayignore`` name) travel to the head node, where `raygnn train` runs.
+    ``.gitignore`` and ``.rayignore`` name) are uploaded to the head node, which runs
+    `raygnn train`.
 
     Args:
         config, overrides, working_dir: see `prepare`.
-        address: ``http://HOST:8265`` of the cluster's job server; None = as
-            RAY_API_SERVER_ADDRESS or RAY_ADDRESS say, else this machine's.
-        overwrite, resume: as of `raygnn.train`.
+        address: see `JobServer`.
+        overwrite, resume: see `raygnn.train`.
 
     Raises:
-        InputError: the job cannot travel; nothing was sent.
+        InputError: the job cannot be uploaded; nothing was sent.
         PreflightError: the job server cannot be reached, or refuses.
     """
     if overwrite and resume:
@@ -155,10 +153,10 @@ def send(
     resume: bool = False,
     width: int | None = None,
 ) -> SubmittedJob:
-    """Submit what was prepared; see `submit`.
+    """Submit a package; see `submit`.
 
     Args:
-        width: of the terminal that will show what the job prints.
+        width: of the terminal that shows the job's output.
 
     Raises:
         InputError: a job of this run has not ended.
@@ -183,7 +181,7 @@ def send(
             _PYTHON + shlex.join(command),
             Path(target),
             job=job,
-            # what the job server gives a job that it stops
+            # grace of the job server for a job that it stops
             env={
                 "RAY_JOB_STOP_WAIT_TIME_S": str(grace),
                 JOB: job,
@@ -195,11 +193,11 @@ def send(
 
 
 class SubmittedJob(Handle):
-    """A job that a cluster's job server knows.
+    """Job of a cluster's job server.
 
     Attributes:
         id: its submission id.
-        storage: where its run lies, as the cluster's nodes see it; None if that is not known.
+        storage: location of its run on the cluster's nodes; None if it is not known.
     """
 
     def __init__(self, server: JobServer, job: str, name: str, storage: str | None):
@@ -210,17 +208,13 @@ class SubmittedJob(Handle):
 
     @classmethod
     def of(cls, server: JobServer, name: str) -> SubmittedJob:
-        """The job of this id, or of a run of this name; see `JobServer.find`.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Return the job of this id, or of a run of this name; see `JobServer.find`."""
         info = server.find(name)
         return cls(server, info.id, info.run or info.id, info.storage)
 
     @property
     def info(self) -> JobInfo:
-        """What the server knows of it."""
+        """Its current state on the server."""
         return self._server.info(self.id)
 
     @property
@@ -236,14 +230,11 @@ class SubmittedJob(Handle):
         return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
 
     def follow(self, show: Display) -> JobInfo:
-        """Show what it prints until it is over: on a terminal, where it is in training is one line
-        with a bar, as in `raygnn train`.
-
-        Returns:
-            What became of it.
+        """Show its output until it is over, and return its last state. On a terminal, the progress
+        of training is a bar, as in `raygnn train`.
 
         Raises:
-            PreflightError: the job server does not answer any more; the job may go on.
+            PreflightError: the job server does not answer any more; the job may still run.
         """
         told_why = False
         with show.remote_lines() as live:
@@ -258,11 +249,11 @@ class SubmittedJob(Handle):
         return info
 
     def stop(self, timeout: float = 120.0) -> None:
-        """Have it write a checkpoint and end, and wait for that.
+        """Interrupt it and wait until it has saved a checkpoint. After ``fault.save_timeout`` and a
+        minute, the job server kills it.
 
         Args:
-            timeout: seconds to wait. It is ended without a checkpoint, if need be, by the job
-                server, after its ``fault.save_timeout`` and a minute.
+            timeout: seconds to wait.
 
         Raises:
             TrainingError: it has not ended then.
@@ -275,7 +266,7 @@ class SubmittedJob(Handle):
             raise TrainingError(
                 f"the job has not ended within {timeout:g} s",
                 where=self.id,
-                remedy="look at raygnn logs; ray job stop again ends nothing sooner",
+                remedy="see raygnn logs; another ray job stop does not end it sooner",
             )
 
     def _wait(self, deadline: float | None) -> None:
@@ -291,12 +282,9 @@ class SubmittedJob(Handle):
 
 
 def rows_of(server: JobServer) -> list[dict[str, str]]:
-    """``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age`` of the latest jobs that
-    train, as text.
-
-    How far one is comes from its run directory where that can be seen from here, else from what it
-    has printed: of the ten latest.
-    """
+    """Return ``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age``, as text, of the
+    latest jobs that train. Progress is read from the run directory if it is visible from here, else
+    from the output of the ten latest jobs."""
     jobs = [job for job in server.jobs() if job.trains][:_MOST_LISTED]
     return [_row(server, job, read=number < _MOST_READ) for number, job in enumerate(jobs)]
 
@@ -319,7 +307,7 @@ def _row(server: JobServer, job: JobInfo, *, read: bool) -> dict[str, str]:
 
 
 def _told(server: JobServer, job: str) -> ProgressLine | None:
-    """The last line of its progress, of those that it has printed."""
+    """Return the last progress line of a job's output, if any."""
     try:
         lines = server.log(job).splitlines()
     except RaygnnError:  # it has gone
@@ -328,7 +316,7 @@ def _told(server: JobServer, job: str) -> ProgressLine | None:
 
 
 def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
-    """The run directory of a job, where it can be seen from here."""
+    """Open the run directory of a job; None if it is not visible from here."""
     run = None
     if storage and name:
         kept = read_storage(storage)
@@ -337,7 +325,7 @@ def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
 
 
 def check_storage(config: str, overrides: Overrides) -> None:
-    """Check that a job which runs in a copy of a working directory leaves nothing there.
+    """Check that a job in a copy of a working directory writes nothing there.
 
     Raises:
         ConfigError: it would, or the configuration is wrong.
@@ -347,13 +335,13 @@ def check_storage(config: str, overrides: Overrides) -> None:
 
 
 def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
-    """What is written or shared lies outside of the copy that Ray throws away."""
+    """Check that written or shared paths are outside of the copy that Ray deletes."""
     for key in _ON_STORAGE:
         if key in relative:
             given = attrgetter(key)(config)
             raise ConfigError(
-                f"{key} is a relative path, and the job runs in a copy of the working directory "
-                "that Ray throws away",
+                f"{key} is a relative path, but the job runs in a copy of the working directory "
+                "that Ray deletes",
                 where=label,
                 remedy=f"give a directory that every node sees: --set {key}=/mnt/raygnn/"
                 f"{Path(str(given)).name}",
@@ -361,10 +349,10 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
 
 
 def _carried(config: Config, relative: frozenset[str], directory: Path, label: str) -> Path | None:
-    """The input that travels with the job: what was named relative to the directory.
+    """Return the input that is uploaded with the job: one with a relative path.
 
     Raises:
-        ConfigError: it is not there, or not within the directory.
+        ConfigError: it does not exist, or is not within the directory.
     """
     key, path = "graph.path", getattr(config.graph, "path", None)
     if path is None and (root := getattr(config.graph, "args", {}).get("root")) is not None:

@@ -1,7 +1,7 @@
-"""What travels with a job: the files of its working directory, few and small, and the job itself.
+"""Package of a job: the job and the files of its working directory, few and small.
 
-Ray packs and uploads them. Data and partitions lie on storage that every node sees; a package that
-Ray copies to each node, and keeps in the head node's memory, is no place for them.
+Ray uploads it, copies it to each node and keeps it in the head node's memory: data and partitions
+belong on storage that every node sees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raygnn.util.files import storage_errors
 MOST_BYTES = 50 * 2**20
 MOST_FILES = 10_000
 
-_LOOKED_AT = 200_000  # files, after which counting stops
+_COUNTED = 200_000  # files, after which counting stops
 _LARGEST_SHOWN = 3
 _IGNORE_FILES = (".gitignore", ".rayignore")
 _GITIGNORE_OFF = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"  # Ray's; "1" = .rayignore alone counts
@@ -50,15 +50,15 @@ _KEY = re.compile(rb'(?:^|"private_key": ?")-----BEGIN [A-Z0-9 ]*PRIVATE KEY----
 
 @dataclass(frozen=True)
 class Contents:
-    """What would travel of a directory.
+    """Files of a directory that are uploaded.
 
     Attributes:
         directory: absolute.
         files: path within it → bytes.
-        left_out: links to directories or out of it, what is no regular file, and names that are
-            no UTF-8, which Ray cannot pack.
-        secrets: files, and directories with a slash at the end, that look like secrets, and stay.
-        whole: whether all of it was looked at.
+        left_out: links to directories or out of it, special files, and names that are not UTF-8,
+            which Ray cannot pack.
+        secrets: files and, with a slash at the end, directories that look like secrets; skipped.
+        whole: True if all files were counted.
     """
 
     directory: Path
@@ -73,11 +73,7 @@ class Contents:
         return sum(self.files.values())
 
     def check(self) -> None:
-        """Check that it is small enough to travel.
-
-        Raises:
-            InputError: it is not; with its size and the largest entries.
-        """
+        """Raise InputError, with the largest entries, if it is too large to be uploaded."""
         if self.whole and self.size <= MOST_BYTES and len(self.files) <= MOST_FILES:
             return
         entries = Counter[str]()
@@ -98,13 +94,13 @@ class Contents:
 
 
 def contents_of(directory: Path, data: Path | None = None, without: Path | None = None) -> Contents:
-    """What travels of a directory: not version control, environments, caches, nor what looks like
-    a secret, nor what a ``.gitignore`` or ``.rayignore`` in it names, as Ray reads them: each by
-    itself, for what lies below it. Small files are searched for private keys.
+    """Select the files of a directory to upload: without version control, environments, caches,
+    likely secrets, and what a ``.gitignore`` or ``.rayignore`` names; as for Ray, each is about the
+    files below it. Small files are searched for private keys.
 
     Args:
-        data: a file or directory within it that travels, whatever ignore files say.
-        without: a directory that does not.
+        data: a file or directory within it that is uploaded in spite of ignore files.
+        without: a directory that is not.
 
     Raises:
         InputError: it is no directory, or cannot be read.
@@ -120,7 +116,7 @@ def contents_of(directory: Path, data: Path | None = None, without: Path | None 
             () if data is None else _below(data),
         )
         for number, path in enumerate(paths):
-            if number == _LOOKED_AT:
+            if number == _COUNTED:
                 whole = False
                 break
             name = path.relative_to(directory).as_posix()
@@ -136,14 +132,14 @@ def contents_of(directory: Path, data: Path | None = None, without: Path | None 
 
 
 def pack(contents: Contents, job: dict[str, object], name: str, target: Path) -> None:
-    """Copy what travels into an empty directory, and the job beside it.
+    """Copy the files and the job into an empty directory.
 
     Args:
         job: the configuration, plain JSON types.
-        name: of its file; one of that name is replaced.
+        name: of its file; replaces a file of that name.
 
     Raises:
-        InputError: a file cannot be read, or there is no room.
+        InputError: a file cannot be read, or there is no free space.
     """
     with storage_errors(target, InputError, "set TMPDIR to another place"):
         for file in contents.files:
@@ -156,12 +152,8 @@ def pack(contents: Contents, job: dict[str, object], name: str, target: Path) ->
 
 
 def check_unpacked(directory: Path) -> None:
-    """Check that what `ray job submit` brought is small, and no repository: for a job that was not
-    packed by us, on the node that runs it.
-
-    Raises:
-        InputError: it is not; with its size and the remedy.
-    """
+    """Raise InputError if the package of `ray job submit` is too large or holds a repository; for
+    jobs that raygnn did not pack, on the node that runs them."""
     contents = contents_of(directory, data=directory)
     git = sum(size for name, size in contents.files.items() if ".git" in Path(name).parts[:-1])
     if git:
@@ -174,37 +166,37 @@ def check_unpacked(directory: Path) -> None:
 
 
 class _Rules:
-    """The lines of an ignore file, about what lies below its directory."""
+    """Rules of an ignore file for the files below its directory."""
 
     def __init__(self, base: Path, lines: Iterable[str]):
         self._base = base
         patterns = list[Any]()
         for line in lines:
-            with suppress(ValueError):  # a line that is no pattern names nothing, says git
+            with suppress(ValueError):  # as git, ignore invalid patterns
                 patterns += GitIgnoreSpec.from_lines([line]).patterns
         self._spec = GitIgnoreSpec(patterns)
 
-    def name(self, path: Path, *, directory: bool) -> bool:
-        """Whether the file, or the directory as a whole, is left out."""
+    def ignore(self, path: Path, *, directory: bool) -> bool:
+        """Return True if the file, or the complete directory, is ignored."""
         name = path.relative_to(self._base).as_posix()
         return self._spec.match_file(f"{name}/" if directory else name)
 
 
 def _travelling(directory: Path, rules: list[_Rules], without: Path | None) -> Iterator[Path]:
-    """The files, and links to directories, that no rule names."""
+    """Yield the files, and links to directories, that no rule ignores."""
     rules = [*rules, *(_Rules(directory, lines) for lines in _ignore_files(directory))]
     for path in sorted(directory.iterdir()):
         descend = path.is_dir() and not path.is_symlink()
-        if path == without or any(rule.name(path, directory=descend) for rule in rules):
+        if path == without or any(rule.ignore(path, directory=descend) for rule in rules):
             continue
         if descend:
             yield from _travelling(path, rules, without)
-        elif path.name not in _IGNORE_FILES:  # by which Ray would leave out what was chosen here
+        elif path.name not in _IGNORE_FILES:  # with these Ray would skip selected files
             yield path
 
 
 def _below(data: Path) -> Iterator[Path]:
-    """The data's file, or all files of its directory."""
+    """Yield the data's file, or all files of its directory."""
     if data.is_file():
         yield data
         return
@@ -222,18 +214,14 @@ def _ignore_files(directory: Path) -> Iterator[list[str]]:
 
 
 def _allowed(directory: Path) -> GitIgnoreSpec:
-    """What may travel although it looks like a secret: the ``!`` lines of the ``.rayignore``."""
+    """Return the likely secrets to upload: the ``!`` lines of the ``.rayignore``."""
     file = directory / ".rayignore"
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     return GitIgnoreSpec.from_lines(line[1:] for line in lines if line.startswith("!"))
 
 
 def _secret(path: Path, name: str, size: int, allowed: GitIgnoreSpec) -> str | None:
-    """The file, or the directory above it, that looks like a secret; None if neither does.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the file, or the directory above it, that looks like a secret; None if neither."""
     if allowed.match_file(name):
         return None
     for parent in reversed(PurePosixPath(name).parents[:-1]):
@@ -245,7 +233,7 @@ def _secret(path: Path, name: str, size: int, allowed: GitIgnoreSpec) -> str | N
 
 
 def _size(path: Path, directory: Path) -> int | None:
-    """Bytes of a regular file that lies within the directory; None for all else."""
+    """Return the bytes of a regular file within the directory; None for all else."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):  # a link to nothing, or to itself

@@ -1,4 +1,4 @@
-"""The configuration with which a run's model is asked, about its own data or others."""
+"""Configuration of a prediction: a run's, for its own data or new data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.planes import vocabulary
 
-# keys that say of other data what the training found
+# suffixes of keys that are set for new data to what the training found
 _SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
-_RANKED = (".ranking.candidates", ".ranking.file")  # of no trained weights
+_RANKED = (".ranking.candidates", ".ranking.file")  # no weight depends on these
 _TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
 
 
 def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config:
-    """The run's configuration, wherever its directory lies by now.
+    """Return the run's configuration with its directory's current location.
 
     Args:
         trust: see `raygnn.runs.trust.usable`.
 
     Raises:
         ConfigError: an override is wrong, or changes what was trained.
-        InputError: the run names classes, and is neither trusted nor the user's own.
+        InputError: the run names classes and is not trusted.
     """
     values = _values(run, trust)
     if not any(key.startswith(("graph", "partition")) for key in overrides):
@@ -60,16 +60,14 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
 
 
 def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
-    """Sections for the partition that the run was trained on: that one, or one like it if it is
-    gone, since another number of workers would ask for another.
-
-    The graph's files need not be there, or be read, where the partition is, unless they have what
-    links are ranked among.
+    """Return the sections for the partition that the run was trained on, or if it is gone for one
+    with as many parts. The graph's files are only needed without the partition, or if they list the
+    candidates that links are ranked among.
     """
     made = read_json(run.files / PARTITION)
     place, parts = made.get("directory"), made.get("parts")
     if not isinstance(place, str) or not isinstance(parts, list):
-        return {}  # one that others made, or graphs
+        return {}  # a user's partition, or graphs
     uri = None
     if isinstance(run.storage, Uri):
         mine = run.storage / "partitions" / Uri(place).name
@@ -85,29 +83,28 @@ def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 def config_for_others(
     run: Run, trained: Weights, overrides: Sequence[str], trust: bool = False
 ) -> Config:
-    """The run's configuration for other data of the same kind.
+    """Return the run's configuration for new data of the same kind.
 
     Args:
         trust: see `raygnn.runs.trust.usable`.
 
     Raises:
         ConfigError: see `config_of`.
-        InputError: see `config_of`; no other data are named, or the model is only for those it was
-            trained on.
+        InputError: see `config_of`; no new data are named, or the model cannot be used for them.
     """
     task, model = (run.config.get(name) or {} for name in ("task", "model"))
     kind = str(task.get("kind"))
     what = remedy = None
     if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
-        what = "no other data are named"
-        remedy = "say where they are, such as --set graph.path=DIRECTORY"
+        what = "no new data are named"
+        remedy = "name them, such as --set graph.path=DIRECTORY"
     elif model.get("embedding"):
-        what = "nodes of other data have no learned rows (model.embedding)"
+        what = "nodes of new data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
     elif None in (trained.sizes, trained.goals, trained.words) or (
         kind.startswith("graph") and not trained.like
     ):
-        what = "of what its data were there is no record: it is of an older version"
+        what = "the run has no record of its data: it is of an older version"
         remedy = "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
@@ -118,7 +115,7 @@ def config_for_others(
     else:
         tasks = run.config["tasks"]
         values["tasks"] = {name: _told(tasks[name], goal) for name, goal in trained.goals.items()}
-    # said of all edges, so only where all tasks on edges have read it
+    # one key for all edges, so only if all tasks on edges have read it
     read = {goal["relation"] for goal in trained.goals.values() if goal["etype"] is not None}
     relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
@@ -135,11 +132,10 @@ def config_for_others(
 
 
 def _with_words(config: Config, trained: Weights) -> Config:
-    """The configuration with the words of the training: tables number theirs as it did, and
-    transform features by its figures.
+    """Return the configuration with the categories and transforms of the training, for tables.
 
     Raises:
-        DataError: a partition that is there does so in another way.
+        DataError: an existing partition has others.
     """
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": trained.about})
@@ -154,23 +150,19 @@ def _with_words(config: Config, trained: Weights) -> Config:
 
 
 def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
-    """A section ``task`` that says what the training found, where other data would not show it."""
+    """Return a section ``task`` with the target that the training found."""
     told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": None}  # by masks
     if goal["etype"] is not None:
-        told["split"] = {"val": 0.0, "test": 0.0}  # or all of them are known
+        told["split"] = {"val": 0.0, "test": 0.0}  # nothing is held out
     return told
 
 
 def _check_scaling(run: Run, config: Config) -> None:
-    """That features of other data are scaled as those of the training were.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Raise ConfigError if features of new data are not scaled as in training."""
     if not run.config.get("graph") or config.graph is None:
-        return  # of partitions by others nobody knows
+        return  # unknown for a user's partition
     if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-        return  # which scales its features itself
+        return  # a dataset scales its features itself
     trained = run.config["graph"]
     usual = "row" if trained["format"] == "planetoid" else "none"  # of an earlier version
     before, now = trained.get("normalize") or usual, config.graph.normalize or "none"
@@ -183,5 +175,5 @@ def _check_scaling(run: Run, config: Config) -> None:
             remedy += ", or train with scale: standard in the YAML of the tables, which is kept"
     what = f"features were scaled by {before} when the model was trained, and by {now} here"
     if now == before:
-        what = "standard takes mean and deviation from the data, which are others here"
+        what = "standard takes mean and deviation from the data, and these are new data"
     raise ConfigError(what, where="graph.normalize", remedy=remedy)

@@ -1,4 +1,4 @@
-"""``raygnn predict`` and ``raygnn evaluate``: what a trained model says of the data of its run."""
+"""``raygnn predict``, ``raygnn embed`` and ``raygnn evaluate``."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ _SUFFIX = ".parquet"
 
 @dataclass(frozen=True)
 class Predicted:
-    """A file of predictions.
+    """Parquet file of predictions.
 
     Attributes:
-        path: of the Parquet file.
-        rows: how many it has.
-        split: what was predicted.
-        workers: how many took part.
-        left_out: graphs that could not be had and have no row (``guard.bad_samples``).
+        rows: number of its rows.
+        split: the predicted split.
+        workers: number of workers.
+        left_out: graphs that could not be loaded and have no row (``guard.bad_samples``).
     """
 
     path: Path
@@ -55,7 +54,7 @@ class Predicted:
     left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {**asdict(self), "path": str(self.path)}
 
 
@@ -80,51 +79,48 @@ def predict(
     display: bool = True,
     started: float | None = None,
 ) -> Predicted:
-    """Predict with the weights that a run was tested with, and write a row for each node, edge
-    or graph.
+    """Predict with a run's tested weights, and write a row for each node, edge or graph.
 
-    Blocks. The model is run as it is when training ends, exactly, over the data that it was
-    trained on. The run directory stays as it is.
+    Blocks. Inference is exact, over the data of the training, as at its end. The run directory does
+    not change.
 
     Args:
         run: its path, or its name within ``storage``.
-        out: the Parquet file to write; whole, or not at all.
+        out: the Parquet file, written in one step.
         split: ``train``, ``val``, ``test`` or ``all``; None = all, but see ``since``.
-        task: which one, of a run with several.
-        scores: also a probability for each class.
-        calibrated: probabilities as they come true: with the scale and biases fitted to the
-            validation split when training ended, ``calibration`` in ``summary.json``. The
-            prediction is the class that they make likeliest.
-        ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
-            or Parquet with a column of them, ``node`` or ``graph``.
-        fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
-            place of all of them.
-        at: a time, such as ``2026-01-31``, or a number in the units of the data's times: all are
-            predicted from what was before it, whenever they are; None = each from what was before
-            it. Of runs with ``sampling.time``.
-        since: a time as ``at``: only edges at this time or later get a row. None = all edges, but
-            with ``new_data``, and neither ``split`` nor ``at``, those later than all edges of the
-            training. Of tasks on edges in runs with ``sampling.time``.
-        new_data: for data that the model was not trained on, of the same node and edge types and
-            features, which ``overrides`` name; nodes and graphs need no labels and no splits.
-        trust: import the classes that the run names, though another user or machine trained it;
-            not needed for a run that this user trained on this machine.
-        overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
+        task: name of one of several tasks.
+        scores: write the probabilities of all classes, too.
+        calibrated: use the scale and biases fitted to the validation split at the end of training
+            (``calibration`` in ``summary.json``) for probabilities and predictions.
+        ids: a file with the nodes or graphs to predict for: text with an id in each line, or
+            Parquet with a column ``node`` or ``graph``.
+        fanout: number of neighbours to sample for each of these nodes, from it outward, -1 = all;
+            None = all.
+        at: a time, such as ``2026-01-31``, or a number in the units of the data's times: every
+            seed sees what was before it; None = each what was before its own time. For runs with
+            ``sampling.time``.
+        since: a time as ``at``; earlier edges get no row. None = all edges, but with ``new_data``,
+            and neither ``split`` nor ``at``, those later than all edges of the training. For tasks
+            on edges in runs with ``sampling.time``.
+        new_data: predict for data that the model was not trained on (inductive inference), of the
+            same node and edge types and features, named in ``overrides``; nodes and graphs need no
+            labels and no splits.
+        trust: import the classes that the run names, though another user or machine trained it.
+        overrides: keys that do not change the model, such as ``cluster.workers=1``; with
             ``new_data`` also those of ``graph``.
-        overwrite: replace ``out`` if it is there.
+        overwrite: replace ``out`` if it exists.
         verbose, display, started: see `raygnn.train`.
 
     Returns:
-        The file. Columns: ``node`` (its id in the user's graph: a number, or of
-        tables what they call it), ``edge`` (its number) with ``source``, ``target``,
-        ``relation`` and ``time``, or ``graph``; ``prediction`` (a class, of tables its word; a
-        number or a list of them), ``probability`` (of the class), ``split``, ``label`` (as
-        ``prediction``, null where unknown), and ``scores``, of the classes in the order of their
-        numbers; of links ``score`` instead; rows in order of the number.
+        The file, with rows in order of the number. Columns: ``node`` (its id in the graph or
+        tables), ``edge`` (its number) with ``source``, ``target``, ``relation`` and ``time``, or
+        ``graph``; ``prediction`` (a class or its name, a number or a list of numbers),
+        ``probability`` (of the class), ``split``, ``label`` (null if unknown), and ``scores`` of
+        the classes in the order of their numbers; for links ``score`` instead.
 
     Raises:
-        InputError: ``out`` cannot be written, or the run has no weights or not its data.
-        PreflightError: it cannot be done here. Nothing was started.
+        InputError: ``out`` cannot be written, or the run lacks its weights or data.
+        PreflightError: it cannot run here; nothing was started.
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
@@ -170,23 +166,23 @@ def embed(
     display: bool = True,
     started: float | None = None,
 ) -> Predicted:
-    """Write what a run's tested model makes of each node or graph before its last step.
+    """Write the embeddings of nodes or graphs by a run's tested model.
 
-    Of tasks on nodes that is what goes into the last layer; of tasks on edges what goes into the
-    decoder; of tasks on graphs all pooled layers side by side; of several tasks what their heads
-    have in common.
+    For tasks on nodes these are the inputs of the last layer; for tasks on edges those of the
+    decoder; for tasks on graphs all pooled layers, concatenated; for several tasks the shared
+    inputs of their heads.
 
     Args:
-        ntype: which nodes; None = those that the task is about.
+        ntype: node type; None = that of the task.
         run, out, split, at, new_data, trust, storage, overrides, overwrite, verbose, display,
             started: see `predict`; runs with ``sampling.time`` need ``at``.
 
     Returns:
-        The file. Columns: ``node`` or ``graph``, as of `predict`, ``split``, and ``embedding``,
-        a list of float32.
+        The file. Columns: ``node`` or ``graph``, see `predict`, ``split``, and ``embedding``, a
+        list of float32.
 
     Raises:
-        InputError: the model has no such rows, or none for this type; and see `predict`.
+        InputError: the model has no embeddings of this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
     file = _free_file(Path(out).expanduser().absolute(), overwrite)
@@ -206,9 +202,9 @@ def embed(
     )
     if asked.at is None and asked.config.sampling.time is not None:
         raise InputError(
-            "in a run with sampling.time a node is another at any time",
+            "in a run with sampling.time, embeddings of nodes depend on the time",
             where="embeddings",
-            remedy="say before when, such as --at 2026-01-31",
+            remedy="name it, such as --at 2026-01-31",
         )
     if asked.config.task.of_edges and split != "all":
         raise InputError(
@@ -240,16 +236,16 @@ def evaluate(
     display: bool = True,
     started: float | None = None,
 ) -> dict[str, float]:
-    """Measure the weights that a run was tested with, as it was done when training ended.
+    """Return the metrics of a run's tested weights, computed as at the end of training.
 
     Args:
-        split: ``train``, ``val`` or ``test``; of new graphs also ``all``, those that have a target.
-            None = all of new graphs, else ``test``.
-        task: which one, of a run with several; None = all.
+        split: ``train``, ``val`` or ``test``; for new graphs also ``all``, those with a target.
+            None = ``all`` for new graphs, else ``test``.
+        task: name of one of several tasks; None = all.
         run, at, new_data, trust, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
-        The metrics, named as in ``summary.json``: ``test/accuracy``, …; of several tasks
+        The metrics, named as in ``summary.json``: ``test/accuracy``, …; with several tasks
         ``test/<task>/accuracy``.
 
     Raises:
@@ -270,18 +266,14 @@ def evaluate(
         trust=trust,
     )
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
-        # null, where a split has one class alone, as the NaN that it was
+        # null for NaN, of a split with a single class
         metrics = {name: number(value) for name, value in found["metrics"].items()}
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
 
 
 def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the scale and bias that were fitted to the validation split when training ended.
-
-    Raises:
-        InputError: nothing was.
-    """
+    """Return the fitted scale and biases. Raises InputError if there are none."""
     task = asked.one.task
     if not task.classifies and not task.several_labels:
         what, remedy = f"{task.kind} has no probabilities of classes", "leave it out"
@@ -298,10 +290,10 @@ def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
-    """Return the time from which on edges are predicted: see `predict`.
+    """Return the earliest time of predicted edges, if any: see `predict`.
 
     Raises:
-        InputError: it is no time, or the task is not on edges with times.
+        InputError: it is not a time, or the task is not on edges with times.
     """
     if since is not None and not asked.one.task.of_edges:
         what = f"{asked.one.task.kind} predicts for {asked.one.task.seeds}, which have one row each"
@@ -317,16 +309,16 @@ def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
 def _few(
     config: Config, ids: str | PathLike[str] | None, fanout: Sequence[int] | None
 ) -> dict[str, Any]:
-    """What a `Request` says of a list of nodes or graphs.
+    """Return the attributes of a `Request` for ``ids`` and ``fanout``.
 
     Raises:
-        InputError: it cannot be read, or asks for what there is not.
+        InputError: the file cannot be read, or the options do not suit the task.
     """
     task = config.task
     if ids is None:
         if fanout is not None:
             raise InputError(
-                "neighbours are drawn for a list of nodes; without one all of them are used",
+                "neighbours are sampled for a list of nodes only",
                 where="--fanout",
                 remedy="name a file with --ids, or leave --fanout out",
             )
@@ -363,7 +355,7 @@ def _few(
 
 
 def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
-    """Run the job, and put the ranks' rows into one file."""
+    """Run the job, and merge the ranks' rows into one file."""
     check = partial(_check_nodes, asked, request)
     with asked.answered(purpose, check, rows=True, **request) as (found, place, plan):
         key = asked.one.task.unit
@@ -374,17 +366,16 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
     left_out = found.get("left_out", 0)
     made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
     if left_out:
-        asked.show.note(f"{left_out:,} graphs could not be had, and have no row")
+        asked.show.note(f"{left_out:,} graphs could not be loaded, and have no row")
     asked.show.note(f"{made.rows:,} rows in {file}")
     return made
 
 
 def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
-    """Look for what the ranks would look for before they start.
+    """Check nodes and node types before ranks start.
 
     Raises:
-        InputError: embeddings are of several node types and none is named, or a node or graph is
-            not there.
+        InputError: a node type must be named, or a node or graph does not exist.
     """
     goals, ntype = plan.goals.values(), request.get("ntype")
     if request.get("embeddings") and any(goal.edges for goal in goals):
@@ -398,17 +389,13 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
 
 
 def _free_file(file: Path, overwrite: bool) -> Path:
-    """The file of ``--out``, if it can be written.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Return the file of ``--out``; raises InputError if it cannot be written."""
     other = "choose another --out"
     what, remedy = None, other
     if file.suffix not in ("", _SUFFIX):
         what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
-    with storage_errors(file, InputError, other):  # of a name that is too long
+    with storage_errors(file, InputError, other):  # such as a name that is too long
         if not file.parent.is_dir():
             what, remedy = f"there is no directory {file.parent}", f"make it, or {other}"
         elif file.exists() and not file.is_file():
@@ -423,15 +410,14 @@ def _free_file(file: Path, overwrite: bool) -> Path:
 
 
 def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:
-    """Column → what the user calls the nodes, relations or classes in it; none where that is their
-    number.
+    """Return column → names of the nodes, relations or classes in it, if they have names.
 
     Args:
-        ntype: of the nodes, if it is not the one that the task is about.
+        ntype: of the nodes, if it is not that of the task.
         key: the first column.
 
     Raises:
-        DataError: the partition's file of them is damaged.
+        DataError: the partition's file of names is damaged.
     """
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if plan.input.place is None or (goal.ntype is None and goal.edges is None):
@@ -466,7 +452,7 @@ def merge_rows(
     show: Display,
     names: Mapping[str, Any] | None = None,
 ) -> None:
-    """Put the ranks' rows into one file, sorted, with what the user calls the numbers in them."""
+    """Merge the ranks' rows into one sorted file, with names in place of numbers."""
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
     with (
@@ -481,16 +467,14 @@ def merge_rows(
                 where=str(place),
                 remedy="see that all nodes mount the same storage",
             )
-        _free_file(file, overwrite)  # which may have changed meanwhile
+        _free_file(file, overwrite)  # again, since it may have been created meanwhile
 
 
-# ── files that are sorted by an id, merged into one that is, with little of them in memory ────
-
-# of the files that are merged
-_ROWS = 2**17  # in memory, of all together
-_VALUES = 2**24  # likewise: fewer rows where each has many, as of the scores of many classes
-_FEWEST = 2**6  # rows of each
-_BUFFER = 2**20  # bytes that a column of a file is read in
+# of merging sorted files
+_ROWS = 2**17  # in memory, of all files
+_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
+_FEWEST = 2**6  # rows of each file
+_BUFFER = 2**20  # bytes per read of a column
 
 
 def merge_files(
@@ -500,11 +484,10 @@ def merge_files(
 
     Args:
         out: takes the Parquet file.
-        names: column of numbers → pyarrow array, what to write in place of each; columns that the
-            files do not have are passed over.
+        names: column of numbers → pyarrow array of their names; missing columns are ignored.
 
     Returns:
-        The number of rows. Of no files there are none, and nothing is written.
+        The number of rows; without files 0, and nothing is written.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -529,7 +512,7 @@ def merge_files(
         writer = opened.enter_context(pq.ParquetWriter(out, schema))
         rows = 0
         while pending := [source for source in inputs if source.fill()]:
-            # whatever a file still has is above the last id that it has in memory
+            # the rest of a file is above the last id that it has in memory
             bound = min(source.last for source in pending)
             table = pa.concat_tables(source.up_to(bound) for source in pending)
             table = table.take(pc.sort_indices(table[key]))
@@ -542,7 +525,7 @@ def merge_files(
 
 
 def _width(source: pq.ParquetFile) -> int:
-    """Numbers and texts in a row of a file, those of its lists included."""
+    """Return the number of values in a row of a file, including those of lists."""
     if not source.metadata.num_row_groups:
         return 0
     group = source.metadata.row_group(0)
@@ -551,7 +534,7 @@ def _width(source: pq.ParquetFile) -> int:
 
 
 class _SortedFile:
-    """One file, of which a batch is in memory."""
+    """Sorted file with one batch in memory."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
         self._batches = batches
@@ -559,7 +542,7 @@ class _SortedFile:
         self._held: pa.Table | None = None
 
     def fill(self) -> bool:
-        """See that there are rows in memory; False at the end of the file."""
+        """Read a batch if none is in memory; returns False at the end of the file."""
         while self._held is None or not self._held.num_rows:
             batch = next(self._batches, None)
             if batch is None:
@@ -569,12 +552,12 @@ class _SortedFile:
 
     @property
     def last(self) -> int:
-        """The highest id in memory."""
+        """Highest id in memory."""
         assert self._held is not None
         return int(self._held[self._key][-1].as_py())
 
     def up_to(self, bound: int) -> pa.Table:
-        """Take the rows with ids up to this one out of memory."""
+        """Remove and return the rows with ids up to this one."""
         assert self._held is not None
         count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
         taken, self._held = self._held.slice(0, count), self._held.slice(count)

@@ -1,4 +1,4 @@
-"""``raygnn export``: a trained model as programs in a directory, for serving without raygnn."""
+"""``raygnn export``: a trained model as `torch.export` programs, for serving without raygnn."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ _OTHER = "choose another --out"
 
 @dataclass(frozen=True)
 class Exported:
-    """What a directory has beside its ``export.json``, which says the same.
+    """Exported model in a directory, as described in its ``export.json``.
 
     Attributes:
         path: of the directory.
-        programs: name of a file that ``torch.export.load`` reads → ``inputs``, for each argument
-            dtype, shape and which numbers there may be, and ``outputs``, their width, or that of
-            each node type.
-        goals: name of each task, "" of the only one → what it predicts for; empty of graphs.
-        words: what numbers stand for, of classes, categories and relations that have words.
-        transforms: what was done to which columns of features, and its state.
+        programs: name of a file for ``torch.export.load`` → ``inputs`` (dtype, shape and range of
+            each argument) and ``outputs`` (width, or that of each node type).
+        goals: name of each task, "" for a single one → its target; empty for graphs.
+        words: names of classes, categories and relations, in the order of their numbers.
+        transforms: transforms of feature columns, with their state.
         weights: SHA-256 of the weights' file.
-        raygnn, torch: the versions that wrote it.
+        raygnn, torch: their versions.
     """
 
     path: Path
@@ -55,7 +54,7 @@ class Exported:
     torch: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {**asdict(self), "path": str(self.path)}
 
 
@@ -66,27 +65,27 @@ def export(
     storage: str = "runs",
     overwrite: bool = False,
 ) -> Exported:
-    """Write the model that a run was tested with as programs of torch's own operations.
+    """Write a run's tested model as programs of torch's operations.
 
-    Each is compared with the model, for other sizes than it was made with, before any is kept.
+    Before any is kept, each is compared with the model for other sizes than it was traced with.
 
     Args:
         run: its path, or its name within ``storage``.
-        out: the directory to write; whole, or not at all.
-        overwrite: replace an export that is there.
+        out: the directory, written in one step.
+        overwrite: replace an existing export.
 
     Returns:
-        What was written: see `raygnn.models.program.programs`.
+        The export; see `raygnn.models.program.programs`.
 
     Raises:
         InputError: ``out`` cannot be written, the run has no weights yet, or its model is a class
             from outside raygnn.
         DataError: the weights are damaged.
-        CapabilityError: this torch does not make programs of them that give the same.
+        CapabilityError: this torch cannot export the model, or its programs compute differently.
     """
     directory = _free(Path(out).expanduser().absolute(), overwrite)
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
-    # this section alone: neither the data nor a cluster need be there
+    # this section alone: neither data nor a cluster is needed
     try:
         model = read_model(**found.config["model"])
     except (KeyError, TypeError, ValueError) as error:
@@ -139,19 +138,15 @@ def export(
 
 
 def _free(directory: Path, overwrite: bool) -> Path:
-    """The directory of ``--out``, if it can be written.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Return the directory of ``--out``; raises InputError if it cannot be written."""
     what, remedy = None, _OTHER
-    with storage_errors(directory, InputError, _OTHER):  # of a name that is too long
+    with storage_errors(directory, InputError, _OTHER):  # such as a name that is too long
         if not directory.parent.is_dir():
             what, remedy = f"there is no directory {directory.parent}", f"make it, or {_OTHER}"
         elif not is_vacant(directory) and not (directory / FACTS).is_file():
-            what = "this is there already, and nothing that raygnn export has written"
+            what = "this exists, and raygnn export has not written it"
         elif not is_vacant(directory) and not overwrite:
-            what, remedy = "this export is there already", f"{_OTHER}, or pass --overwrite"
+            what, remedy = "this export exists", f"{_OTHER}, or pass --overwrite"
         elif (why := unwritable(directory.parent)) is not None:
             what = f"it cannot be written: {why}"
     if what is not None:
@@ -160,15 +155,16 @@ def _free(directory: Path, overwrite: bool) -> Path:
 
 
 def _put(draft: Path, directory: Path) -> None:
-    """Put a finished directory in its place, and remove the export that was there."""
+    """Move a finished directory to its path, and remove the export that was there."""
     with new_directory(directory) as aside:
         before = aside / directory.name
         if not is_vacant(directory):
-            _free(directory, overwrite=True)  # it may have become another one meanwhile
+            _free(directory, overwrite=True)  # it may have been replaced meanwhile
             os.rename(directory, before)
         try:
             if not publish(draft, directory):
-                raise InputError("something has been put there meanwhile", where=str(directory))
+                what = "the output directory was created by another process in the meantime"
+                raise InputError(what, where=str(directory))
         finally:
             if before.exists() and is_vacant(directory):
                 os.rename(before, directory)

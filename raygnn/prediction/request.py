@@ -1,4 +1,4 @@
-"""The job in which a trained model is asked, beside its run."""
+"""The job of a prediction with a trained model, beside its run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _PLACE = ".predicting"  # in the storage; no run can have this name
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be predicted, and with what; nothing has started.
+    """Planned prediction, before it starts.
 
     Attributes:
-        others: the data are others than those of the training.
-        task: which of several tasks; "" = the only one, or all.
-        kept: where the weights are kept, if no machine is.
+        others: the data are new data.
+        task: name of one of several tasks; "" = the only one, or all.
+        kept: path of the weights, if they are in an object store.
         at: see `Request`.
         summary: of the run.
     """
@@ -57,18 +57,18 @@ class Asked:
 
     @property
     def one(self) -> Config:
-        """The configuration as it is for that task alone."""
+        """Configuration for that task alone."""
         return self.config.of(self.task) if self.task else self.config
 
     @contextmanager
     def answered(
         self, purpose: str, check: Callable[[Plan], object] | None = None, **request: Any
     ) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
-        """Run the job; yields what rank 0 left, the directory that has the ranks' rows while this
-        lasts, and what the job was planned as.
+        """Run the job; yields rank 0's result, the directory with the ranks' rows, which is removed
+        afterwards, and the job's plan.
 
         Args:
-            check: refuses a plan before workers start.
+            check: raises to refuse a plan before workers start.
             request: attributes of the `Request`.
 
         Raises:
@@ -77,7 +77,7 @@ class Asked:
         if self.others:
             request["sizes"] = self.weights.sizes
         elif self.weights.data is None:
-            self.show.note("of what data it was trained on there is no record: not compared")
+            self.show.note("the run has no record of its data: they are not compared")
         with session_beside(
             self.config,
             _PLACE,
@@ -130,21 +130,21 @@ def ask(
     at: Any = None,
     trust: bool = False,
 ) -> Asked:
-    """What a run is to be asked.
+    """Plan a prediction.
 
     Args:
-        split: one of ``splits``, and of new graphs also ``all``; None = all of new graphs, else
+        split: one of ``splits``, for new graphs also ``all``; None = ``all`` for new graphs, else
             ``test``.
-        others: of data that it was not trained on.
-        task: name of one of its tasks, where it has several.
-        one: whether one of several has to be chosen.
-        at: before when all must be that is seen, a number, text or date; None = each seed sees
-            what was before it, where they have times.
+        others: for new data.
+        task: name of one of several tasks.
+        one: True if one of several tasks must be chosen.
+        at: time up to which data are seen, a number, text or date; None = each seed sees what was
+            before its own time.
         trust: see `raygnn.runs.trust.usable`.
 
     Raises:
-        InputError: there is no such run, split or task, it has no weights, or cannot be asked
-            about other data, or at a time; or it names classes, and is not to be trusted.
+        InputError: there is no such run, split or task; it has no weights, or does not support new
+            data or times; or it names classes and is not trusted.
     """
     there = run if isinstance(run, Run) else open_run(run, storage)
     found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
@@ -173,13 +173,10 @@ def ask(
 
 
 def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:
-    """What is asked about.
+    """Return the split; raises InputError if there is no such split.
 
     Args:
         new_graphs: the configuration, if it names graphs that the model was not trained on.
-
-    Raises:
-        InputError: there is no such split.
     """
     if new_graphs is None:
         found = split or "test"
@@ -203,9 +200,7 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
 
 
 def _task(config: Config, task: str | None, one: bool) -> str:
-    """Raises:
-    InputError: there is no such task, or one is to be named.
-    """
+    """Return the task's name, or ""; raises InputError if it does not exist or is missing."""
     names = list(config.tasks or ())
     if task is None and (not names or not one):
         return ""
@@ -215,17 +210,17 @@ def _task(config: Config, task: str | None, one: bool) -> str:
         return task
     what = f"there is no task {task!r}" if names else "this run has one task, which has no name"
     raise InputError(
-        "it is to be said for which task" if task is None else what,
+        "the run has several tasks" if task is None else what,
         where="--task" if task is None else f"--task {task}",
         remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
     )
 
 
 def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
-    """The time of ``--at`` or ``--since``: see `Request`.
+    """Return the time of ``--at`` or ``--since``; see `Request`.
 
     Raises:
-        InputError: it is none, or nothing of the run has times.
+        InputError: it is not a time, or the run has no times.
     """
     where = f"{option} {at}"
     if config.sampling.time is None:
@@ -240,7 +235,7 @@ def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
 
 
 def _watch(session: Session, launch: Launch) -> None:
-    """Tell how far the ranks are until they are through."""
+    """Show the ranks' progress until they are done."""
     watch = Watch(session, launch)
     with session.show.stage("prediction") as detail:
         watch.start_up(detail, arrived=lambda: False)

@@ -1,4 +1,4 @@
-"""One rank of a prediction: data plane → trained weights → exact outputs → rows, or metrics."""
+"""Rank of a prediction: data plane → trained weights → exact outputs → rows, or metrics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ from raygnn.worker.rank_setup import Runtime
 
 
 class Predicting:
-    """A request to a trained model, on one of the ranks.
-
-    Args:
-        job: its ``request`` says what is wanted.
-    """
+    """Prediction by the ``request`` of a job, on one rank."""
 
     def __init__(self, job: Job, runtime: Runtime):
         assert job.request is not None
@@ -39,13 +35,13 @@ class Predicting:
         self._ranks = Ranks.join(job.config, runtime.world, runtime.device)
 
     def run(self) -> dict[str, Any]:
-        """Predict; returns ``workers`` and either ``rows``, a number, or ``metrics``, of all ranks:
-        0 or none where the split has nothing. With rows of all graphs also how many were
-        ``left_out``. Collective.
+        """Predict; returns ``workers`` and either the number of ``rows`` or the ``metrics`` of all
+        ranks, none for an empty split; with rows of graphs also how many were ``left_out``.
+        Collective.
 
         Raises:
             DataError: the data are not those of the training, or the weights are damaged.
-            InputError: there is no room for the rows.
+            InputError: there is no free space for the rows.
         """
         request = self._request
         plane = open_plane(self._job, self._ranks)
@@ -68,7 +64,7 @@ class Predicting:
         return {"workers": workers, "metrics": named}
 
     def _fetched(self) -> weights.Weights:
-        """The weights, on this node."""
+        """Return the weights, downloaded to this node if needed."""
         job, request = self._job, self._request
         if request.kept is None or not is_away(job.run_dir, job.token):
             return request.weights
@@ -84,14 +80,14 @@ class Predicting:
         return weights.find(directory)
 
     def _write(self, plane: Plane, task: Any) -> int:
-        """Write this rank's rows; returns how many all ranks have."""
+        """Write this rank's rows; returns the number of all ranks' rows."""
         rank, request = self._ranks.world.rank, self._request
         config = self._job.config.of(request.task) if request.task else self._job.config
         about, unit = config.task, config.task.unit
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)
-            file.unlink(missing_ok=True)  # of an earlier start
+            file.unlink(missing_ok=True)  # of an earlier attempt
             if request.embeddings:
                 key = "node" if about.of_edges else unit
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))

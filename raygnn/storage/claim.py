@@ -1,10 +1,9 @@
-"""The claim of a run's name in a place without locks.
+"""Claim of a run's name in an object store, which has no locks.
 
-Who wants the name puts a file of its own into ``<run>/.claims/``, and looks afterwards who else has
-one there: of two, the one whose file came later sees the other's, and gives way. That takes no more
-than that a place lists what was written before, as S3, Google's, Azure's and HDFS do. A holder
-writes its file again every few seconds; one that has not for long, by the place's own clock, gives
-way, and finds its file gone when it comes back.
+A command writes a file into ``<run>/.claims/`` and then lists that directory: of two commands, the
+later one sees the other's file and gives way. A store only needs to list what was written before,
+as S3, Google's, Azure's and HDFS do. The holder rewrites its file as a heartbeat; a claim without
+one, by the store's clock, is removed, which its holder notices when it is back.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from raygnn.storage.remote import RemotePath, Stat
 from raygnn.util.locks import Holder, parse_holder
 
 CLAIMS = ".claims"
-BEAT = 20.0  # seconds between signs of life
+BEAT = 20.0  # seconds between heartbeats
 SILENCE = 90.0  # seconds without one after which a claim is stale
-_LOOK = 1.0  # seconds between looks for one
-_TRIES = 8  # of commands that want the name at the same moment
+_POLL = 1.0  # seconds
+_TRIES = 8  # of commands that claim the name at the same moment
 _NS = 1e9
 
 
 class Claim:
-    """Held from :meth:`acquire` until :meth:`release`, or until it is :attr:`lost`.
+    """Claim of a run's name, held from `acquire` until `release`, or until it is `lost`.
 
     Attributes:
-        lost: whether another command has taken it over.
-        stale: whose claim gave way to this one, if one did.
+        lost: True if another command has taken it over.
+        stale: the holder whose stale claim was taken over, if any.
     """
 
     def __init__(self, run: RemotePath):
@@ -49,14 +48,14 @@ class Claim:
         self.stale: str | None = None
 
     def acquire(self, tell: Callable[[str], object] = lambda text: None) -> None:
-        """Take it; a holder that may be dead is waited for.
+        """Acquire the claim; waits for the heartbeat of a holder that may be dead.
 
         Args:
-            tell: is told for whom, and how long.
+            tell: called with a message about the holder and the longest wait.
 
         Raises:
             InputError: another command has it.
-            DataError: the place cannot be read or written.
+            DataError: the store cannot be read or written.
         """
         for _ in range(_TRIES):
             self._write()
@@ -73,21 +72,21 @@ class Claim:
         raise self._busy(_name(None))
 
     def release(self) -> None:
-        """Give it back; harmless when not held."""
+        """Release the claim, if it is held."""
         self._released.set()
         if self._beats is not None:
             self._beats.join()
             self._beats = None
-            with contextlib.suppress(DataError):  # it is stale soon
+            with contextlib.suppress(DataError):  # it becomes stale
                 (self._directory / self._name).remove()
 
     def _await_end(
         self, name: str, seen: Stat, mine: Stat | None, tell: Callable[[str], object]
     ) -> None:
-        """Wait until another's claim is gone, or stale.
+        """Wait until another claim is gone, or remove it if it is stale.
 
         Raises:
-            InputError: it gives a sign of life.
+            InputError: it has a heartbeat.
         """
         file, began = self._directory / name, time.monotonic()
         holder = None
@@ -97,7 +96,7 @@ class Claim:
         who = _name(holder)
         if holder is None or holder.alive():
             seconds = max(0.0, SILENCE - age)
-            tell(f"{who} holds {self._run}: waiting up to {seconds:.0f} s for a sign of life")
+            tell(f"{who} holds {self._run}: waiting up to {seconds:.0f} s for a heartbeat")
         while holder is None or holder.alive():
             if not file.is_file():
                 return
@@ -105,7 +104,7 @@ class Claim:
                 raise self._busy(who)
             if seen.st_mtime_ns and age + time.monotonic() - began > SILENCE:
                 break
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         self.stale = who
         self._stale.add(name)
         file.remove()
@@ -113,12 +112,12 @@ class Claim:
     def _beat(self) -> None:
         mine = self._directory / self._name
         while not self._released.wait(BEAT):
-            with contextlib.suppress(DataError):  # the place is away for a while
+            with contextlib.suppress(DataError):  # the store is unreachable for a while
                 if not mine.is_file():
                     self.lost = True
                     return
                 self._write()
-                for name in self._stale:  # written again while it was taken over
+                for name in self._stale:  # rewritten while it was taken over
                     (self._directory / name).remove()
 
     def _write(self) -> None:
@@ -137,10 +136,10 @@ def _name(holder: Holder | None) -> str:
 
 
 def held_by(files: Mapping[str, Stat]) -> str | None:
-    """The file of the command that holds the name, by this machine's clock; None = nobody does.
+    """Return the claim that is not stale by this machine's clock, if any.
 
     Args:
-        files: of the run, as `RemotePath.files` lists them.
+        files: the run's, as `RemotePath.files` lists them.
     """
     for name, stat in files.items():
         at = stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Brings what a run writes on this machine to the place where runs are kept."""
+"""Uploads a run directory to an object store while the run is in progress."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from raygnn.errors import DataError
 from raygnn.storage.remote import RemotePath, Stat
 from raygnn.storage.replica import AT_ONCE, FIRST, files_of_run, travels
 
-_EVERY = 5.0  # seconds between looks for what has changed
-_RATE = 2**20  # bytes a second that files cost which grow
+_EVERY = 5.0  # seconds between checks for changed files
+_RATE = 2**20  # bytes per second that a growing file is uploaded with
 
 log = logging.getLogger("raygnn")
 
 
 class Publisher:
-    """Brings the files of a directory to a place, as they change, in a thread of its own. A place
-    that is away is tried again until it takes them; meanwhile they wait where they are.
+    """Uploads the files of a directory as they change, in a thread. If the store is unreachable, it
+    tries again until uploads succeed.
 
     Args:
-        tell: is told, once, that the place takes nothing, and when it does again.
-        is_lost: whether the place is another command's by now.
+        tell: called once when uploads start to fail, and once when they succeed again.
+        is_lost: returns True if another command has taken over the run.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="raygnn-publisher", daemon=True)
 
     def start(self, known: Mapping[str, Stat]) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            known: files that the place has, as `bring` found them.
+            known: files in the store, as `bring` found them.
         """
         self._sent = {name: (stat, 0.0) for name, stat in known.items() if travels(name)}
         self._thread.start()
 
     def finish(self, seconds: float) -> bool:
-        """Bring all that is left, for at most so long; whether all is there."""
+        """Upload what is left, for at most so long; returns True if all is in the store."""
         self._ended.set()
         deadline = time.monotonic() + seconds
         self._thread.join(seconds)
@@ -71,37 +71,36 @@ class Publisher:
             try:
                 self._round()
             except Exception:
-                log.warning("the run's files wait", exc_info=True)
+                log.warning("uploading the run's files failed; it is tried again", exc_info=True)
             if self._ended.wait(_EVERY):
                 return
 
     def _round(self, *, at_end: bool = False) -> bool:
-        """Bring what has changed; whether there was no failure."""
+        """Upload changed files; returns True if none failed."""
         files, now = files_of_run(self._directory), time.monotonic()
         gone = [name for name in self._sent if name not in files]
         due = [n for n, stat in files.items() if at_end or self._is_due(n, stat, now)]
         due = [n for n in due if n not in self._sent or self._sent[n][0] != files[n]]
         due.sort(key=lambda name: name != FIRST)
         try:
-            for name in due[:1]:  # whether the place is there, before many wait for it
+            for name in due[:1]:  # checks the connection before many wait for it
                 self._send(name, files[name])
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 list(pool.map(lambda name: self._send(name, files[name]), due[1:]))
                 list(pool.map(self._remove, gone))
         except DataError as error:
             if not self._failing:
-                self._tell(
-                    f"what the run writes waits in {self._directory}: {error.where}: {error.what}"
-                )
+                why = f"{error.where}: {error.what}"
+                self._tell(f"uploads fail, and the run's files wait in {self._directory}: {why}")
             self._failing = True
             return False
         if self._failing and (due or gone):
-            self._tell(f"what the run writes is brought to {self._place} again")
+            self._tell(f"the run's files are uploaded to {self._place} again")
             self._failing = False
         return True
 
     def _is_due(self, name: str, stat: Stat, now: float) -> bool:
-        """Whether a file that has changed is brought now: the larger, the more seldom."""
+        """True if a changed file is uploaded now; larger files are uploaded less often."""
         return name not in self._sent or now - self._sent[name][1] >= stat.st_size / _RATE
 
     def _send(self, name: str, stat: Stat) -> None:

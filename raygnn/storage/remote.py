@@ -1,4 +1,4 @@
-"""Places that pyarrow.fs opens: files and directories that a URI names."""
+"""Files and directories that a URI names, by pyarrow.fs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.util.files import replacing
 
-_BUFFER = 1 << 20  # bytes asked for at once
-_FLAT = ("s3", "gcs", "abfs")  # where a file needs no directory to be in
-# S3's client: an outage is an error after some 20 s, and a write that returns has arrived but for
-# one part. As `from_uri` sets it, it tries 30 times, 100 s, and keeps all of a file in memory.
+_BUFFER = 1 << 20  # bytes per request
+_FLAT = ("s3", "gcs", "abfs")  # stores without directories
+# Options of S3's client, so that an outage is an error after some 20 s, and at most one part of a
+# file is in memory. `from_uri` would try 30 times in 100 s, and keep a complete file in memory.
 _S3 = {"connect_timeout": 5.0, "request_timeout": 6.0, "background_writes": False}
 _S3_TRIES = 3
-# said where the host or the scheme is another than the server's
+# errors of a host or scheme that is not the server's
 _ELSEWHERE = re.compile(r"could not resolve host|wrong version number", re.IGNORECASE)
 
 
 class Stat(NamedTuple):
-    """Size in bytes; last change in nanoseconds, 0 where the place does not tell."""
+    """Size in bytes, and last change in nanoseconds, 0 if unknown."""
 
     st_size: int
     st_mtime_ns: int
@@ -36,19 +36,19 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class RemotePath:
-    """What :class:`pathlib.Path` offers, of a file or directory that a URI names.
+    """File or directory that a URI names, with methods of `pathlib.Path`.
 
-    A file is written as a whole. An object store shows it when all of it is there; a file system
-    such as HDFS may show it before. Its text shows no credentials. It can be pickled.
+    An object store shows a file when all of it is written; a file system such as HDFS may show it
+    before. ``str`` hides credentials. It can be pickled.
 
     Attributes:
-        root: says which file system, with the credentials.
-        path: the place within that, from its root on.
-        key: of the configuration, that names the place; for errors.
-        seen: facts of all files below a directory, asked for at once; None = look at each.
+        root: URI of the file system, with the credentials.
+        path: path within it, from its root.
+        key: configuration key of the location, for errors.
+        seen: facts of all files below a directory, from one request; None = one request for each.
 
     Raises:
-        DataError: by every method that looks, when the place cannot be reached.
+        DataError: by every method with a request, if the store cannot be reached.
     """
 
     root: Uri
@@ -64,7 +64,7 @@ class RemotePath:
         return RemotePath, (self.root, self.path, self.key)
 
     def listed(self) -> RemotePath:
-        """This directory, all of whose files are known from one look."""
+        """Return this directory with the facts of all its files, from one request."""
         return replace(self, seen={info.path: info for info in self._list(recursive=True)})
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class RemotePath:
         return _stat(self._info())
 
     def glob(self, pattern: str) -> list[RemotePath]:
-        """The files of this directory (not below it) whose names match."""
+        """Return the files of this directory (not below it) whose names match."""
         names = sorted(info.base_name for info in self._list(recursive=False) if info.is_file)
         return [self / name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
@@ -120,7 +120,7 @@ class RemotePath:
         return iter(self.glob("*"))
 
     def files(self) -> dict[str, Stat]:
-        """All files below this directory, by their paths relative to it."""
+        """Return all files below this directory by their relative paths."""
         return {
             posixpath.relpath(info.path, self.path): _stat(info)
             for info in self._list(recursive=True)
@@ -128,22 +128,22 @@ class RemotePath:
         }
 
     def folders(self) -> list[str]:
-        """Names of the directories in this one."""
+        """Return the names of the directories in this one."""
         from pyarrow.fs import FileType
 
         infos = self._list(recursive=False)
         return sorted(i.base_name for i in infos if i.type == FileType.Directory)
 
     def write(self, data: bytes) -> None:
-        """Put the file there, over one that is."""
+        """Write or replace the file."""
         with self._writing() as stream, self._reported("cannot be written"):
             stream.write(data)
 
     def upload(self, source: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Put a copy of a local file there.
+        """Upload a local file.
 
         Args:
-            moved: called whenever the place has taken something.
+            moved: called after each piece.
 
         Raises:
             OSError: the local file cannot be read.
@@ -155,17 +155,13 @@ class RemotePath:
                 moved()
 
     def download(self, target: Path) -> None:
-        """Put a copy into a local file, whole or not at all.
-
-        Raises:
-            OSError: the local file cannot be written.
-        """
+        """Download into a local file in one step; raises OSError if that cannot be written."""
         with self.open() as source, replacing(target) as file:
             while piece := source.read(_BUFFER):
                 file.write(piece)
 
     def remove(self) -> None:
-        """Remove the file, or the directory with all that is in it, if it is there."""
+        """Remove the file, or the directory with its content, if it exists."""
         from pyarrow.fs import FileType
 
         with self._reported("cannot be removed"):
@@ -176,7 +172,7 @@ class RemotePath:
                 self._fs.delete_file(self.path)
 
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
-        """A stream of bytes, from the start to the end."""
+        """Open a stream of bytes, from the start to the end."""
         assert mode == "rb", "see `write` and `upload`"
         with self._reported("cannot be opened"):
             return io.BufferedReader(_Raw(self), _BUFFER)
@@ -189,7 +185,7 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def open_anywhere(self) -> Any:
-        """A file of pyarrow's that is read from any byte on."""
+        """Open a pyarrow file with random access."""
         with self._reported("cannot be opened"):
             return self._fs.open_input_file(self.path)
 
@@ -199,7 +195,7 @@ class RemotePath:
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
-        """A stream to write the file with."""
+        """Yield a stream to write the file."""
         with self._reported("cannot be written"):
             if self._fs.type_name not in _FLAT:
                 self._fs.create_dir(posixpath.dirname(self.path), recursive=True)
@@ -233,7 +229,7 @@ def _stat(info: Any) -> Stat:
 
 
 class _Raw(io.RawIOBase):
-    """An input stream of pyarrow, as Python's buffered reader wants it."""
+    """Input stream of pyarrow, for `io.BufferedReader`."""
 
     def __init__(self, path: RemotePath):
         self._path = path
@@ -256,7 +252,7 @@ class _Raw(io.RawIOBase):
         return count
 
     def seek(self, to: int, whence: int = io.SEEK_SET) -> int:
-        """Only forward: what lies between is read."""
+        """Seek forward by reading."""
         to += self._at if whence == io.SEEK_CUR else 0
         if whence == io.SEEK_END or to < self._at:
             raise io.UnsupportedOperation("only forward")
@@ -272,11 +268,11 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]:
-    """Turns the file system's errors into ours, without what is secret."""
+    """Turn errors of the file system into `DataError`, without secrets."""
     try:
         yield
     except (OSError, ValueError, NotImplementedError) as error:  # all that pyarrow raises
-        # its own cause is left out: it may name the credentials
+        # raised without its cause, which may name the credentials
         text = root.hide(str(error))
         if "NO_SUCH_BUCKET" in text:
             text, remedy = "the bucket does not exist", "create the bucket, or name another"
@@ -288,7 +284,7 @@ def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]
 
 @functools.lru_cache(maxsize=16)
 def _open(uri: Uri, key: str) -> tuple[Any, str]:
-    """The file system and the path in it."""
+    """Return the file system and the path in it."""
     from pyarrow.fs import FileSystem
 
     with reported(uri, str(uri), "cannot be opened", f"check {key}, and the credentials"):
@@ -297,10 +293,10 @@ def _open(uri: Uri, key: str) -> tuple[Any, str]:
 
 
 def _impatient(fs: Any) -> Any:
-    """The same place of S3, with the settings above, which a URI cannot have."""
+    """Return the S3 file system with the options above, which a URI cannot have."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
-    (options,) = fs.__reduce__()[1]  # as it is pickled
+    (options,) = fs.__reduce__()[1]  # the options that it is pickled with
     retries = AwsStandardS3RetryStrategy(max_attempts=_S3_TRIES)
     return S3FileSystem(**{**options, **_S3, "retry_strategy": retries})
 
@@ -309,7 +305,7 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
-    """A local path, absolute, or one that a URI names."""
+    """Return an absolute local path, or the path of a URI."""
     if isinstance(place, RemotePath):
         return place
     if isinstance(place, str) and "://" in place:
@@ -318,7 +314,7 @@ def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
 
 
 def within(path: AnyPath, directory: AnyPath) -> str | None:
-    """The path relative to the directory, links and ``..`` resolved; None if it leads out."""
+    """Return the path relative to the directory, links and ``..`` resolved; None if outside."""
     place, above = (str(getattr(p.resolve(), "path", p.resolve())) for p in (path, directory))
     relative = posixpath.relpath(place, above)
     return None if relative.split("/")[0] == ".." else relative

@@ -1,8 +1,7 @@
-"""Directories of a place and of this machine, made the same.
+"""Local copies of runs in an object store, and transfers of directories.
 
-A run that is kept in a place has, on the machines where it is written or read, a directory with the
-layout of every run directory. Checkpoints go their own ways: see
-`raygnn.checkpoint.remote_checkpoints`.
+A run in an object store has a run directory on the machines where it is written or read; for
+checkpoints see `raygnn.checkpoint.remote_checkpoints`.
 """
 
 from __future__ import annotations
@@ -26,28 +25,26 @@ from raygnn.util.locks import LOCK
 
 log = logging.getLogger("raygnn")
 
-AT_ONCE = 8  # files that are on their way
-FIRST = "config.yaml"  # what has it is recognised as a run
+AT_ONCE = 8  # concurrent transfers
+FIRST = "config.yaml"  # marks a directory as a run
 _APART = ("checkpoints", "rows")
-_FRESH = 2.0  # seconds for which a copy to read is not compared again
-_MOST = 10 * 2**30  # bytes of copies to read
+_FRESH = 2.0  # seconds for which a copy is not compared again
+_MOST = 10 * 2**30  # bytes of copies
 
 
 class Replica:
-    """A copy, to read, of a run that is kept in a place: in the temporary directory of this
-    machine, where those go that were not used for longest.
+    """Local copy, for reading, of a run in an object store. It is in the temporary directory, from
+    which the copies that were not used for longest are removed.
 
     Args:
         only: the files that are copied; empty = all but checkpoints.
 
     Attributes:
-        uri: of the run.
-        place: likewise.
+        uri, place: of the run.
         directory: the copy.
 
     Raises:
-        DataError: the place cannot be opened.
-        InputError: no copy can be kept.
+        DataError: the store cannot be opened.
     """
 
     def __init__(self, uri: Uri, only: Collection[str] = ()):
@@ -60,10 +57,10 @@ class Replica:
         self._looked = -_FRESH
 
     def refresh(self) -> None:
-        """Fetch what has changed; see `bring`.
+        """Download changed files; see `bring`.
 
         Raises:
-            DataError: the place cannot be read.
+            DataError: the store cannot be read.
             InputError: the copy cannot be written.
         """
         if time.monotonic() - self._looked < _FRESH:
@@ -80,7 +77,7 @@ class Replica:
         self._looked = time.monotonic()
 
     def fetch(self, name: str) -> Path:
-        """A file or a directory of the run that is not copied with the rest.
+        """Download a file or a directory that `refresh` skips; returns its path.
 
         Raises:
             DataError: it cannot be read.
@@ -97,11 +94,11 @@ class Replica:
 
 
 def private_directory(directory: Path) -> None:
-    """Make a directory that no other user can put files into; nor into the two above it.
+    """Create a directory into which no other user can write, nor into the two above it.
 
     Raises:
-        InputError: one of them is another user's.
-        OSError: it cannot be made.
+        InputError: one of them belongs to another user.
+        OSError: it cannot be created.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (directory, *directory.parents[:2]):
@@ -114,13 +111,13 @@ def private_directory(directory: Path) -> None:
 
 
 def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dict[str, Stat]:
-    """Make a directory what a run's place has now; files that are the same stay.
+    """Update a directory to a run in an object store; equal files are not downloaded.
 
     Args:
         only: these files alone; empty = all but checkpoints.
 
     Returns:
-        All files of the run there.
+        All files of the run in the store.
 
     Raises:
         DataError: it cannot be read.
@@ -145,8 +142,8 @@ def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dic
 
 
 def without_conflicts(names: Iterable[str]) -> set[str]:
-    """Leave out what no directory can hold: objects whose name is that of a directory of the run,
-    and objects below one of its files. Neither is raygnn's; each is named in a warning."""
+    """Drop, with a warning, objects that no directory can hold: those with the name of a directory
+    of the run, and those below one of its files. raygnn writes neither."""
     kept = set(names)
     for name in sorted(kept):
         for parent in map(str, PurePosixPath(name).parents):
@@ -158,38 +155,36 @@ def without_conflicts(names: Iterable[str]) -> set[str]:
 
 
 def upload_run(directory: Path, place: RemotePath) -> None:
-    """Bring all that travels of a run's directory.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        names = files_of_run(directory)
-        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+    """Upload a run directory without checkpoints. Raises DataError if it cannot be written."""
+    _upload(directory, place, files_of_run(directory))
 
 
 def upload_directory(directory: Path, place: RemotePath, last: Collection[str]) -> None:
-    """Bring a directory that is whole; the files in ``last`` come after all others, in order.
+    """Upload a complete directory, the files in ``last`` after all others, in order.
 
     Raises:
         DataError: it cannot be written.
     """
     names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*"))]
     names = [name for name in names if (directory / name).is_file() and name not in last]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+    _upload(directory, place, names)
     for name in last:
         (place / name).upload(directory / name)
 
 
+def _upload(directory: Path, place: RemotePath, names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+
+
 def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
-    """Have a directory here and there, where one of both has it.
+    """Download a directory that is in the store, or else upload it.
 
     Args:
-        mark: a file that is there once all others are.
+        mark: the file that is written last.
 
     Raises:
-        DataError: it cannot be read or written there.
+        DataError: it cannot be read or written in the store.
         OSError: it cannot be written here.
     """
     if (place / mark).is_file():
@@ -199,7 +194,7 @@ def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
 
 
 def download_directory(place: RemotePath, directory: Path) -> None:
-    """Fetch a directory that is whole, unless it is there.
+    """Download a complete directory unless it exists.
 
     Raises:
         DataError: it cannot be read.
@@ -217,20 +212,15 @@ def download_directory(place: RemotePath, directory: Path) -> None:
 
 
 def clear(place: RemotePath, keep: str) -> None:
-    """Remove all of a run, but one directory.
-
-    Raises:
-        DataError: that cannot be done.
-    """
+    """Remove all of a run in the store but one directory."""
     tops = {name.split("/")[0] for name in place.files()} - {keep}
-    # what makes it a run goes last, so that it stays recognisable
+    # the file that marks it as a run goes last
     for name in sorted(tops, key=lambda name: name == FIRST):
         (place / name).remove()
 
 
 def make_room(root: Path, most: int) -> None:
-    """Remove the directories in ``root`` that were not used for longest, so that others have no
-    more than so many bytes."""
+    """Remove the directories in ``root`` that were not used for longest, down to so many bytes."""
     directories = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for directory in directories:
@@ -240,7 +230,7 @@ def make_room(root: Path, most: int) -> None:
 
 
 def files_of_run(directory: Path) -> dict[str, Stat]:
-    """Of those that travel, by their relative paths."""
+    """Return the files that are uploaded with a run, by their relative paths."""
     files = {}
     for path, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -256,12 +246,12 @@ def files_of_run(directory: Path) -> dict[str, Stat]:
 
 
 def travels(name: str) -> bool:
-    """Whether a file is kept with its run, and is none of a checkpoint."""
+    """True if a file is uploaded with its run: hidden files and checkpoints are not."""
     parts = PurePosixPath(name).parts
     hidden = any(part.startswith(".") for part in parts)
     return not hidden and parts[0] not in _APART and _stays_inside(name)
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a name leads to nowhere outside of its directory."""
+    """True if a relative path stays within its directory."""
     return ".." not in PurePosixPath(name).parts and not name.startswith("/") and "\0" not in name

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and errors of the storage in our words."""
+"""Atomic writes of files and directories, JSON, and storage errors with a remedy."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from raygnn.util.locks import is_alive
 
 LARGEST_JSON = 64 * 2**20  # bytes
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_LASTING = {*_FULL, errno.EROFS}  # what a new start would meet again
+_LASTING = {*_FULL, errno.EROFS}  # a restart would meet these again
 _RETRY_EVERY = 1.0  # seconds
 
 T = TypeVar("T")
 
 
 def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[str, str]:
-    """What is wrong with storage, in our words, and what to do about it.
+    """Return problem and remedy for an error of storage.
 
     Args:
-        instead: what else the user can do than to mend that place.
+        instead: alternative to repairing that storage.
     """
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -46,13 +46,8 @@ def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[st
 def storage_errors(
     path: Path, kind: type[RaygnnError] = TrainingError, instead: str = "change storage"
 ) -> Iterator[None]:
-    """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words.
-
-    A :class:`TrainingError` of storage that is full or read-only is final.
-
-    Args:
-        instead: see :func:`storage_trouble`.
-    """
+    """Turn an OSError about ``path`` into an error of ``kind``; see `storage_trouble`. A
+    `TrainingError` about storage that is full or read-only is final."""
     try:
         yield
     except OSError as error:
@@ -70,13 +65,13 @@ def _of_system(error: Exception) -> bool:
 def retry(
     act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] = _of_system
 ) -> T:
-    """Call ``act`` until it succeeds, for at most so many seconds in which storage is full or away.
+    """Call ``act`` until it succeeds, for at most so many seconds.
 
     Args:
-        passes: whether an error may be gone at the next try; by default an `OSError`.
+        passes: True for an error that may be gone at the next try; by default an OSError.
 
     Raises:
-        Exception: of the last try, or the first that does not pass.
+        Exception: the last one, or the first for which ``passes`` is False.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -89,30 +84,23 @@ def retry(
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the file by ``text`` (UTF-8): a reader sees the old or the new content, whole.
-
-    Raises:
-        OSError: when it cannot be written; nothing is left behind then.
-    """
+    """Replace the file by ``text`` (UTF-8) in one step; see `replacing`."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file by the value as :func:`json_text` has it.
-
-    Raises:
-        OSError: see :func:`write_atomic`.
-    """
+    """Replace the file by the `json_text` of a value; see `replacing`."""
     write_atomic(path, json_text(value))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, to write, that takes the place of ``path`` when the block has ended.
+    """Yield a new file that replaces ``path`` at the end of the block: a reader sees the complete
+    old or new content.
 
     Raises:
-        OSError: when it cannot be written; nothing is left behind then, nor if the block raises.
+        OSError: it cannot be written; nothing is left behind then, nor if the block raises.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
@@ -130,7 +118,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Make what was written to an open file durable."""
+    """Make the content of an open file durable."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -145,11 +133,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole directory, if it is there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove a file, a link or a directory with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -157,9 +141,9 @@ def remove(path: Path) -> None:
 
 
 class Appender:
-    """Adds bytes to a file in order; what the storage does not take waits for the next call.
+    """Appends bytes to a file in order; what cannot be written waits for the next call.
 
-    The file is opened when it is first needed. Nothing else may write to it meanwhile.
+    The file is opened at the first use, and nothing else may write to it.
 
     Attributes:
         waiting: bytes that are not in the file yet.
@@ -171,48 +155,36 @@ class Appender:
         self.waiting = b""
 
     def open(self) -> int:
-        """The descriptor of the file.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Return the descriptor of the file. Raises OSError if it cannot be opened."""
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o644)
         return self._descriptor
 
     def add(self, data: bytes) -> None:
-        """Add bytes, and write all there are.
-
-        Raises:
-            OSError: not all could be written.
-        """
+        """Append bytes. Raises OSError if not all could be written."""
         self.waiting += data
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            OSError: not all could be written.
-        """
+        """Write the waiting bytes. Raises OSError if not all could be written."""
         while self.waiting:
             self.waiting = self.waiting[os.write(self.open(), self.waiting) :]
 
     def close(self) -> None:
-        """Close the file; what waits is given up."""
+        """Close the file and drop the waiting bytes."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def json_text(value: Any) -> str:
-    """JSON as we write it: two spaces, UTF-8 as it is, no NaN (a null stands for it)."""
+    """Return JSON with two spaces, unescaped UTF-8, and null for numbers that are not finite."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """Plain JSON types: scalars of numpy and torch unwrapped, non-finite numbers as None."""
+    """Return plain JSON types: scalars of numpy and torch unwrapped, non-finite numbers as None."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -227,11 +199,11 @@ def plain(value: Any) -> Any:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, to read.
+    """Open a file for reading.
 
     Raises:
-        OSError: it cannot be read, or is a FIFO, a device or a directory, of which none is
-            opened: that could wait for ever.
+        OSError: it cannot be read, or is a FIFO, a device or a directory: none of these is opened,
+            since that could block.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -240,13 +212,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
-    """The file's content, at most ``most`` bytes of it.
+    """Read a file of at most ``most`` bytes.
 
     Args:
-        cut: take the first ``most`` bytes of a larger file instead of refusing it.
+        cut: read the first ``most`` bytes of a larger file instead of refusing it.
 
     Raises:
-        OSError: it is larger, or for the reasons of :func:`open_regular`.
+        OSError: it is larger; or see `open_regular`.
     """
     with open_regular(path) as file:
         if not cut and os.fstat(file.fileno()).st_size > most:
@@ -255,10 +227,10 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file, ``{}`` when there is no file.
+    """Read a JSON object; ``{}`` if there is no file.
 
     Raises:
-        DataError: when the file is unreadable, larger than 64 MiB, or holds no JSON object.
+        DataError: the file is unreadable, larger than 64 MiB, or holds no JSON object.
     """
     try:
         value = json.loads(read_regular(path, LARGEST_JSON))
@@ -272,11 +244,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_vacant(place: Any) -> bool:
-    """Whether something can be put there, on a local or a remote file system: nothing, or an
-    empty directory, is in the way.
+    """True if a local or remote path does not exist or is an empty directory.
 
     Raises:
-        DataError: it cannot be looked at.
+        DataError: it cannot be read.
     """
     try:
         return not place.exists() or (place.is_dir() and not any(place.iterdir()))
@@ -290,10 +261,10 @@ def is_vacant(place: Any) -> bool:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """A temporary directory beside ``target``, to be handed to :func:`publish`; else removed.
+    """Yield a temporary directory beside ``target``, for `publish`; else it is removed.
 
-    Its name is ``.<target>.tmp-<pid>-<random>``. Those that killed processes of this host left
-    are removed first. Where nothing comes of it, directories above that were made for it go, too.
+    Leftovers of killed processes of this host are removed first. If nothing is published,
+    directories above that were created for it are removed, too.
     """
     made = [path for path in target.parents if not path.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -305,16 +276,16 @@ def new_directory(target: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # something lies in it
+        with contextlib.suppress(OSError):  # it is not empty
             for path in made:
                 path.rmdir()
 
 
 def publish(temporary: Path, target: Path) -> bool:
-    """Make a finished directory durable and visible as ``target``, in one step.
+    """Make a finished directory, whose files are durable, visible as ``target`` in one step.
 
-    The files in it must be on disk already. Returns False, and changes nothing, if a directory
-    with something in it is there (another process was first).
+    Returns False, and changes nothing, if a directory that is not empty is there (another process
+    was first).
     """
     for directory in (path for path in temporary.rglob("*") if path.is_dir()):
         sync(directory)
@@ -334,7 +305,7 @@ def _prefix(target: Path) -> str:
 
 
 def _host() -> str:
-    """Tells processes whose ids may be compared: the host and, in containers, the namespace."""
+    """Return a digest of the host and the namespace within which process ids are unique."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -343,7 +314,7 @@ def _host() -> str:
 
 
 def remove_stale(target: Path) -> None:
-    """Remove what processes of this host that were killed left of their work on ``target``."""
+    """Remove the temporary directories for ``target`` that killed processes of this host left."""
     name = re.compile(rf"{re.escape(_prefix(target))}(\d+)-{_host()}[0-9a-f]{{8}}")
     for path in target.parent.iterdir():
         if (match := name.fullmatch(path.name)) and not is_alive(int(match[1])):

@@ -1,11 +1,10 @@
 """Advisory locks on files, which the kernel drops with the process that holds them.
 
-A `Lock` also works between hosts. Its file holds who has it (host, pid, start of that process), or
-nothing. ``flock`` makes taking it atomic; the content tells other hosts and readers, and keeps the
-lock where a filesystem has no ``flock``, or one that other hosts do not see.
-
-What can be had of ``flock`` does not tell which of these it is. So the holder also moves the file's
-time every few seconds, and the claim of another host is stale when that has stopped.
+A `Lock` also works between hosts. Its file holds its holder (host, pid, start of the process), or
+nothing. ``flock`` makes acquiring atomic; the content is for other hosts and readers, and for file
+systems without ``flock``, or with one that other hosts do not see. Since these cannot be told
+apart, the holder also touches the file every few seconds; a claim of another host whose heartbeat
+has stopped is stale.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from raygnn.errors import InputError
 
 LOCK = ".lock"  # in a directory that one command at a time writes into
 
-_BEAT = 3.0  # seconds between signs of life
-_SILENCE = 30.0  # seconds without one, by the clock of whoever waits, after which a claim is stale
-_LOOK = 1.0  # seconds between looks for one
+_BEAT = 3.0  # seconds between heartbeats
+_SILENCE = 30.0  # seconds without one, by the clock of the waiting process: the claim is stale
+_POLL = 1.0  # seconds
 
 _NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this host has that id."""
+    """True if a process of this host has that id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -44,13 +43,10 @@ def is_alive(pid: int) -> bool:
 
 
 def try_flock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file; whether that could be had at once.
-
-    Args:
-        shared: lock it for as many as want it in the same way.
+    """Lock an open file, exclusively or ``shared``, without waiting; returns True on success.
 
     Raises:
-        OSError: its filesystem has no such locks.
+        OSError: its file system has no such locks.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -60,18 +56,18 @@ def try_flock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file of this host for this process, whose id is written into it; made if missing.
+    """Lock a file of this host and write this process's id into it.
 
     Returns:
-        A descriptor that keeps the lock until it is closed; None where another process has it.
+        A descriptor that keeps the lock until it is closed; None if another process has it.
 
     Raises:
-        OSError: the file cannot be made, or is a symbolic link.
+        OSError: the file cannot be created, or is a symbolic link.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     # without a link, it was removed by the process that held it
     if try_flock(descriptor) and os.fstat(descriptor).st_nlink:
-        with contextlib.suppress(OSError):  # a full disk: what comes next will say so
+        with contextlib.suppress(OSError):  # a full disk: the next write reports it
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
         return descriptor
@@ -81,7 +77,7 @@ def try_lock(path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a lock; ``started`` tells it from a later one with the same pid."""
+    """Process that holds a lock; ``started`` distinguishes it from a later one with its pid."""
 
     host: str
     pid: int
@@ -93,18 +89,18 @@ class Holder:
 
     @property
     def local(self) -> bool:
-        """Whether it runs on this host."""
+        """True if it runs on this host."""
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Whether the process runs. One on another host cannot be asked and counts as alive."""
+        """True if the process runs, or is on another host."""
         if not self.local:
             return True
         return is_alive(self.pid) and _started(self.pid) == self.started
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock file; None when it is free, its holder is dead, or there is no file."""
+    """Return the live holder of a lock file, if any."""
     try:
         process = parse_holder(path.read_bytes())
     except OSError:
@@ -113,13 +109,13 @@ def holder(path: Path) -> Holder | None:
 
 
 class Lock:
-    """A lock that is held from :meth:`acquire` until :meth:`release` or the process's end.
+    """Lock that is held from `acquire` until `release` or the end of the process.
 
     Args:
-        does: what its holder does, for the error that others get: "is writing into …".
+        does: what its holder does, for the error of other processes: "is writing into …".
 
     Attributes:
-        stale: the process of another host whose claim gave way, if one did.
+        stale: the process of another host whose stale claim was taken over, if any.
     """
 
     def __init__(self, path: Path, does: str = "is using this directory"):
@@ -130,8 +126,8 @@ class Lock:
         self._released = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock, over from a dead process too; one of another host is waited for, half a
-        minute, for a sign of life.
+        """Acquire the lock, also from a dead process; waits up to 30 s for a heartbeat of a holder
+        on another host.
 
         Raises:
             InputError: another live process holds it.
@@ -145,7 +141,7 @@ class Lock:
                 if taken or (last and last.alive() and (last.local or self._beats())):
                     raise self._busy(last)
                 if not _same_file(descriptor, self.path):
-                    os.close(descriptor)  # removed with its directory meanwhile: look again
+                    os.close(descriptor)  # removed with its directory meanwhile: try again
                     continue
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(asdict(Holder.here())).encode(), 0)
@@ -158,27 +154,26 @@ class Lock:
             threading.Thread(target=self._beat, name="raygnn-lock", daemon=True).start()
 
     def release(self) -> None:
-        """Give the lock back; the file stays, empty, unless another host took the claim over.
-        Harmless when not held."""
+        """Release the lock, if it is held; empties the file unless another host took it over."""
         self._released.set()
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # another host removed the file, or storage is away
+            with contextlib.suppress(OSError):  # another host removed it, or storage is unreachable
                 if parse_holder(os.pread(self._descriptor, 4096, 0)) == Holder.here():
                     os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _beat(self) -> None:
-        """Move the file's time until the lock is given back."""
+        """Touch the file until the lock is released."""
         while not self._released.wait(_BEAT):
-            with contextlib.suppress(OSError):  # storage that is away for a while
+            with contextlib.suppress(OSError):  # storage is unreachable for a while
                 os.utime(self.path)
 
     def _beats(self) -> bool:
-        """Whether a holder on another host gives a sign of life, in time."""
+        """True if a holder on another host touches the file within 30 s."""
         before, deadline = _changed(self.path), time.monotonic() + _SILENCE
         while time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
             if _changed(self.path) != before:
                 return True
         return False
@@ -194,7 +189,7 @@ class Lock:
 
 
 def _flock(descriptor: int) -> bool:
-    """Whether the lock could be had; a filesystem without ``flock`` always gives it."""
+    """As `try_flock`; True on a file system without such locks."""
     try:
         return try_flock(descriptor)
     except OSError as error:
@@ -204,7 +199,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _changed(path: Path) -> int:
-    """The file's time; it is opened, so that a network file system looks at it anew."""
+    """Return the file's time; opening it makes a network file system read it anew."""
     with open(path, "rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
 
@@ -217,7 +212,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def parse_holder(content: bytes) -> Holder | None:
-    """Who has left this, if it is what a holder leaves."""
+    """Parse the content of a lock file; None if it has no holder."""
     try:
         value = json.loads(content)
         return Holder(str(value["host"]), int(value["pid"]), int(value["started"]))
@@ -226,11 +221,11 @@ def parse_holder(content: bytes) -> Holder | None:
 
 
 def _started(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 where there is no ``/proc``."""
+    """Return the start of a process in clock ticks since boot; 0 if it is unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # The second field, the program's name in parentheses, may itself hold spaces.
+    # the second field, the program's name in parentheses, may contain spaces
     fields = stat.rpartition(b")")[2].split()
     return -1 if fields[0] == b"Z" else int(fields[19])

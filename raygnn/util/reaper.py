@@ -1,7 +1,7 @@
-"""Ends the embedded Ray of a command that was killed; a program that the command starts beside it.
+"""Program beside a command that ends its embedded Ray if the command is killed.
 
 Ray's core processes end with the command, but their agents notice that only after a minute or more.
-Of the standard library alone, since it stays in memory for as long as the command does.
+It imports the standard library alone, since it stays in memory as long as the command.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _END = b"/"  # of the directory in the pipe: a parent killed while it writes lea
 
 
 def start(directory: str) -> subprocess.Popen[bytes]:
-    """Start the program; after this process it ends, too, once nothing of its Ray runs."""
+    """Start the program for the Ray whose files are in ``directory``."""
     program = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in a terminal is the command's
+        start_new_session=True,  # Ctrl-C in a terminal is for the command
     )
     assert program.stdin is not None
     with program.stdin as pipe:  # not as an argument, by which `RayCluster` finds Ray's processes
@@ -36,7 +36,7 @@ def start(directory: str) -> subprocess.Popen[bytes]:
 
 
 def main(directory: str, parent: int) -> None:
-    """Wait for the parent's end, then kill all that its Ray started, and remove the directory."""
+    """Wait for the parent's end, then kill its Ray's processes and remove the directory."""
     while os.getppid() == parent:
         time.sleep(_INTERVAL)
     deadline = time.monotonic() + _PATIENCE

@@ -202,7 +202,7 @@ def test_a_token_that_is_not_the_clusters(
         address = head.stdout.readline().strip()
         for token, told in (
             ("0" * 64, "its token is another one"),
-            ("", "it asks for a token, and there is none here"),
+            ("", "it requires a token, and there is none here"),
         ):
             if token:
                 monkeypatch.setenv("RAY_AUTH_TOKEN", token)

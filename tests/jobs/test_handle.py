@@ -234,7 +234,7 @@ class Cut:
     [
         (Cut("one\ntw", "one\ntwo\nthr", "one\ntwo\nthree"), ["one", "two", "three"]),
         (Cut(log="one\n\nhuge\n"), ["one", "", "huge"]),
-        (Cut(), ["(the job server cannot read the rest of what it printed)"]),
+        (Cut(), ["(the job server cannot read the rest of the output)"]),
     ],
     ids=["cut", "too-large", "unreadable"],
 )

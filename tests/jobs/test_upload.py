@@ -152,7 +152,7 @@ def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raygnn.jobs.upload.MOST_FILES", 3)
     with pytest.raises(InputError, match="too large"):
         prepare("job.yaml")
-    monkeypatch.setattr("raygnn.jobs.upload._LOOKED_AT", 2)
+    monkeypatch.setattr("raygnn.jobs.upload._COUNTED", 2)
     with pytest.raises(InputError, match="more than"):
         prepare("job.yaml")
 

@@ -321,7 +321,10 @@ def test_what_is_of_others_stays(trained: Run, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis").touch()
-    for out, what in ((mine, "nothing that raygnn export"), (tmp_path / "a" / "b", "no directory")):
+    for out, what in (
+        (mine, "raygnn export has not written it"),
+        (tmp_path / "a" / "b", "no directory"),
+    ):
         with pytest.raises(InputError, match=what):
             raygnn.export(trained, out=out, overwrite=True)
     assert [file.name for file in mine.iterdir()] == ["thesis"]

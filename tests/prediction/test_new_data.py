@@ -160,7 +160,7 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
 @pytest.mark.parametrize(
     ("change", "overrides", "what"),
     [
-        ({}, [], "no other data are named"),
+        ({}, [], "no new data are named"),
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
         ({"old": True}, ["graph.seed=2"], "no record"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),

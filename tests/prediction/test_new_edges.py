@@ -183,5 +183,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
     data = shop()
     data.edges[LIKED_BY].src = np.flip(data.edges[LIKED_BY].src)
-    with pytest.raises(InputError, match="no other data are named"):
+    with pytest.raises(InputError, match="no new data are named"):
         asked(run)

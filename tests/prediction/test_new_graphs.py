@@ -318,7 +318,7 @@ def test_categories(tmp_path: Path) -> None:
     [
         (["graph.path=/"], "test", "have no split 'test': shares and folds are of the"),
         (["graph.path=/"], "tests", "no split 'tests'"),
-        ([], "all", "no other data are named"),
+        ([], "all", "no new data are named"),
         (["graph.path=/", "graph.normalize=row"], "all", "by none when .* by row here"),
         (["graph.path=/", "task.target=y"], "all", "task.target was"),
     ],

@@ -82,7 +82,7 @@ def test_embeddings_at_a_time(tmp_path: Path) -> None:
     ]
     assert rows[0].shape == rows[1].shape
     assert np.abs(rows[0] - rows[1]).max() > 1e-3
-    with pytest.raises(InputError, match="a node is another at any time") as error:
+    with pytest.raises(InputError, match="embeddings of nodes depend on the time") as error:
         embed(made, out=tmp_path / "rows.parquet")
     assert "--at 2026-01-31" in str(error.value)
 

@@ -124,7 +124,7 @@ def test_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "fanout", "what"),
     [
-        (None, [1, 1], "without one all of them"),
+        (None, [1, 1], "for a list of nodes only"),
         ("some", [1], "2 layers"),
         ("some", [1, -2], "-2 is no number of neighbours"),
         ("some", [1, 2**31], "2147483648 is no number"),

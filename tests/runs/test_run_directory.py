@@ -237,7 +237,7 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lock file of a run that a process on another host has."""
-    monkeypatch.setattr(locks, "_LOOK", 0.01)
+    monkeypatch.setattr(locks, "_POLL", 0.01)
     path = finished(tmp_path) / ".lock"
     path.write_text('{"host": "far-away", "pid": 1, "started": 5}')
     return path
@@ -309,7 +309,7 @@ def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
 
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_BEAT", 0.01)
-    monkeypatch.setattr(locks, "_LOOK", 0.01)
+    monkeypatch.setattr(locks, "_POLL", 0.01)
     with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         assert run._lock._beats()

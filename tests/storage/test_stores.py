@@ -43,7 +43,7 @@ from tests.stores import LocalStore, uri_of
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is looked at or tried again seldom, and no dead claim is waited for long."""
-    monkeypatch.setattr(claim, "_LOOK", 0.05)
+    monkeypatch.setattr(claim, "_POLL", 0.05)
     monkeypatch.setattr(claim, "BEAT", 0.5)
     monkeypatch.setattr(claim, "SILENCE", 5.0)
     monkeypatch.setattr(publisher, "_EVERY", 0.1)
@@ -133,7 +133,7 @@ def test_a_dead_command_gives_way_and_a_silent_one_is_told(
     here = Holder.here()
     assert next_one.stale == f"process {here.pid} on {here.host}"
     # a store's times are whole seconds: the claim may seem to be a second old already
-    ways = [f"waiting up to {seconds} s for a sign of life" for seconds in (0, 1)]
+    ways = [f"waiting up to {seconds} s for a heartbeat" for seconds in (0, 1)]
     assert told in [[f"{next_one.stale} holds {run}: {way}"] for way in ways]
     until(lambda: silent.lost)
     assert not next_one.lost
@@ -239,7 +239,7 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     store.start()
     until(lambda: len(told) == 2, 120)
     assert one.finish(30)
-    assert "waits in" in told[0]
+    assert "wait in" in told[0]
     assert "config.yaml" in told[0]  # which is brought first
     assert "again" in told[1]
     assert set((place / "run").files()) == {"config.yaml", "metrics.jsonl"}

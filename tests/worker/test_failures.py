@@ -58,7 +58,7 @@ class Unspeakable(Exception):
 
 STRANGE: dict[str, tuple[BaseException, str]] = {
     "surrogates": (ValueError("a name: d\udcff\udce9"), r"ValueError: a name: d\udcff\udce9"),
-    "unspeakable": (Unspeakable(), "Unspeakable: <its text cannot be had: __str__ raised Runtime"),
+    "unspeakable": (Unspeakable(), "Unspeakable: <no text: __str__ raised Runtime"),
     "long": (ValueError("x" * 3_000_000), "characters left out"),
     "ours": (DataError("y" * 3_000_000, where="z"), "characters left out"),
     "exit": (SystemExit("enough"), "SystemExit: enough"),
