@@ -21,13 +21,14 @@ HEAD = """\
 
 <!-- Written by docs/reference.py from the schema and the checks. -->
 
-A job is a YAML file, or a Python mapping of the same shape. `name`, `graph` and `model` are
-needed; everything else has a default. `raygnn config-schema` prints the same as JSON Schema.
+A job is a YAML file, or a Python mapping of the same shape. `name`, `model`, and `graph` or
+`partition.path` are needed; everything else has a default. `raygnn config-schema` prints the same
+as JSON Schema.
 
 - Relative paths in a file are relative to that file; `storage`, and paths in `--set`, are
   relative to where the command runs.
-- A duration is written with a unit, `90s`, `30m`, `1.5h`, `2d`; a bare number is in seconds
-  where no other meaning is given.
+- A duration is written with a unit, `90s`, `30m`, `1.5h`, `2d`; a bare number means seconds,
+  unless the key says otherwise (`fault.checkpoint_every`: steps).
 - Types are strict: `"3"` is not a number. An unknown key is an error that names the nearest one.
 - `config.yaml` in a run directory has every key. Secrets in `comm.env` are `***` there, which is
   refused when it is read again: give them anew, with `--resume`, too.
@@ -38,10 +39,9 @@ CHECKS = """\
 
 What `raygnn check` looks at, and `raygnn train` before it starts. Every finding names its check:
 `error [storage_visible]: …`. An error refuses the job, with exit code 3; a warning (`warn`) or a
-note (`info`) does not. `cluster.allow: [CHECK, …]` turns a check's errors into notes, except of
-those whose errors the job would surely fail of later. `cluster.uniform` says whether what the
-checks `*_uniform` find are errors (`strict`), warnings (`warn`) or nothing (`off`); they compare
-the nodes on which there is room for a worker. `raygnn check` also warns when the run's name is
+note (`info`) does not. `cluster.allow: [CHECK, …]` turns a check's errors into notes, except for
+checks marked "no" below: the job would fail later anyway. `cluster.uniform` is the severity of
+findings of the checks `*_uniform`, which compare the nodes that may run a worker. `raygnn check` also warns when the run's name is
 taken (`name_free`).
 """
 

@@ -478,7 +478,7 @@ def test_nothing_is_broken_on_a_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "loss", "noted"), [(1.05, 0.37, True), (0.1, 0.3, True), (0.5, 0.37, False)]
+    ("held", "loss", "noted"), [(1.05, 0.37, True), (0.1, 0.3, False), (0.5, 0.37, False)]
 )
 def test_losses_far_apart_are_noted_at_the_end(held: float, loss: float, noted: bool) -> None:
     screen = Screen()
