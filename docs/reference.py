@@ -41,8 +41,8 @@ What `raygnn check` looks at, and `raygnn train` before it starts. Every finding
 `error [storage_visible]: …`. An error refuses the job, with exit code 3; a warning (`warn`) or a
 note (`info`) does not. `cluster.allow: [CHECK, …]` turns a check's errors into notes, except for
 checks marked "no" below: the job would fail later anyway. `cluster.uniform` is the severity of
-findings of the checks `*_uniform`, which compare the nodes that may run a worker. `raygnn check` also warns when the run's name is
-taken (`name_free`).
+findings of the checks `*_uniform`, which compare the nodes that may run a worker. `raygnn check`
+also warns when the run's name is taken (`name_free`).
 """
 
 
