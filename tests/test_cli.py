@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -707,6 +709,32 @@ def test_a_run_here_is_stopped(
     assert sent == [signal.SIGTERM]
     facts = json.loads(capsys.readouterr().out)
     assert facts == {"run": "going", "path": str(tmp_path / "going"), "state": "interrupted"}
+
+
+@pytest.mark.parametrize("lock", ["nobody has", "another process has"])
+def test_only_the_process_that_holds_a_run_is_stopped(
+    lock: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose run it is wrote into the lock file whatever process they like."""
+    with RunDir.create(str(tmp_path), "made") as run:
+        run.begin({"name": "made"})
+    file = run.path / ".lock"
+    with open(file, "r+") as held:
+        # it has the file open only where nobody has locked it
+        opened = held if lock == "nobody has" else subprocess.DEVNULL
+        if lock != "nobody has":
+            fcntl.flock(held, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+        with subprocess.Popen(command, stdin=opened, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            ticks = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+            facts = {"host": socket.gethostname(), "pid": other.pid, "started": int(ticks)}
+            file.write_text(json.dumps(facts))
+            assert main(["stop", "made", "--storage", str(tmp_path)]) == 2
+            assert other.poll() is None
+            other.kill()
+    assert f"process {other.pid}, which its lock names, does not hold" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

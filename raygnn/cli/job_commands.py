@@ -22,6 +22,7 @@ from raygnn.cli.options import (
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.output import say
 from raygnn.runs.run_directory import RankLogs
+from raygnn.util.locks import LOCK, is_held_by
 
 if TYPE_CHECKING:
     from raygnn.jobs.submit import SubmittedJob
@@ -190,6 +191,12 @@ def _stop_here(args: argparse.Namespace) -> bool:
         raise InputError(f"no command trains this run: {run.status}", where=run.shown)
     if not process.local:
         return False
+    if not is_held_by(process.pid, run.path / LOCK):
+        raise InputError(
+            f"process {process.pid}, which its lock names, does not hold that lock for this user",
+            where=run.shown,
+            remedy="find out what that process is; end it yourself if it trains this run",
+        )
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP

@@ -63,7 +63,6 @@ _TOKEN = ".run-"
 _NEWEST, _UNSENT = ".newest", ".unsent"
 _SHOWN = 200  # characters of a path that is none
 _LARGEST_CONFIG = 2**20  # bytes
-_LARGEST_LOCK = 4096  # bytes
 _MOST_WAITING = 2**20  # bytes of events
 RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # how names of a rank's files in logs/ begin
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
@@ -196,18 +195,9 @@ def read_status(path: Path) -> str:
         DataError: ``summary.json`` is damaged.
     """
     status = read_json(path / SUMMARY).get("status", "running")
-    if status == "running" and not _is_held(path / LOCK):
+    if status == "running" and holder(path / LOCK) is None:
         return "killed"
     return str(status)
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a live process holds the lock, as far as its file is one of ours."""
-    try:
-        read_regular(lock, _LARGEST_LOCK)
-        return holder(lock) is not None
-    except (OSError, OverflowError, RecursionError):  # no pid has that many digits
-        return False
 
 
 class RunDir:

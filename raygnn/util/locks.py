@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -27,6 +28,8 @@ LOCK = ".lock"  # in a directory that one command at a time writes into
 _BEAT = 3.0  # seconds between heartbeats
 _SILENCE = 30.0  # seconds without one, by the clock of the waiting process: the claim is stale
 _POLL = 1.0  # seconds
+
+_LARGEST = 4096  # bytes of a lock file that are read
 
 _NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -102,10 +105,30 @@ class Holder:
 def holder(path: Path) -> Holder | None:
     """Return the live holder of a lock file, if any."""
     try:
-        process = parse_holder(path.read_bytes())
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            process = parse_holder(os.pread(descriptor, _LARGEST, 0))
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
     return process if process and process.alive() else None
+
+
+def is_held_by(pid: int, path: Path) -> bool:
+    """Return True if a process of this user on this host really holds the lock file: the file is
+    locked, and the process has it open. What the file says, anyone can have written.
+    """
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != os.geteuid() or _is_free(descriptor):
+                return False
+            return any(_same_file(descriptor, file) for file in Path(f"/proc/{pid}/fd").iterdir())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
 
 
 class Lock:
@@ -134,10 +157,10 @@ class Lock:
             OSError: the file cannot be written.
         """
         while self._descriptor is None:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 taken = not _flock(descriptor)
-                last = parse_holder(os.pread(descriptor, 4096, 0))
+                last = parse_holder(os.pread(descriptor, _LARGEST, 0))
                 if taken or (last and last.alive() and (last.local or self._beats())):
                     raise self._busy(last)
                 if not _same_file(descriptor, self.path):
@@ -198,6 +221,28 @@ def _flock(descriptor: int) -> bool:
     return True
 
 
+def _is_free(descriptor: int) -> bool:
+    """True if nobody has locked the file; False also where its filesystem cannot tell."""
+    try:
+        return try_flock(descriptor, shared=True)
+    except OSError:
+        return False
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a lock file, which may be in a directory that somebody else made.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, which may lead to any file of the user, or a
+            FIFO or device, which could block for ever.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def _changed(path: Path) -> int:
     """Return the file's time; opening it makes a network file system read it anew."""
     with open(path, "rb") as file:
@@ -216,7 +261,7 @@ def parse_holder(content: bytes) -> Holder | None:
     try:
         value = json.loads(content)
         return Holder(str(value["host"]), int(value["pid"]), int(value["started"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -329,6 +329,19 @@ def test_a_lock_is_one_process_and_one_claim(tmp_path: Path) -> None:
     RunDir.create(str(tmp_path), "a", mode="resume").release()
 
 
+@pytest.mark.parametrize("what", ["link", "fifo"])
+def test_a_lock_file_of_a_stranger_leads_nowhere(what: str, tmp_path: Path) -> None:
+    path, other = finished(tmp_path), tmp_path / "other.txt"
+    (path / ".lock").unlink()
+    other.write_text(json.dumps(Holder.here().__dict__))
+    (path / ".lock").symlink_to(other) if what == "link" else os.mkfifo(path / ".lock")
+    why = "symbolic links" if what == "link" else "not a regular file"
+    with pytest.raises(InputError, match=why):
+        RunDir.create(str(tmp_path), "a", mode="overwrite")
+    assert other.read_text()
+    assert locks.holder(path / ".lock") is None
+
+
 def test_a_removed_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, flock = tmp_path / ".lock", locks.try_flock
 
