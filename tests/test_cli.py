@@ -593,10 +593,12 @@ def test_logs_of_a_run_here(
     assert "no rank has logged yet" in capsys.readouterr().err
     for rank in (0, 1, 10):
         (logs / f"rank-{rank}.log").write_bytes(b"one of %d\n\xff\n" % rank)
+    (logs / "rank-11.log").write_bytes(b"\tmine\x1b]0;owned\x07\n")
     assert main(command) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == ["rank 0: one of 0", "rank 0: \ufffd", "rank 1: one of 1"]
     assert shown[4] == "rank 10: one of 10"
+    assert shown[6] == r"rank 11: 	mine]0;owned".replace(r"	", "	")
     assert main([*command, "--rank", "1", "--follow"]) == 0  # until it is over, which it is
     assert capsys.readouterr().out.splitlines() == ["one of 1", "\ufffd"]
     assert main([*command, "--json"]) == 0

@@ -20,7 +20,7 @@ from raygnn.cli.options import (
     storage,
 )
 from raygnn.errors import InputError, Interrupted, TrainingError
-from raygnn.runs.output import say
+from raygnn.runs.output import printable, say
 from raygnn.runs.run_directory import RankLogs
 from raygnn.util.locks import LOCK, is_held_by
 
@@ -159,7 +159,7 @@ def _logs_here(args: argparse.Namespace) -> bool:
     while True:
         over = not args.follow or run.status != "running"  # before the last poll
         for line in logs.news():
-            say(line)
+            say(printable(line))
         if over:
             return True
         time.sleep(_POLL)

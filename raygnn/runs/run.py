@@ -32,11 +32,11 @@ from raygnn.runs.run_directory import (
     read_config,
     read_status,
     read_storage,
+    read_summary,
     storage_path,
 )
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import AT_ONCE, Replica
-from raygnn.util.files import read_json
 from raygnn.util.locks import LOCK, Holder, holder
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
-        return read_json(self.files / SUMMARY)
+        return read_summary(self.files)
 
     @property
     def status(self) -> str:

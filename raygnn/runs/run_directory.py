@@ -63,6 +63,7 @@ _TOKEN = ".run-"
 _NEWEST, _UNSENT = ".newest", ".unsent"
 _SHOWN = 200  # characters of a path that is none
 _LARGEST_CONFIG = 2**20  # bytes
+_LARGEST_SUMMARY = 4 * 2**20
 _MOST_WAITING = 2**20  # bytes of events
 RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # how names of a rank's files in logs/ begin
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
@@ -188,13 +189,22 @@ def read_config(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return ``summary.json`` of the run at ``path``; ``{}`` if there is none.
+
+    Raises:
+        DataError: the file is damaged, or larger than a run ever writes it.
+    """
+    return read_json(path / SUMMARY, _LARGEST_SUMMARY)
+
+
 def read_status(path: Path) -> str:
     """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone).
 
     Raises:
         DataError: ``summary.json`` is damaged.
     """
-    status = read_json(path / SUMMARY).get("status", "running")
+    status = read_summary(path).get("status", "running")
     if status == "running" and holder(path / LOCK) is None:
         return "killed"
     return str(status)
@@ -312,7 +322,7 @@ class RunDir:
             (self.path / LOGS).mkdir(exist_ok=True)
             # The config first: what has it is recognised as a run, however early this ends.
             write_atomic(self.path / CONFIG, text)
-            summary = read_json(self.path / SUMMARY)
+            summary = read_summary(self.path)
             for name in ("error", "job"):  # of an earlier start
                 summary.pop(name, None)
             if job := os.environ.get(JOB):
@@ -370,7 +380,7 @@ class RunDir:
     @property
     def summary(self) -> dict[str, Any]:
         """``summary.json`` as it is now."""
-        return read_json(self.path / SUMMARY)
+        return read_summary(self.path)
 
     def update_summary(self, **entries: Any) -> None:
         """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``.

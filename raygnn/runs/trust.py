@@ -19,9 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from raygnn.config.load import read_text
 from raygnn.config.problems import KeyPath, dotted
 from raygnn.config.values import CLASS_PATTERN, find_module
-from raygnn.errors import DataError, InputError
+from raygnn.config.yaml_text import read_yaml
+from raygnn.errors import DataError, InputError, RaygnnError
 
 # sections whose `args` are data, as are the variables of comm.env
 _WITH_ARGS = (("graph",), ("model",), ("task",))
@@ -125,6 +127,10 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
     or whose modules Ray's workers would import, since the current directory is on their path."""
     stored = str((config.get("partition") or {}).get("path"))
     what = f"connect to {stored!a} (partition.path)" if "://" in stored else ""
+    for uri in _uris_of_tables(config):
+        what = f"connect to {uri!a} (graph.path)"
+    if place is not None and (partitions := place.parent / "partitions").is_symlink():
+        what = f"write its partition to {str(partitions.resolve())!a}, where a link leads"
     here = Path.cwd()
     if place is not None and here.is_relative_to(place.resolve().parent):
         modules = [*here.glob("*.py"), *here.glob("*.so"), *here.glob("*/__init__.py")]
@@ -137,6 +143,28 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
             remedy="run the command in a directory of your own, or pass --trust if you trust the "
             "run (in Python trust=True)",
         )
+
+
+def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
+    """Return the URIs of files in the description of tables that a configuration names."""
+    file = Path(str((config.get("graph") or {}).get("path")))
+    found: list[str] = []
+
+    def search(value: Any) -> None:
+        if isinstance(value, str) and "://" in value:
+            found.append(value)
+        for inner in value.values() if isinstance(value, dict) else ():
+            search(inner)
+        for inner in value if isinstance(value, list) else ():
+            search(inner)
+
+    with suppress(RaygnnError, OSError, ValueError):  # whoever reads it next says what is wrong
+        if (
+            file.suffix in (".yaml", ".yml")
+            or (config.get("graph") or {}).get("format") == "tables"
+        ):
+            search(read_yaml(read_text(file, str(file)), str(file))[0])
+    return found
 
 
 def _check_sections(config: Mapping[str, Any], shown: str) -> None:

@@ -226,14 +226,14 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
         return file.read(most)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
     """Read a JSON object; ``{}`` if there is no file.
 
     Raises:
-        DataError: the file is unreadable, larger than 64 MiB, or holds no JSON object.
+        DataError: the file is unreadable, larger than ``most`` bytes, or holds no JSON object.
     """
     try:
-        value = json.loads(read_regular(path, LARGEST_JSON))
+        value = json.loads(read_regular(path, most))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

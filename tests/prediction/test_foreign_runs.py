@@ -144,6 +144,23 @@ def test_a_strangers_store_is_not_connected_to(foreign: Run) -> None:
     assert asking.config_of(foreign, [], trust=True).partition.path == Uri(uri)
 
 
+def test_tables_of_a_stranger_are_not_fetched(foreign: Run) -> None:
+    file = foreign.path.parent / "tables.yaml"
+    file.write_text('nodes: {user: {files: ["s3:\\x2F/bucket/u.csv?endpoint_override=evil"]}}')
+    change(foreign, graph={"format": "tables", "path": str(file)})
+    with pytest.raises(InputError, match=r"connect to .s3://bucket/u.csv.*graph.path"):
+        trust.usable(foreign.config, foreign.shown, False, foreign.path)
+    trust.usable(foreign.config, foreign.shown, True, foreign.path)
+
+
+def test_a_link_does_not_lead_a_partition_elsewhere(foreign: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (foreign.path.parent / "partitions").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="write its partition to"):
+        asking.config_of(foreign, [])
+    asking.config_of(foreign, [], trust=True)
+
+
 @pytest.mark.parametrize("name", ["pyarrow.py", "pydantic/__init__.py"])
 def test_modules_beside_a_strangers_run_are_not_imported(
     name: str, foreign: Run, marker: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import closing
@@ -79,6 +80,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = make(tmp_path, "a")
     (path / "summary.json").write_text("{")
     with pytest.raises(DataError, match=r"summary\.json"):
+        open_run(path).status  # noqa: B018
+    (path / "summary.json").write_text(json.dumps({"status": "done", "metrics": ["x" * 2**22]}))
+    with pytest.raises(DataError, match="larger than 4,194,304 bytes"):
         open_run(path).status  # noqa: B018
     (path / "config.yaml").write_text((path / "config.yaml").read_text() + "\n\t]")
     with pytest.raises(DataError, match=r"config\.yaml"):

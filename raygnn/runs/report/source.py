@@ -19,10 +19,10 @@ from raygnn.runs.run_directory import (
     PARTITION,
     PREFLIGHT,
     SCALING,
-    SUMMARY,
     TOLD,
     read_config,
     read_status,
+    read_summary,
 )
 from raygnn.util.files import open_regular, read_json
 
@@ -79,7 +79,7 @@ class Source:
             path=path,
             status=read(lambda: read_status(path), "unknown"),
             config=read(lambda: read_config(path), {}),
-            summary=read(lambda: read_json(path / SUMMARY), {}),
+            summary=read(lambda: read_summary(path), {}),
             preflight=read(lambda: read_json(path / PREFLIGHT), {}),
             partition=read(lambda: read_json(path / PARTITION), {}),
             records=read_some(path / METRICS, _MOST, _EVALUATED),
