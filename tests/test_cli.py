@@ -598,13 +598,13 @@ def test_logs_of_a_run_here(
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == ["rank 0: one of 0", "rank 0: \ufffd", "rank 1: one of 1"]
     assert shown[4] == "rank 10: one of 10"
-    assert shown[6] == r"rank 11: 	mine]0;owned".replace(r"	", "	")
+    assert shown[6] == "rank 11: \tmine\\x1b]0;owned\\x07"
     assert main([*command, "--rank", "1", "--follow"]) == 0  # until it is over, which it is
     assert capsys.readouterr().out.splitlines() == ["one of 1", "\ufffd"]
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["logs"]["10"] == "one of 10\n\ufffd\n"
     assert main([*command, "--rank", "2"]) == 2
-    assert "ranks with a log: 0, 1, 10" in capsys.readouterr().err
+    assert "ranks with a log: 0, 1, 10, 11" in capsys.readouterr().err
 
 
 def test_logs_are_followed_until_the_run_is_over(
