@@ -59,7 +59,7 @@ LINES_TODAY = {
     "driver": 4_585,
     "prediction": 1_325,
     "tuning": 550,
-    "runs": 5_884,
+    "runs": 5_843,
     "jobs": 1_650,
     "cli": 960,
     "package": 64_400,

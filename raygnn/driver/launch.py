@@ -199,7 +199,7 @@ class Launch:
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
         """Record that a process of Ray died, for `raygnn diagnose`, and return the error."""
         trace = plain(cause) if cause is not None else ""
-        if MemoryKill.of(trace) is not None:
+        if MemoryKill.from_text(trace) is not None:
             error = explain(cause, [])
             faults.record_driver(self._job.run_dir, error, cause, 0)
             return error
@@ -359,7 +359,7 @@ def explain(
         if isinstance(cause, TrainingError):  # a full disk kept it from being recorded
             return cause
         text = plain(cause)
-        kill = MemoryKill.of(text)
+        kill = MemoryKill.from_text(text)
         return TrainingError(
             f"it was killed by Ray for memory: {kill.why}"
             if kill
@@ -372,7 +372,7 @@ def explain(
     if failures:
         return failures[0].as_error()
     text = plain(root)
-    if (kill := MemoryKill.of(text)) is not None:
+    if (kill := MemoryKill.from_text(text)) is not None:
         what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"
         return TrainingError(what, where=kill.host, remedy=REMEDIES["memory"], trace=text)
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]

@@ -1,4 +1,4 @@
-"""What to change in a run's configuration, from what was measured: `advise`."""
+"""Advice on a run's configuration, derived from measurements: `advise`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _Finding = tuple[str, tuple[str, ...], bool, str, float]  # the fields of `Advic
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding and what to do about it.
+    """Finding with its remedy.
 
     Attributes:
         name: of the rule.
-        what: the finding, with what was measured.
-        set: ``KEY=VALUE`` for ``--set``, to be used together; empty where no key helps.
-        numerics: whether results change, by more than the order of a sum.
-        expect: what the change should bring.
-        gain: how much faster a step might get, a share of it; for the order alone.
+        what: the finding, with the measured values.
+        set: ``KEY=VALUE`` for ``--set``, to be used together; empty if no key helps.
+        numerics: True if results change by more than the order of a sum.
+        expect: expected effect.
+        gain: estimated share of a step's time that is saved; used for sorting only.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Advice:
 
 
 def possible_advice(config: Config, run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """For the summary of a run, as JSON types; nothing that the configuration refuses."""
-    with suppress(Exception):  # it is no part of a run, which has been trained by now
+    """Return the advice for a run's summary, as JSON types; only changes that are valid."""
+    with suppress(Exception):  # the run has been trained, and must not fail now
         records = read_some(run / RANKS, MOST_OF_RANKS)
         found = advise(config.to_dict(), result, records)
         return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
@@ -74,14 +74,14 @@ def _is_possible(config: Config, changes: Sequence[str]) -> bool:
 def advise(
     config: Mapping[str, Any], summary: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> list[Advice]:
-    """What would make a run faster, or keep its results, the most urgent first.
+    """Return changes that would make a run faster, or preserve its results; the most urgent first.
 
     Args:
         config: resolved, as JSON types.
-        summary: of the run; what it lacks is not judged.
+        summary: of the run; any key may be missing.
         ranks: records of ``ranks.jsonl``, see `raygnn.runs.metrics_files`.
     """
-    run = _Measurements.of(config, summary, ranks)
+    run = _Measurements.from_run(config, summary, ranks)
     if run is None:
         return []
     advice: list[Advice] = []
@@ -93,17 +93,17 @@ def advise(
 
 @dataclass(frozen=True)
 class _Measurements:
-    """Medians over the windows of the last start, the first window left out.
+    """Medians over the windows of the last attempt, without the first window.
 
     Attributes:
-        seconds: part → of a batch, of each rank.
-        gradients: bytes of all gradients that a rank hands to one exchange; None if unknown.
+        seconds: part → seconds per batch, by rank.
+        gradients: bytes of all gradients of a rank in one exchange; None if unknown.
         buckets: bytes of each of DDP's buckets.
         use: ``cpu`` and ``gpu`` → busy share of each window, mean over the ranks.
-        gpu_memory: largest share of a GPU's memory that was used; None if unknown.
-        slow: rank → share of the windows in which it was slow; its host.
-        fetched: feature rows of other hosts that no cache had; none where all ranks are on one.
-        global_batch: seeds of a batch over all ranks; None if unknown.
+        gpu_memory: largest used share of a GPU's memory; None if unknown.
+        slow: for each rank, the share of the windows in which it was slow, and its host.
+        fetched: feature rows of other hosts that were in no cache.
+        global_batch: seeds per batch over all ranks; None if unknown.
     """
 
     config: Mapping[str, Any]
@@ -117,13 +117,13 @@ class _Measurements:
     global_batch: int | None
 
     @classmethod
-    def of(
+    def from_run(
         cls,
         config: Mapping[str, Any],
         summary: Mapping[str, Any],
         ranks: Sequence[Mapping[str, Any]],
     ) -> _Measurements | None:
-        """None where too few windows were recorded to judge anything."""
+        """Return None if too few windows were recorded."""
         windows = [record for record in ranks if isinstance(record.get("seconds"), Mapping)]
         times = [window.get("time") or 0.0 for window in windows]  # since the command began
         starts = [i for i in range(1, len(times)) if times[i] < times[i - 1]]
@@ -160,18 +160,18 @@ class _Measurements:
 
     @property
     def step(self) -> float:
-        """Seconds of a batch."""
+        """Seconds per batch."""
         return max(1e-9, sum(self.mean(name) for name in STEP))
 
     def mean(self, part: str) -> float:
-        """Seconds of a batch, mean over the ranks."""
+        """Return a part's seconds per batch, mean over the ranks."""
         return fmean(self.seconds[part])
 
     def share(self, part: str) -> float:
         return self.mean(part) / self.step
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key of the configuration, such as ``comm.compression``."""
+        """Return the value of a key, such as ``comm.compression``."""
         value: Any = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -179,7 +179,7 @@ class _Measurements:
 
     @property
     def lr_scaling(self) -> str:
-        """The rule that fits a larger batch."""
+        """Scaling rule for a larger batch."""
         return "linear" if self.get("train.optimizer") == "sgd" else "sqrt"
 
     @property
@@ -192,8 +192,8 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _communication(run: _Measurements) -> Iterator[_Finding]:
-    """An exchange of gradients that takes more than 30 % of a step, hidden by nothing; of few
-    bytes, or little time, none: that is latency, which fewer bytes do not shorten."""
+    """Find a gradient exchange that takes more than 30 % of a step and is not overlapped. Few bytes
+    or little time are latency, which fewer bytes do not shorten."""
     share, seconds = run.share("communicate"), run.mean("communicate")
     little = run.gradients is not None and run.gradients < _LITTLE
     if run.world < 2 or share <= _COMMUNICATES or seconds < _SHORT or little:
@@ -224,7 +224,7 @@ def _communication(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _large_buckets(run: _Measurements) -> Iterator[_Finding]:
-    """All gradients in one bucket or two, so that none is exchanged before the last ones come."""
+    """Find one or two buckets with all gradients, whose exchange cannot overlap with backward."""
     if run.world < 2 or not run.gradients or not run.buckets or not run.get("comm.overlap", True):
         return
     largest = max(run.buckets)
@@ -244,7 +244,7 @@ def _large_buckets(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _small_buckets(run: _Measurements) -> Iterator[_Finding]:
-    """Many exchanges of little each, where each costs a latency."""
+    """Find many small buckets, each of which costs a latency."""
     many = len(run.buckets) >= _MANY and median(run.buckets) < 2 * _SMALL_BUCKET
     if run.world > 1 and many and run.share("communicate") >= 0.1:
         yield (
@@ -258,7 +258,7 @@ def _small_buckets(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _starving_loader(run: _Measurements) -> Iterator[_Finding]:
-    """Ranks that wait for their next batch for more than 20 % of a step."""
+    """Find ranks that wait for their next batch for more than 20 % of a step."""
     shares = [seconds / run.step for seconds in run.seconds["wait"]]
     gain = max(shares)
     if gain <= _STARVES:
@@ -300,7 +300,7 @@ def _starving_loader(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _stragglers(run: _Measurements) -> Iterator[_Finding]:
-    """A rank that holds up the others for a good part of the time."""
+    """Find a rank that often delays the other ranks."""
     for slow in run.slow:
         rank = slow["rank"]
         if slow.get("slow", 0) < _OFTEN or rank >= run.world:
@@ -327,7 +327,7 @@ def _stragglers(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _swinging_use(run: _Measurements) -> Iterator[_Finding]:
-    """A busy share that goes up and down by more than 20 points from window to window."""
+    """Find a busy share that varies by more than 20 points between windows."""
     kind = "gpu" if len(run.use["gpu"]) >= 10 else "cpu"
     shares, waits = sorted(run.use[kind]), run.share("wait")
     if len(shares) < 10 or waits < 0.05:
@@ -345,7 +345,7 @@ def _swinging_use(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _unused_memory(run: _Measurements) -> Iterator[_Finding]:
-    """GPUs with more than half of their memory free."""
+    """Find GPUs with more than half of their memory free."""
     if run.gpu_memory is not None and run.gpu_memory <= _FREE:
         yield (
             f"at most {run.gpu_memory:.0%} of a GPU's memory was used",
@@ -360,14 +360,14 @@ def _unused_memory(run: _Measurements) -> Iterator[_Finding]:
 
 
 def _learning_rate(run: _Measurements) -> Iterator[_Finding]:
-    """A global batch that grew with the workers, and a learning rate that did not."""
+    """Find a global batch that grew with the workers while the learning rate did not."""
     batch = run.get("sampling.batch_size", 0)
     grew = run.global_batch is None or run.global_batch > batch  # not where the run began with one
     if run.world > 1 and grew and run.get("train.lr_scaling") == "none":
         warmup = () if run.get("train.schedule.warmup") else ("train.schedule.warmup=0.05",)
         yield (
-            f"{run.world} workers make a batch of {run.world * batch:,} seeds of {batch:,} each, "
-            "and train.lr is that of one",
+            f"the global batch is {run.world * batch:,} seeds ({run.world} workers × {batch:,}), "
+            "but train.lr was chosen for one worker",
             (f"train.lr_scaling={run.lr_scaling}", *warmup),
             True,
             "as many epochs as one worker needs, if the rate was chosen for one",

@@ -1,8 +1,7 @@
-"""What the user sees of a command: a header, stages, progress, tables, a closing, an error.
+"""Console output of a command: header, stages, progress, tables, closing, error.
 
-On a terminal the stages and the progress are live lines; anywhere else (a file, a pipe, CI) they
-are plain lines at a bounded rate, without control characters. An output that is not UTF-8 gets
-ASCII in place of what it cannot show.
+On a terminal stages and progress are live lines; elsewhere (a file, a pipe, CI) they are plain
+lines at a bounded rate, without control characters. Output that is not UTF-8 is shown in ASCII.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ from raygnn.runs.run_directory import LOGS, REPORT
 from raygnn.runs.tracebacks import shown
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
-# the variable with the width of the terminal that somebody follows this command on
+# variable with the width of the terminal from which this command is followed
 WIDTH = "RAYGNN_WIDTH"
-# Wide enough that no table of ours is folded in a file; a terminal tells its own width.
-_FILE_WIDTH = 200
+_FILE_WIDTH = 200  # no table is folded in a file
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
 _SEEN = 0.05  # seconds; less is shown as 0.0
@@ -50,11 +48,11 @@ _BETWEEN_DETAILS = 3.0  # seconds
 
 
 class Display:
-    """Shows one command. Any method raises `OutputLost` where nobody can be shown anything.
+    """Display of one command. Any method raises `OutputLost` if the output cannot be written.
 
     Args:
-        console: where to; by default standard output, and standard error for errors.
-        verbose: whether a stage's details are lines of their own where there is no live line.
+        console: by default standard output, and standard error for errors.
+        verbose: print a stage's details as lines if there is no live line.
 
     Attributes:
         on_note: called with each note, too.
@@ -67,28 +65,28 @@ class Display:
         self.on_note: Callable[[str], None] | None = None
 
     def header(self, rows: Mapping[str, str]) -> None:
-        """What will run and where: a line per row, the names aligned."""
+        """Print a line per row, the names aligned."""
         width = max(map(len, rows), default=0)
         for name, value in rows.items():
             self._line((f"{name:<{width}}  ", "bold"), value, indent=width + 2)
         self._line("")
 
     def note(self, text: str) -> None:
-        """A line of its own: a warning, something good to know."""
+        """Print a note or a warning."""
         self._line(text)
         if self.on_note is not None:
             self.on_note(text)
 
     @contextmanager
     def stage(self, text: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
-        """A long step. Yields a function that says what it is at, shown on a terminal; elsewhere,
-        if verbose, in lines of their own: each that differs up to a comma, else one at most
-        every few seconds.
+        """Show a long step, and at its end a line with its seconds, if it took any.
+
+        Yields a function that shows a detail, on a terminal in the live line. Elsewhere, if
+        verbose, each detail that differs up to its first comma is a line, and others are lines at
+        most every few seconds.
 
         Args:
-            lines: elsewhere those that differ up to a comma are shown in any case.
-
-        Leaves one line with its seconds, if it took any.
+            lines: print details that differ up to a comma even if not verbose.
         """
         start = time.monotonic()
         try:
@@ -122,12 +120,12 @@ class Display:
     def progress(
         self, total_epochs: int, steps_per_epoch: int, *, max_steps: int | None = None
     ) -> Iterator[TrainingProgress]:
-        """The training. Yields what is to be fed each new record of ``metrics.jsonl``.
+        """Show a training; yields an object to update with each record of ``metrics.jsonl``.
 
         Args:
-            total_epochs: epochs that will run.
+            total_epochs: number of epochs.
             steps_per_epoch: optimizer steps in each.
-            max_steps: steps after which it ends, if sooner.
+            max_steps: limit on optimizer steps.
         """
         total = total_epochs * steps_per_epoch
         progress = TrainingProgress(steps_per_epoch, min(total, max_steps or total))
@@ -144,8 +142,8 @@ class Display:
 
     @contextmanager
     def remote_lines(self) -> Iterator[Callable[[str], None]]:
-        """A command elsewhere, from the lines that it prints. Yields what is to be given each of
-        them: on a terminal those of its progress are one live line."""
+        """Show another command's output; yields a function to call with each of its lines, of which
+        those of its progress become one live line on a terminal."""
         if not self.console.is_interactive:
             yield lambda line: self._line(line.rstrip())
             return
@@ -172,10 +170,9 @@ class Display:
             settle()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table; columns of numbers are set flush right, whole numbers grouped by thousands.
+        """Print a table; columns of numbers are flush right, integers grouped by thousands.
 
-        Cells are folded between words alone; where the words have no room, each row is a block of
-        lines.
+        Cells are folded between words only; if a word is too wide, each row is a block of lines.
         """
         cells = [[_cell(value) for value in row] for row in rows]
         layout = _layout([columns, *cells], self.console.width)
@@ -206,12 +203,11 @@ class Display:
         self._line("")
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
-        """The end of a run: its ``summary.json`` and where the rest lies.
+        """Print the outcome of a run.
 
         Args:
-            summary: ``status``, ``metrics``, ``steps``, ``seeds_per_second``, ``seconds`` (split);
-                what is missing is left out.
-            path: the run directory, or where it is kept.
+            summary: ``summary.json``, of which any key may be missing.
+            path: run directory, or its URI.
         """
         rows = {"status": str(summary.get("status", "done"))}
         rows |= {
@@ -265,8 +261,8 @@ class Display:
         self.header(rows)
 
     def error(self, error: RaygnnError) -> None:
-        """The cause first, where and the remedy, then of a trace the frames of the user's code, or
-        all of it if verbose, and at the end what tells more."""
+        """Print the cause, where and the remedy, then a trace's frames of the user's code, or the
+        complete trace if verbose, and a pointer to more."""
         self._line(("error: ", "bold red"), error.what, to=self.error_console)
         if error.where:
             self._line(f"  at {error.where}", to=self.error_console)
@@ -294,11 +290,10 @@ class Display:
         indent: int | None = None,
         fold: bool = True,
     ) -> None:
-        """Print text as it is: no markup, never cut; folded between words on a terminal alone.
+        """Print text without markup, never truncated; folded between words on a terminal only.
 
         Args:
-            indent: columns of blanks before what is folded; by default two more than before the
-                line.
+            indent: blanks before folded lines; by default two more than before the first.
         """
         console = to or self.console
         text = Text()
@@ -311,21 +306,21 @@ class Display:
 
     @property
     def _room(self) -> int | None:
-        """Columns of a line; a file has any number."""
+        """Columns of a line; None for a file."""
         return self.console.width if self.console.is_terminal else None
 
     def _safe(self, text: str) -> Text:
         return Text(_safe(text, self.console))
 
     def _cut(self, text: str) -> Text:
-        """A live line beside its spinner."""
+        """Truncate a live line to the terminal's width beside its spinner."""
         safe = self._safe(text)
         safe.truncate(max(1, self.console.width - _SPINNER), overflow="crop")
         return safe
 
 
 class NullDisplay(Display):
-    """Shows nothing."""
+    """Display without output."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True, force_terminal=False, force_jupyter=False))
@@ -361,7 +356,7 @@ def _layout(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]] |
 
 
 def _folded(text: Text, width: int, indent: int | None) -> Text:
-    """The text in lines of that width; a word that is wider stays whole."""
+    """Fold the text at that width; a wider word is not split."""
     lines = []
     for line in text.split("\n", allow_blank=True):
         plain = line.plain
@@ -380,7 +375,7 @@ def _folded(text: Text, width: int, indent: int | None) -> Text:
 
 
 def _safe(text: str, console: Console) -> str:
-    """The text as the console can show it: no control characters, no character it lacks."""
+    """Replace control characters, and characters that the console cannot encode."""
     shown = printable(text)
     if console.options.ascii_only:
         shown = shown.translate(_ASCII)
@@ -395,14 +390,14 @@ def _cell(value: Any) -> str:
 
 
 def _sorted_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The numbers, test first, then validation, then the others."""
+    """Return the numbers, test first, then validation, then the rest."""
     order = {"test": 0, "val": 1}
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, (int, float))]
     return sorted(numbers, key=lambda item: order.get(item[0].split("/")[0], 2))
 
 
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """The ranks that were slow for a good part of the time, if there are any."""
+    """Describe the ranks that were slow in many windows, if any."""
     said = []
     for slow in (rank for rank in ranks if rank["slow"] >= _OFTEN):
         name = f"rank {slow['rank']}" + (f" on {slow['host']}" if slow.get("host") else "")
@@ -428,7 +423,7 @@ def _advised(advice: Mapping[str, Any]) -> str:
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """The parts that took long enough to be seen, and the whole of some of them."""
+    """Return the parts that took long enough to show, and the total."""
     return ", ".join(
         f"{name.replace('first_step', 'start to first step')} {value:.1f}"
         for name, value in seconds.items()

@@ -1,4 +1,4 @@
-"""What SIGTERM, SIGHUP and Ctrl-C do to a command, from the signal to the end of its ranks.
+"""Handling of SIGTERM, SIGHUP and Ctrl-C, from the signal to the end of the ranks.
 
 1. `stoppable` turns the signal into one `KeyboardInterrupt` in the main thread, which nothing on
    the way may swallow. While a job is watched, `held` puts it off until the next `sleep`.
@@ -39,7 +39,7 @@ _ONCE = "torch"  # imported again after an import that was left halfway, it ends
 
 
 class _Stop:
-    """Whether a stop is under way, for the handlers and for who reminds the main thread."""
+    """State of a stop, shared by the signal handlers and the thread that repeats the signal."""
 
     def __init__(self) -> None:
         self.taken = True
@@ -176,7 +176,7 @@ def shut_down(
 
 
 def pending() -> bool:
-    """Whether a stop was asked for that nothing has answered yet, or made of it what is handled."""
+    """Return True if a stop is unanswered, or the handled error was caused by one."""
     return not _stop.taken or _handled(KeyboardInterrupt)
 
 
@@ -224,7 +224,7 @@ def _remind(heard: socket.socket, stop: _Stop) -> None:
 
 
 def _critical(frame: FrameType | None) -> bool:
-    """Whether an error would do harm where the main thread is."""
+    """Return True if an exception would do harm at the main thread's position."""
     critical = frame is not None and frame.f_globals.get("__name__") == _IMPORTING
     while frame is not None and not critical:
         name = str(frame.f_globals.get("__name__"))
@@ -235,7 +235,7 @@ def _critical(frame: FrameType | None) -> bool:
 
 
 def _handled(kind: type[BaseException]) -> bool:
-    """Whether what runs now is there to handle such an error, or an error made of one."""
+    """Return True if the error that is being handled is, or was caused by, one of this kind."""
     error = sys.exc_info()[1]
     for _ in range(_DEEPEST):
         if error is None or isinstance(error, kind):

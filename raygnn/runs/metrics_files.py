@@ -4,7 +4,7 @@ meanwhile. JSON has no NaN or infinity: both are written as null, and null is re
 A record of ``metrics.jsonl`` has ``step`` (optimizer steps completed), ``epoch``, ``time`` (seconds
 since the start), then ``train/loss``, ``val/accuracy``, …
 
-One of ``ranks.jsonl`` says what each rank did and used in a window of some steps::
+A record of ``ranks.jsonl`` has each rank's times and resource use in a window of some steps::
 
     {"step": 120, "time": 31.2, "batches": 10,
      "seconds": {"wait": [0.001, 0.002], "forward": [...], ...},
@@ -13,11 +13,10 @@ One of ``ranks.jsonl`` says what each rank did and used in a window of some step
      "memory": {"rss": [...], "gpu": [...], "gpu_share": [...]},
      "network": {"sent": [...], "received": [...]}}
 
-with a value of each rank in rank order: seconds and bytes of a batch (mean over the window), busy
-share of the rank's CPUs and of its GPU, bytes that its process and its GPU hold and the share of
-the GPU's memory, bytes a second of its host. What is unknown is null or absent; the number of ranks
-may change. On CPUs the parts are measured by the host's clock, on GPUs along the stream that
-computes.
+with values in rank order: seconds and bytes per batch (mean over the window), busy share of the
+rank's CPUs and of its GPU, bytes held by its process and its GPU and the share of the GPU's memory,
+bytes per second of its host. Unknown values are null or absent; the number of ranks may change. On
+CPUs the parts are measured by the host's clock, on GPUs along the compute stream.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Record = dict[str, Any]
 
 RANKS = "ranks.jsonl"
 
-# In the thread that trains, in the order of a step; they sum to its time.
+# in the training thread, in the order of a step; they sum to its time
 STEP = {
     "wait": "wait for the next batch",
     "transfer": "copy it to the device",
@@ -50,15 +49,15 @@ STEP = {
     "rest": "records, comparisons between ranks, other callbacks",
 }
 
-# In the thread that prepares batches, hidden as long as there is no wait.
+# in the thread that prepares batches, hidden as long as there is no wait
 LOADER = {
     "sample": "choose seeds and draw neighbours",
     "features": "gather features",
     "exchange": "structure and features of other ranks",
 }
 
-COMPUTE = ("transfer", "forward", "backward", "optimizer", "rest")  # what a rank does on its own
-SHARED_PARTS = ("communicate", "peers")  # time that a rank spends for or because of others
+COMPUTE = ("transfer", "forward", "backward", "optimizer", "rest")  # a rank's own work
+SHARED_PARTS = ("communicate", "peers")  # time for, or because of, other ranks
 GROUPS = ("seconds", "bytes", "use", "memory", "network")
 
 _MOST_WAITING = 64 * 2**20  # bytes
@@ -67,15 +66,13 @@ _MOST_AT_ONCE = 4 * 2**20  # bytes that are read
 
 
 class MetricsWriter:
-    """Writes records, each reaching the file before :meth:`write` returns, if there is room.
-
-    What the storage does not take now waits for the next call: a disk that is full for a while
-    costs nothing.
+    """Writer of records, each of which is in the file when :meth:`write` returns, unless the
+    storage is full: then it waits for the next call.
 
     Args:
         path: the file; its directory exists.
-        keep: records of an earlier start that stay: those up to this step, so that a run that
-            goes on from a checkpoint has each step once. None for none of them.
+        keep: last step whose records of earlier attempts are kept, so that a resumed run has each
+            step once; None = keep none.
         patience: seconds to wait for storage that is full or away.
 
     Attributes:
@@ -96,7 +93,7 @@ class MetricsWriter:
                 os.ftruncate(descriptor, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record; scalars of numpy and torch are welcome.
+        """Append one record, with scalars of Python, numpy or torch.
 
         Raises:
             TrainingError: too many records wait for a file that cannot be written.
@@ -113,13 +110,10 @@ class MetricsWriter:
                     raise
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close the file.
-
-        Args:
-            seconds: how long to wait for storage that is full or away.
+        """Close the file, after waiting up to ``seconds`` for storage that is full or away.
 
         Raises:
-            TrainingError: there are records that cannot be written.
+            TrainingError: records cannot be written.
         """
         try:
             with storage_errors(self.path):
@@ -129,23 +123,22 @@ class MetricsWriter:
 
 
 class MetricsTail:
-    """Reads a file of records that is still being written, or does not exist yet."""
+    """Reader of a file of records that is still being written, or does not exist yet."""
 
     def __init__(self, path: Path):
         self.path = path
         self._offset = 0
-        self._last = b""  # whole line before the offset
-        self._given = array("I")  # of each line that was given: its CRC-32, since there are many
-        self._line = 0  # which of them is the next
+        self._last = b""  # complete line before the offset
+        self._given = array("I")  # CRC-32 of each returned line, since there are many
+        self._line = 0  # index of the next
 
     def poll(self) -> list[Record]:
-        """The records completed since the last call: of a long file as many as fit into some MiB,
-        and none where there are no more.
+        """Return the records completed since the last call: of a long file some MiB at a time, and
+        none at its end.
 
-        A file that shrank, since a run went on from an earlier step, is read anew, also if it has
-        grown again meanwhile; what it still has of the lines that were given is left out.
-
-        Lines that are no record are passed over: a display must not end a training.
+        A file that shrank, since a run resumed from an earlier step, is read again, even if it has
+        grown meanwhile, without the lines that were already returned. Lines that are no record are
+        skipped, since a display must not end a training.
         """
         more, records = True, list[Record]()
         while more and not records:
@@ -154,12 +147,12 @@ class MetricsTail:
         return records
 
     def skip(self) -> None:
-        """Pass over what is there."""
+        """Skip the present records."""
         while self._next()[1]:
             pass
 
     def _next(self) -> tuple[list[bytes], bool]:
-        """Lines that were not given before, and whether there may be more."""
+        """Return new lines, and True if there may be more."""
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset - len(self._last))
@@ -189,14 +182,14 @@ class MetricsTail:
 
 
 def newest(path: Path) -> Record | None:
-    """The last record of a file of any length, as far as it is among its last lines."""
+    """Return the last record of a file of any length; None if its last line is none."""
     lines = last_lines(path, _MOST_AT_ONCE)
     return parse(lines[-1]) if lines else None
 
 
 def last_lines(path: Path, most: int) -> list[bytes]:
-    """The whole lines in the last ``most`` bytes of a file, the first of which may be cut; none of
-    a file that cannot be read."""
+    """Return the complete lines in the last ``most`` bytes of a file, the first of which may be
+    truncated; none if the file cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -206,7 +199,7 @@ def last_lines(path: Path, most: int) -> list[bytes]:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """All records of the file, ``[]`` when there is none; a torn last line is left out.
+    """Return all records of the file, ``[]`` if there is none; an incomplete last line is skipped.
 
     Raises:
         DataError: another line is no record.
@@ -228,7 +221,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def parse(line: bytes) -> Record | None:
-    """A line's record, null as NaN; None where it is none."""
+    """Parse a record, with null as NaN; None if the line is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -239,7 +232,7 @@ def parse(line: bytes) -> Record | None:
 
 
 def values(record: Mapping[str, Any], group: str) -> dict[str, list[float]]:
-    """Name → a number for each rank, NaN where there is none; what is no such thing is left out."""
+    """Return name → number of each rank, NaN = unknown; invalid entries are skipped."""
     names = record.get(group)
     if not isinstance(names, dict):
         return {}
@@ -251,7 +244,7 @@ def values(record: Mapping[str, Any], group: str) -> dict[str, list[float]]:
 
 
 def number(value: Any) -> float:
-    """The value, NaN where it is no number."""
+    """Return the value as a float, NaN if it is no number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
@@ -261,7 +254,7 @@ def number(value: Any) -> float:
 
 
 def long(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each number: ``step``, ``time``, ``rank``, ``group``, ``name``, ``value``."""
+    """Yield a row per number: ``step``, ``time``, ``rank``, ``group``, ``name``, ``value``."""
     for record in records:
         at = {"step": record.get("step"), "time": number(record.get("time"))}
         for group in GROUPS:
@@ -271,7 +264,7 @@ def long(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _bytes_until(path: Path, step: int) -> int:
-    """Bytes of the whole lines at the file's beginning that are records up to ``step``."""
+    """Return the length in bytes of the file's leading records up to ``step``."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

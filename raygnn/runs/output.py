@@ -1,6 +1,6 @@
-"""Standard output that can be gone: a closed pipe, a closed terminal, a full disk.
+"""Standard output that may be lost: a closed pipe, a closed terminal, a full disk.
 
-A command whose output is lost is stopped, as with Ctrl-C: it goes on for hours, and a run can be
+A command whose output is lost is stopped as with Ctrl-C, since it would run for hours, and can be
 resumed.
 """
 
@@ -16,14 +16,14 @@ from typing import IO, Any
 
 from raygnn.errors import Interrupted
 
-LOGGER_THREAD = "raygnn-logger-"  # how names of threads begin that a command does not wait for
+LOGGER_THREAD = "raygnn-logger-"  # name prefix of threads for which a command does not wait
 
 
 class OutputLost(Interrupted):
     """Standard output cannot be written any more.
 
     Attributes:
-        quiet: the reader (head, less) went on purpose, which is not worth a message.
+        quiet: True if the reader (head, less) has exited, which needs no message.
     """
 
     def __init__(self, error: OSError):
@@ -37,11 +37,11 @@ class OutputLost(Interrupted):
 
 
 class Output:
-    """A stream whose first failure is an :class:`OutputLost`, if at all, and the last one: what
-    is written afterwards vanishes, so that the way out is not disturbed.
+    """Stream that raises :class:`OutputLost` once; further writes are dropped, so that the shutdown
+    is not disturbed.
 
     Args:
-        loud: raise it.
+        loud: False = never raise.
     """
 
     def __init__(self, stream: IO[str], *, loud: bool = True):
@@ -75,7 +75,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, and see that it gets out.
+    """Print and flush.
 
     Raises:
         OutputLost: it cannot be printed.
@@ -86,10 +86,8 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def open_streams() -> None:
-    """Put nothing in place of a standard stream that was closed before we began (``>&-``).
-
-    The next file to be opened would get its number, and what is printed.
-    """
+    """Open the null device for standard streams that were closed at the start (``>&-``): the next
+    opened file would get their number, and receive what is printed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one

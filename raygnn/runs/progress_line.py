@@ -1,4 +1,4 @@
-"""The line that says how far a training is, from the records of ``metrics.jsonl``."""
+"""Progress line of a training, from the records of ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProgressLine:
 
     @classmethod
     def read(cls, line: str) -> ProgressLine | None:
-        """What another command has printed; None if that is no such line."""
+        """Parse a line that another command has printed; None if it is no progress line."""
         match = _LINE.fullmatch(line.rstrip())
         if match is None:
             return None
@@ -58,11 +58,11 @@ class ProgressLine:
 
     @property
     def share(self) -> float:
-        """Of the steps, from 0 to 1."""
+        """Completed share of the steps, from 0 to 1."""
         return min(1.0, self.step / self.total)
 
     def fitting(self, width: int) -> str:
-        """The line without the least important columns, as far as they have no room."""
+        """Drop the least important columns until the line fits."""
         columns = self.text.split(_GAP)
         metrics = [column for column in columns if column.startswith("val/")]
 
@@ -90,15 +90,15 @@ class ProgressLine:
 
 
 class TrainingProgress:
-    """The state of a training, shown as one live line, or handed to ``on_line`` line by line.
+    """State of a training, shown as one live line, or passed to ``on_line`` as plain lines.
 
     Args:
         steps_per_epoch: optimizer steps in an epoch.
-        total_steps: steps after which the training ends.
+        total_steps: optimizer steps of the training.
 
     Attributes:
-        on_line: called with each plain line: at an evaluation, at most every second,
-            and every 5 seconds between them.
+        on_line: called with each plain line: at an evaluation, at most every second, and every 5
+            seconds between evaluations.
     """
 
     def __init__(self, steps_per_epoch: int, total_steps: int):
@@ -115,12 +115,8 @@ class TrainingProgress:
         self._values: dict[str, float] = {}
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take in one record.
-
-        Args:
-            record: ``step`` and ``time``; of the rest ``train/loss``, what begins with ``val/``
-                and ``seeds_per_second`` are shown.
-        """
+        """Update the state by one record: ``step`` and ``time``, and for display ``train/loss``,
+        ``val/…`` and ``seeds_per_second``."""
         self._step, self._time = int(record["step"]), float(record["time"])
         if self._first is None:
             # Rates count from the first record on: what came before was start-up.
@@ -136,7 +132,7 @@ class TrainingProgress:
             self.on_line(self._last_line)
 
     def line(self) -> str:
-        """The state as plain text; empty before the first record."""
+        """Return the state as plain text; empty before the first record."""
         if self._first is None:
             return ""
         epochs = math.ceil(self._total / self._steps_per_epoch)
@@ -159,10 +155,10 @@ class TrainingProgress:
         return _GAP.join(columns)
 
     def unsaid(self, width: int | None = None) -> str:
-        """The last line, or nothing if ``on_line`` had it already.
+        """Return the last line; empty if ``on_line`` was called with it.
 
         Args:
-            width: columns of characters that it may take; None for any number.
+            width: maximum columns of characters; None for any number.
         """
         line = self.line()
         if line == self._last_line:

@@ -1,4 +1,4 @@
-"""A run as it lies on disk, for reading: while it trains, or long after."""
+"""Run on disk or in an object store, for reading, also while it trains."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _GRACE = 90.0  # seconds to end Ray and its workers in
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run directory. Every property reads the files anew, so a live run is followed by asking.
+    """Run directory. Every property reads the files anew, so that a live run can be followed.
 
     Attributes:
-        path: absolute path of the run directory, or of its copy here.
-        replica: makes that, of a run that is kept in a place that pyarrow.fs opens.
+        path: absolute path of the run directory, or of its local copy.
+        replica: maintains the local copy of a run in an object store.
     """
 
     path: Path
@@ -62,24 +62,23 @@ class Run:
 
     @property
     def files(self) -> Path:
-        """The directory, with what the run has written by now."""
+        """The directory, with all files that the run has written so far."""
         if self.replica is not None:
             self.replica.refresh()
         return self.path
 
     @property
     def shown(self) -> str:
-        """What the run is called by: its path or URI."""
+        """Path or URI of the run."""
         return str(self.path) if self.replica is None else self.replica.uri.shared
 
     @property
     def storage(self) -> Path | Uri:
-        """Where it is kept, with others."""
+        """Storage of the run: the directory or URI that contains it."""
         return self.path.parent if self.replica is None else self.replica.uri.parent
 
     def checkpoints(self, *names: str) -> Path:
-        """The directory of checkpoints and weights, in which files or directories of these names
-        are, as far as the run has them.
+        """Return the directory of checkpoints and weights, after fetching those of these names.
 
         Raises:
             DataError: they cannot be read.
@@ -97,7 +96,7 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration.
+        """Resolved configuration.
 
         Raises:
             DataError: the file is damaged.
@@ -120,13 +119,12 @@ class Run:
 
     @property
     def holder(self) -> Holder | None:
-        """The process that writes into it."""
+        """Process that writes into it."""
         return holder(self.files / LOCK)
 
     @property
     def progress(self) -> tuple[int, int | None]:
-        """Optimizer steps that were made, as far as they are recorded, and how many there will be;
-        None where that is not known."""
+        """Recorded optimizer steps, and their planned total; None if unknown."""
         summary = self.summary
         record = newest(self.files / METRICS) or {}
         step = max(_whole(summary.get("steps")), _whole(record.get("step")))
@@ -134,7 +132,7 @@ class Run:
 
     @property
     def began(self) -> float:
-        """When the first command began it, seconds since the epoch; 0 if unknown."""
+        """Time at which the first command began it, seconds since the epoch; 0 if unknown."""
         try:
             return datetime.fromisoformat(self.summary["started"]).timestamp()
         except (DataError, KeyError, TypeError, ValueError, OverflowError):
@@ -142,7 +140,7 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """One row per record in order of writing; a value that a record lacks is NaN.
+        """One row per record in order of writing; missing values are NaN.
 
         Raises:
             DataError: the file is damaged.
@@ -153,10 +151,10 @@ class Run:
 
     @property
     def ranks(self) -> pandas.DataFrame:
-        """What each rank did and used, a row for each number, in order of writing.
+        """Times and resource use of each rank, a row per number, in order of writing.
 
-        Columns: ``step``, ``time``, ``rank``, ``group`` (``seconds`` of a batch, ``bytes`` of a
-        batch, ``use``, ``memory``, ``network``), ``name`` and ``value``, NaN where it is unknown.
+        Columns: ``step``, ``time``, ``rank``, ``group`` (``seconds`` per batch, ``bytes`` per
+        batch, ``use``, ``memory``, ``network``), ``name`` and ``value`` (NaN = unknown).
         """
         import pandas
 
@@ -165,16 +163,16 @@ class Run:
         return pandas.DataFrame.from_records(list(long(records)), columns=list(columns))
 
     def plot(self) -> plotly.graph_objects.Figure:
-        """Loss, metrics, throughput and where a step's time goes, as a figure of plotly's.
+        """Plot loss, metrics, throughput and the parts of a step's time as a plotly figure.
 
-        Missing or damaged files leave their curves out.
+        Curves of missing or damaged files are omitted.
         """
         from raygnn.runs.report.page import figure
 
         return figure(self.files)
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write ``report.html`` (or the file ``out``) as the run is now, and return its path.
+        """Write ``report.html``, or the file ``out``, and return its path.
 
         Raises:
             InputError: it cannot be written.
@@ -202,25 +200,25 @@ class Run:
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
-        """What the tested weights predict, a row for each node or graph, in order of the id.
+        """Predict with the tested weights: a row per node or graph, in order of the id.
 
-        Runs ``raygnn predict`` in a process of its own. For what does not fit into this one's
-        memory write a file with `raygnn.predict`.
+        Runs ``raygnn predict`` in a separate process. For predictions that do not fit into this
+        one's memory, write a file with `raygnn.predict`.
 
         Args:
             split: ``train``, ``val``, ``test`` or ``all``; None: see `raygnn.predict`.
-            task: which one, of a run with several.
-            scores: also a probability for each class.
-            ids: nodes or graphs, to predict for those alone.
-            fanout: neighbours that are drawn for these nodes, from them outward; None = all.
-            at: before when all must be that is seen; None = see `raygnn.predict`.
-            new_data: for data that the model was not trained on, which ``overrides`` name.
+            task: name of the task in multi-task learning.
+            scores: also return a probability for each class.
+            ids: nodes or graphs to predict for.
+            fanout: sampled neighbours per hop, from the seeds outward; None = all.
+            at: time before which events are visible; None: see `raygnn.predict`.
+            new_data: predict for data that the model was not trained on, given by ``overrides``.
             since, trust: see `raygnn.predict`.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
 
         Returns:
-            Columns as `raygnn.predict` has them; a label that is unknown is NaN.
+            Columns of `raygnn.predict`; an unknown label is NaN.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
@@ -267,14 +265,14 @@ class Run:
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
-        """What the tested model makes of each node or graph before its last step.
+        """Compute embeddings of nodes or graphs: the tested model's output before its last layer.
 
         Args:
-            ntype: which nodes; None = those that the task is about.
+            ntype: node type; None = that of the task.
             split, at, new_data, trust, overrides, timeout: see `predict`.
 
         Returns:
-            Columns as `raygnn.embed` has them.
+            Columns of `raygnn.embed`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.embed`.
@@ -298,11 +296,11 @@ class Run:
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> dict[str, float]:
-        """The metrics of a split with the tested weights, named as in `summary`.
+        """Evaluate the tested weights on a split; metrics are named as in `summary`.
 
         Args:
-            split: ``train``, ``val`` or ``test``; None: as `raygnn.evaluate` takes it.
-            task: which one, of a run with several; None = all.
+            split: ``train``, ``val`` or ``test``; None: see `raygnn.evaluate`.
+            task: name of the task in multi-task learning; None = all.
             at, new_data, trust, overrides, timeout: see `predict`.
 
         Raises:
@@ -317,7 +315,7 @@ class Run:
     def _ask(
         self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
     ) -> dict[str, Any]:
-        """Run a verb on this run; an option that is None or False is left out."""
+        """Run a verb on this run; options that are None or False are omitted."""
         args = [f"--set={override}" for override in overrides]
         for name, value in options.items():
             if value is not None and value is not False:
@@ -326,7 +324,7 @@ class Run:
         return run_verb(verb, self.shown, *args, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""
+        """Return ``name``, ``path``, ``status`` and the summary as plain JSON types."""
         return {**self.summary, "name": self.name, "path": self.shown, "status": self.status}
 
     def _facts(self) -> dict[str, str]:
@@ -354,14 +352,13 @@ class Run:
 
 
 def open_run(run: str | Path, storage: str = "runs") -> Run:
-    """Open a run directory for reading.
+    """Open a run for reading.
 
     Args:
-        run: its path, or its name within ``storage``.
-        storage: the directory of runs that a bare name is looked up in.
+        run: its path or URI, or its name within ``storage``.
 
     Raises:
-        InputError: there is no run directory; the nearest names are listed.
+        InputError: there is no such run; the message lists similar names.
     """
     if (uri := _uri(run, storage)) is not None:
         return _open_remote(uri)
@@ -384,7 +381,7 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
 
 
 def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
-    """Of the run, where that is what names it, or where its name is looked up."""
+    """Return the run's URI, if ``run`` or ``storage`` is one; else None."""
     if "://" in str(run):
         place = read_storage(str(run))
         return place if isinstance(place, Uri) else None
@@ -394,11 +391,7 @@ def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
 
 
 def _open_remote(uri: Uri, *, remains: bool = False) -> Run:
-    """A run that is kept in a place.
-
-    Args:
-        remains: also what is left of one.
-    """
+    """Open a run in an object store; with ``remains``, also a damaged one."""
     replica = Replica(uri)
     replica.refresh()
     run = Run(replica.directory, replica)
@@ -414,9 +407,8 @@ def _open_remote(uri: Uri, *, remains: bool = False) -> Run:
 
 
 def open_remains(run: str | Path, storage: str = "runs") -> Run:
-    """As :func:`open_run`, and of a run whose config.yaml is missing or damaged what is left of
-    it: a summary.json, or a rank's file in logs/. Of use to read, not to decide what may be
-    deleted.
+    """Open a run, also one without a valid config.yaml, if it has a summary.json or a rank's file
+    in logs/; for reading only, not to decide what may be deleted.
 
     Raises:
         InputError: see :func:`open_run`.
@@ -442,11 +434,11 @@ def _has_remains(path: Path) -> bool:
 
 
 def list_runs(storage: str | Uri = "runs") -> list[Run]:
-    """The runs in ``storage``, the one that began last first; ``[]`` when it does not exist.
+    """Return the runs in ``storage``, the newest first; ``[]`` if it does not exist.
 
     Raises:
-        InputError: ``storage`` cannot be listed.
-        DataError: likewise, of one that is no directory.
+        InputError: the directory cannot be listed.
+        DataError: the object store cannot be listed.
     """
     place = storage if isinstance(storage, Uri) else read_storage(str(storage))
     if isinstance(place, Uri):
@@ -474,16 +466,15 @@ def _list_remote(storage: Uri) -> list[Run]:
 
 
 def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
-    """Run ``raygnn VERB … --json`` in a process of its own, which ends whatever state this one is
-    in, and return what it prints.
+    """Run ``raygnn VERB … --json`` in a separate process, and return its parsed output.
 
     Args:
         timeout: seconds.
 
     Raises:
-        RaygnnError: what the command raised: `InputError`, `PreflightError`, `TrainingError` or
+        RaygnnError: the command's `InputError`, `PreflightError`, `TrainingError` or
             `Interrupted`.
-        TrainingError: it took longer, or ended without a word.
+        TrainingError: it took longer, or ended without a result.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "raygnn", verb, *args, "--json"],
@@ -515,7 +506,7 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End it as Ctrl-C does, so that it leaves nothing behind."""
+    """Terminate the process as Ctrl-C does, so that it cleans up."""
     process.send_signal(signal.SIGTERM)
     try:
         process.communicate(timeout=_GRACE)
@@ -527,7 +518,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def row_of(run: Run) -> dict[str, str]:
-    """``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run, as text."""
+    """Return ``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run as text."""
     try:
         state, (step, total), summary = run.status, run.progress, run.summary
     except DataError as error:
@@ -545,17 +536,17 @@ def row_of(run: Run) -> dict[str, str]:
 
 
 def progress(step: int, total: int | None) -> str:
-    """``80/400 (20 %)``; empty before the first step."""
+    """Format progress, such as ``80/400 (20%)``; empty before the first step."""
     if not step:
         return ""
     return f"{step:,}/{total:,} ({min(1.0, step / total):.0%})" if total else f"{step:,}"
 
 
 def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
-    """The test metric, else the validation's, else the training loss: ``val/accuracy 0.8120``.
+    """Format the test metric, else validation's, else the training loss: ``val/accuracy 0.8120``.
 
     Args:
-        chosen: the task's metric, which comes before others.
+        chosen: the task's metric, which is preferred.
     """
     numbers = {
         name: value
@@ -571,7 +562,7 @@ def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
 
 
 def age(began: float | None) -> str:
-    """``42 s``, ``5 min``, ``3 h``, ``2 d`` since then."""
+    """Format the time since then: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
     if not began:
         return ""
     seconds = max(0.0, time.time() - began)

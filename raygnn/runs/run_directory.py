@@ -1,4 +1,4 @@
-"""The run directory ``<storage>/<name>/``: claimed by one command, then written by it.
+"""Run directory ``<storage>/<name>/``: claimed by one command, then written by it.
 
 ``config.yaml`` (resolved), ``preflight.json``, ``partition.json``, ``metrics.jsonl``,
 ``ranks.jsonl``, ``summary.json``, ``report.html``, ``checkpoints/``, ``loggers/``,
@@ -52,34 +52,34 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
-SAVE = ".save"  # made by a user, or a batch system, who wants a checkpoint
+SAVE = ".save"  # created by a user or a batch system to request a checkpoint
 # in logs/, lines of events:
 EVENTS = "events.jsonl"  # of rank 0
-SCALING = "scaling.jsonl"  # of what decides how many ranks there are
-LOGGERS = "loggers.jsonl"  # of what forwards records
-TOLD = "told.jsonl"  # of the command, which repeats what the others report
+SCALING = "scaling.jsonl"  # of the scaling policy
+LOGGERS = "loggers.jsonl"  # of the logger threads
+TOLD = "told.jsonl"  # of the command, which repeats the other events
 _TOKEN = ".run-"
-# with the token of the newest command: in a store, and here as long as not all is there
+# files with the token of the newest command: in the store, and here until all is uploaded
 _NEWEST, _UNSENT = ".newest", ".unsent"
-_SHOWN = 200  # characters of a path that is none
+_SHOWN = 200  # characters of an invalid path
 _LARGEST_CONFIG = 2**20  # bytes
 _LARGEST_SUMMARY = 4 * 2**20
 _MOST_WAITING = 2**20  # bytes of events
-RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # how names of a rank's files in logs/ begin
+RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # prefix of a rank's files in logs/
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 
-# the variable with the id of the job on a cluster that this command is
+# variable with the id of the Ray job that runs this command
 JOB = "RAYGNN_JOB"
 
-# First line of every config.yaml we write: what tells a run directory from any other.
+# first line of every config.yaml that we write, by which run directories are recognized
 MARK = "# raygnn run: the configuration as it was resolved\n"
 
 
 def storage_path(storage: str | Path) -> Path:
-    """The absolute local directory that ``storage`` names: a path or a ``file://`` URI.
+    """Return the absolute local directory for ``storage``, a path or a ``file://`` URI.
 
     Raises:
-        InputError: for any other URI, and what no directory can be called.
+        InputError: any other URI, or an invalid path.
     """
     text = str(storage)
     if "://" not in text:
@@ -95,10 +95,10 @@ def storage_path(storage: str | Path) -> Path:
 
 
 def read_storage(text: str) -> Path | Uri:
-    """What ``storage`` names: a directory of this machine, absolute, or another place.
+    """Parse ``storage``: an absolute local directory, or the URI of an object store.
 
     Raises:
-        InputError: it is none.
+        InputError: it is neither.
     """
     if "://" not in text or text.startswith("file:"):
         return storage_path(text)
@@ -112,10 +112,10 @@ def read_storage(text: str) -> Path | Uri:
 
 
 def local_path(text: str, where: str) -> Path:
-    """The absolute path that a text names.
+    """Return the absolute path for a text.
 
     Raises:
-        InputError: it can be none; ``where`` says what it was given for.
+        InputError: it is no valid path; ``where`` is the error's.
     """
     try:
         if "\0" not in text:
@@ -130,14 +130,14 @@ def local_path(text: str, where: str) -> Path:
 
 
 def lost(path: Path, token: str) -> str | None:
-    """What has become of a run directory since a command began to write into it.
+    """Check the run directory into which a command writes.
 
     Args:
         token: see `RunDir`.
 
     Returns:
-        ``removed``, ``replaced`` (by another directory, or another command took it over), or None
-        where it is there, or storage is away with an error, which tells nothing.
+        ``removed``, ``replaced`` (by another directory or command), or None if it exists, or the
+        storage fails with another error.
     """
     for place, fate in ((path, "removed"), (path / token, "replaced")):
         try:
@@ -150,7 +150,7 @@ def lost(path: Path, token: str) -> str | None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a run directory of ours: its config.yaml begins with our mark."""
+    """Return True for a run directory: its config.yaml begins with our mark."""
     file = path / CONFIG
     if file.is_symlink() or not file.is_file():
         return False
@@ -162,7 +162,7 @@ def is_run(path: Path) -> bool:
 
 
 def is_kept(store: Uri, name: str) -> bool:
-    """Whether there is a run of that name in a store.
+    """Return True if the store has a run of that name.
 
     Raises:
         DataError: the store cannot be read.
@@ -171,13 +171,13 @@ def is_kept(store: Uri, name: str) -> bool:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The resolved configuration of the run at ``path``.
+    """Read the resolved configuration of the run at ``path``.
 
     Raises:
         DataError: the file is damaged.
     """
     file = path / CONFIG
-    if file.is_symlink():  # to a file of the user's, which the report would show
+    if file.is_symlink():  # the report would show the user's file that it links to
         raise DataError("this is a symbolic link", where=str(file), remedy="put the file there")
     try:
         value, _ = read_yaml(read_regular(file, _LARGEST_CONFIG).decode(), CONFIG)
@@ -199,7 +199,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_status(path: Path) -> str:
-    """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone).
+    """Return ``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone).
 
     Raises:
         DataError: ``summary.json`` is damaged.
@@ -211,18 +211,17 @@ def read_status(path: Path) -> str:
 
 
 class RunDir:
-    """The run directory of this command: :meth:`create`, :meth:`begin`, write, :meth:`release`.
+    """Run directory of this command: :meth:`create`, :meth:`begin`, write, :meth:`release`.
 
-    Of a run that is kept in a `store` it is the directory that stands for it while this command
-    works, which has what is there, and from which what changes is brought there.
+    For a run in an object store it is the local working directory, into which the run is
+    downloaded, and from which changes are uploaded.
 
     Attributes:
         path: absolute path of the directory.
-        place: in the store; None where there is none.
-        tell: takes what the user should know.
-        begun: whether :meth:`begin` was called; until then what lies there is an earlier run's.
-        token: name of a file in it that no other directory has, and no other command makes; empty
-            before :meth:`begin`.
+        place: location in the object store, or None.
+        tell: called with notes for the user.
+        begun: True once :meth:`begin` was called; until then the files are an earlier run's.
+        token: name of a file in it that is unique to this command; empty before :meth:`begin`.
     """
 
     def __init__(self, path: Path, mode: Mode, store: Uri | None = None, patience: float = 0.0):
@@ -255,18 +254,18 @@ class RunDir:
         """Claim ``<storage>/<name>`` for this process; nothing in it is changed yet.
 
         Args:
-            storage: a local directory or ``file://`` URI; made when it does not exist.
+            storage: a local directory or ``file://`` URI; created if it does not exist.
             name: one path component.
-            mode: ``new`` needs a free name, ``resume`` an existing run, ``overwrite`` takes both
+            mode: ``new`` needs a free name, ``resume`` an existing run; ``overwrite`` accepts both,
                 and removes the old run when the new one begins.
-            store: where runs are kept, if that is not ``storage`` itself.
-            patience: seconds to wait, at the end, for a store that is away.
-            tell: takes what the user should know.
+            store: object store that contains the runs, if any.
+            patience: seconds to wait, at the end, for an unavailable store.
+            tell: called with notes for the user.
 
         Raises:
             DataError: the store cannot be read or written.
-            InputError: the name is taken, in use by a live process, not a run directory (we
-                never delete anything else), missing (``resume``), or cannot be written.
+            InputError: the name is used, locked by a live process, not a run directory (nothing
+                else is ever deleted), missing (``resume``), or cannot be written.
         """
         if not name or Path(name).name != name or name == "..":
             raise InputError(f"{name!r} is not a name for a directory", where="name")
@@ -286,12 +285,12 @@ class RunDir:
                     run._lock.acquire()
                     break
                 except FileNotFoundError:
-                    continue  # its last holder was just removing it
+                    continue  # its last holder has just removed it
         try:
             if run._claim is not None:
                 run._claim.acquire(tell)
                 run._take_over()
-            _check(path, mode, run.shown)  # again, now that nobody else can change it
+            _check(path, mode, run.shown)  # again, now that no other command can change it
         except BaseException:
             run.release()
             raise
@@ -313,17 +312,17 @@ class RunDir:
                 if self.place is not None:
                     clear(self.place, CLAIMS)
             self.begun = True
-            for old in self.path.glob(f"{_TOKEN}*"):  # of a command that was killed
+            for old in self.path.glob(f"{_TOKEN}*"):  # of killed commands
                 old.unlink()
             token = f"{_TOKEN}{uuid.uuid4().hex}"
             (self.path / token).touch()
             self.token = token
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             (self.path / LOGS).mkdir(exist_ok=True)
-            # The config first: what has it is recognised as a run, however early this ends.
+            # the config first: with it this is recognized as a run, however early the command ends
             write_atomic(self.path / CONFIG, text)
             summary = read_summary(self.path)
-            for name in ("error", "job"):  # of an earlier start
+            for name in ("error", "job"):  # of an earlier command
                 summary.pop(name, None)
             if job := os.environ.get(JOB):
                 summary["job"] = job
@@ -339,7 +338,7 @@ class RunDir:
             self._publisher.start({} if self._mode == "overwrite" else self._brought)
 
     def notes(self) -> Iterator[str]:
-        """What the user should know of the claim, a line each."""
+        """Yield notes on the claim for the user."""
         if stale := self._lock.stale:
             yield (
                 f"process {stale.pid} on {stale.host}, which was writing into {self.path}, gives "
@@ -350,7 +349,7 @@ class RunDir:
 
     @property
     def lost(self) -> str | None:
-        """See :func:`lost`; ``replaced``, too, where another command holds the name in a store."""
+        """See :func:`lost`; also ``replaced`` if another command has claimed the name."""
         return lost(self.path, self.token) or ("replaced" if self._is_taken else None)
 
     @property
@@ -358,11 +357,7 @@ class RunDir:
         return self._claim is not None and self._claim.lost
 
     def check(self) -> None:
-        """See that the directory is still the one that this command claimed.
-
-        Raises:
-            TrainingError: it is not.
-        """
+        """Raise TrainingError unless the directory is still the one that this command claimed."""
         if lost := self.lost:
             raise TrainingError(
                 f"the run directory was {lost} while the run trained, so its records and "
@@ -374,20 +369,16 @@ class RunDir:
 
     @property
     def shown(self) -> str:
-        """How users name the run."""
+        """Path or URI of the run."""
         return str(self.path) if self.uri is None else self.uri.shared
 
     @property
     def summary(self) -> dict[str, Any]:
-        """``summary.json`` as it is now."""
+        """Content of ``summary.json``."""
         return read_summary(self.path)
 
     def update_summary(self, **entries: Any) -> None:
-        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``.
-
-        Raises:
-            TrainingError: it cannot be written.
-        """
+        """Set entries of ``summary.json``; raise TrainingError if it cannot be written."""
         self.check()
         with storage_errors(self.path / SUMMARY):
             write_json(self.path / SUMMARY, {**self.summary, **entries})
@@ -407,14 +398,14 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def release(self) -> None:
-        """Let go of the directory; when no run began, what :meth:`create` made is removed again.
-        What is in a store need not be here."""
+        """Release the directory; if no run began, remove what :meth:`create` has created. The local
+        copy of a run in an object store is removed once it is uploaded."""
         done = not self.begun
         if self._claim is not None:
             if self._publisher is not None:
                 done = self._publisher.finish(self._patience)
             self._claim.release()
-            # what a command before could not bring, and no command has gone on with, stays
+            # keep files that an earlier command could not upload and no command has resumed from
             if done and self._taken_over and (self.begun or not (self.path / _UNSENT).exists()):
                 self._clear()
             elif not done:
@@ -430,7 +421,7 @@ class RunDir:
                 try:
                     directory.rmdir()
                 except OSError:
-                    break  # something else lies in it by now
+                    break  # it has other entries by now
         self._lock.release()
 
     def __enter__(self) -> RunDir:
@@ -440,7 +431,7 @@ class RunDir:
         self.release()
 
     def _take_over(self) -> None:
-        """Put what the store has of the run into the directory, in place of what is there."""
+        """Replace the local files by those of the store."""
         assert self.place is not None
         with storage_errors(self.path, InputError, "set staging.path elsewhere"):
             unsent, newest = self.path / _UNSENT, self.place / _NEWEST
@@ -457,7 +448,7 @@ class RunDir:
             self._taken_over = True
 
     def _clear(self) -> None:
-        """Remove what the old run left, its config last so that it stays recognisable."""
+        """Remove the old run's files, its config last so that it remains recognizable."""
         entries = [entry for entry in self.path.iterdir() if entry.name not in (LOCK, CONFIG)]
         for entry in entries:
             remove(entry)
@@ -465,7 +456,7 @@ class RunDir:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether nothing but our empty skeleton lies at ``path``."""
+    """Return True if ``path`` has no entries but empty directories and a lock of ours."""
     if path.is_symlink() or not path.is_dir():
         return not (path.is_symlink() or path.exists())
     return all(
@@ -476,7 +467,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _check(path: Path, mode: Mode, shown: str) -> None:
-    """Refuse a directory that ``mode`` may not have."""
+    """Raise InputError for a directory that does not fit ``mode``."""
     with storage_errors(path, InputError):
         free = _is_free(path)
     what, remedy = "", "choose another name, or another storage"
@@ -495,8 +486,8 @@ def _check(path: Path, mode: Mode, shown: str) -> None:
 
 
 class Events:
-    """Writes lines of events to a file of ``logs/``, for who watches; what the storage does not
-    take now is tried again with the next one. Threads may share one.
+    """Writer of event lines to a file in ``logs/``; failed writes are retried with the next event.
+    Threads may share it.
 
     Args:
         path: the file; its directory exists.
@@ -514,22 +505,22 @@ class Events:
             self._file.add(b"" if full else json.dumps(event).encode() + b"\n")
 
     def flush(self) -> None:
-        """Try again to write what could not be written."""
+        """Retry failed writes."""
         with self._lock, contextlib.suppress(OSError):
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file; what could not be written is given up."""
+        """Close the file; unwritten events are dropped."""
         with self._lock:
             self._file.close()
 
 
 class RankLogs:
-    """``logs/rank-<r>.log`` of a run, for reading while it trains, or later.
+    """Reader of ``logs/rank-<r>.log``, also while the run trains.
 
     Args:
-        run: its directory.
-        rank: the only one to be read.
+        run: run directory.
+        rank: read this rank only.
 
     Raises:
         InputError: there is no log, or none of that rank.
@@ -549,11 +540,11 @@ class RankLogs:
             )
 
     def texts(self) -> dict[int, str]:
-        """Rank → all that it has logged."""
+        """Return the complete log of each rank."""
         return {rank: self._read(path, 0).decode(errors="replace") for rank, path in self._files()}
 
     def news(self) -> list[str]:
-        """Lines that were completed since the last call; of several ranks, each names its own."""
+        """Return the lines completed since the last call, prefixed with the rank if of several."""
         lines = []
         for rank, path in self._files():
             content = self._read(path, self._offsets.get(rank, 0))

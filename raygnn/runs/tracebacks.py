@@ -1,4 +1,4 @@
-"""Places in code, read off tracebacks: whose they are, and which one to name."""
+"""Frames of tracebacks: whose code they are, and which one to report."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/worker/planes/\w+_plane\.py")
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of code that was being executed; ``whose``: ``user``, ``raygnn`` or ``library``.
+    """Frame of a call stack; ``whose`` code: ``user``, ``raygnn`` or ``library``.
 
-    As text, files that are not the user's are named from their package on.
+    As text, paths of files that are not the user's begin with their package.
     """
 
     file: str
@@ -41,8 +41,8 @@ class Frame:
         return f"{file}:{self.line} in {self.function}"
 
     @classmethod
-    def of(cls, value: Any) -> Frame | None:
-        """The frame as a black box has it; None for anything else."""
+    def from_dump(cls, value: Any) -> Frame | None:
+        """Parse a frame of a crash dump; None for anything else."""
         if not isinstance(value, dict) or "file" not in value:
             return None
         file = str(value["file"])
@@ -52,15 +52,15 @@ class Frame:
 
     @property
     def prepares(self) -> bool:
-        """Whether it is code of ours that prepares batches."""
+        """True for raygnn's code that prepares batches."""
         return bool(_PREPARES.search(self.file))
 
 
 def whose_path(file: str, own: Sequence[str] = ()) -> str:
-    """Whose code a file is, as far as its path tells, on whichever machine it was.
+    """Return whose code a file is, judged by its path on any machine.
 
     Args:
-        own: ends of the paths of the user's modules.
+        own: path suffixes of the user's modules.
     """
     if any(file.endswith(end) for end in own):
         return "user"
@@ -70,7 +70,7 @@ def whose_path(file: str, own: Sequence[str] = ()) -> str:
 
 
 def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """``/package/module.py`` of each class or function of the user's that a configuration names."""
+    """Return ``/package/module.py`` of each user class or function that a configuration names."""
     files = []
     train = config.get("train")
     callbacks = train.get("callbacks") if isinstance(train, Mapping) else None
@@ -83,10 +83,10 @@ def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
-    """The frames of a traceback's first cause, in the order of the text.
+    """Return the frames of a traceback's first cause, in the order of the text.
 
-    Of exceptions raised ``from`` each other the first one counts, and of those raised while
-    another was handled the last, which had nothing to do with it.
+    Of exceptions raised ``from`` each other the first counts; of those raised while another was
+    handled, the last, which is unrelated to it.
     """
     block = trace.split(_DURING)[-1].split(_BECAUSE)[0]
     return [
@@ -96,19 +96,19 @@ def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
 
 
 def shown(trace: str) -> list[Frame]:
-    """The frames to show of a traceback: the user's, or else the innermost few."""
+    """Return the frames of a traceback to show: the user's, or else the innermost few."""
     stack = frames(trace)
     return [frame for frame in stack if frame.whose == "user"] or stack[-_INNERMOST:]
 
 
 def crashed_at(text: str, own: Sequence[str] = ()) -> list[Frame]:
-    """The frames of the thread that faulthandler calls the current one, innermost first."""
+    """Return the frames of faulthandler's current thread, innermost first."""
     current = text.partition("Current thread")[2]
     return frames(current.split("\n\n")[0], own)
 
 
 def in_collective(text: str, own: Sequence[str] = ()) -> list[Frame]:
-    """The frames of a thread that was in a collective, innermost first, in faulthandler's text."""
+    """Return the frames of a thread in a collective, innermost first, from faulthandler's text."""
     for block in text.split("\n\n"):
         stack = frames(block, own)
         if stack and "torch/distributed/" in stack[0].file:

@@ -1,4 +1,4 @@
-"""What happened to a run, told from what it left: ``raygnn diagnose``."""
+"""Diagnosis of a run from its files: ``raygnn diagnose``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
-    """Say what happened to a run and which rank it was; for one that is well, that it is.
+    """Find what ended a run, and on which rank.
 
-    Works on a run that still trains, or was copied here, and passes over damaged files, among
-    them its config.yaml.
+    Works on a run that still trains, or was copied here, and skips damaged files, including its
+    config.yaml.
 
     Args:
         run: its path or URI, or its name within ``storage``.
 
     Raises:
-        InputError: there is no such run, and nothing that looks like what is left of one.
+        InputError: there is no such run, nor remains of one.
     """
     from raygnn.runs.diagnose.evidence import read
     from raygnn.runs.diagnose.judge import judge

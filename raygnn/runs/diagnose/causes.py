@@ -1,4 +1,4 @@
-"""What can end a run, how texts of errors and of Ray tell of it, and what to do about it."""
+"""Causes that end a run: their traces in the texts of errors and of Ray, and their remedies."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ _MOST_USERS = 3  # of the processes that use most memory
 
 @dataclass(frozen=True)
 class Cause:
-    """What most likely ended the run.
+    """Most likely cause of a run's end.
 
     Attributes:
         kind: a key of `REMEDIES`.
-        rank: whose it was; None if it was no single rank's.
+        rank: None if it was not a single rank's.
         where: a line of code, a host, a file.
         confidence: ``high``, ``medium`` or ``low``.
-        evidence: what says so, each with the file that it comes from.
+        evidence: lines of evidence, each with its file.
     """
 
     kind: str
@@ -130,10 +130,10 @@ class Cause:
 
 
 def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
-    """Whether a rank only met the end of another, or of the network.
+    """Return True if a rank's failure only follows from another rank's, or the network's.
 
     Args:
-        own: ends of the paths of the user's modules.
+        own: path suffixes of the user's modules.
     """
     what = failure["what"]
     if not _COMMUNICATION.search(what) or _DIFFER.search(what):
@@ -142,10 +142,10 @@ def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
 
 
 def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bool:
-    """Whether an error that speaks of a connection means one of training, not of the user's.
+    """Return True if an error about a connection means one of training, not of the user's code.
 
     Args:
-        kind: name of its class; empty if only the text is known, which then begins with it.
+        kind: name of its class; empty if ``what`` begins with it.
     """
     if _ALARM.match(what) or _DATASET.match(what):
         return bool(_ALARM.match(what))
@@ -162,7 +162,7 @@ def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bo
 
 
 def kind_of(failure: Mapping[str, Any], own: Sequence[str]) -> tuple[str, Frame | None]:
-    """What kind of cause a rank's record of its own failure tells of, and where it was raised."""
+    """Return the kind of cause of a rank's recorded failure, and where it was raised."""
     if failure.get("kind") == FROZEN:
         return "frozen", None
     what = f"{failure.get('kind') or ''} {failure['what']}"
@@ -187,7 +187,7 @@ def kind_of(failure: Mapping[str, Any], own: Sequence[str]) -> tuple[str, Frame 
 
 
 def where(stack: Sequence[Frame]) -> Frame | None:
-    """The frame to name, of a stack with the innermost one last: the user's, else raygnn's."""
+    """Return the frame to report, of a stack with the innermost last: the user's, else raygnn's."""
     for whose in ("user", "raygnn"):
         for frame in reversed(stack):
             if frame.whose == whose:
@@ -196,7 +196,7 @@ def where(stack: Sequence[Frame]) -> Frame | None:
 
 
 def kind_of_death(text: str) -> str:
-    """What Ray's words for a dead worker tell; it lists possible reasons that are just guesses."""
+    """Return the kind of cause in Ray's text on a dead worker, which also lists mere guesses."""
     if _NODE.search(text):
         return "node_lost"
     return "memory" if _KILLED_FOR_MEMORY.search(text) else "died"
@@ -204,13 +204,13 @@ def kind_of_death(text: str) -> str:
 
 @dataclass(frozen=True)
 class MemoryKill:
-    """A process that Ray killed because its node was short of memory.
+    """Process that Ray killed because its node was short of memory.
 
     Attributes:
         host: the node's address.
         why: ``its node 10.0.0.7 had 22.9GB of 23.5GB of memory in use, more than …``
-        process: the task's or actor's name, and its ``pid``; empty and 0 if unknown.
-        users: the processes that used most, as Ray lists them.
+        process: name of the task or actor, with its ``pid``; empty and 0 if unknown.
+        users: processes with the highest memory use, as Ray lists them.
     """
 
     host: str
@@ -220,8 +220,8 @@ class MemoryKill:
     users: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> MemoryKill | None:
-        """From the text of Ray's OutOfMemoryError; None if it is another error's."""
+    def from_text(cls, text: str) -> MemoryKill | None:
+        """Parse the text of Ray's OutOfMemoryError; None for any other error."""
         if (node := _KILLED_ON.search(text)) is None:
             return None
         why = f"its node {node[1]} had {node[2]} of {node[3]} of memory in use"

@@ -1,7 +1,7 @@
-"""What a run left that tells of its end, read with nothing taken for granted.
+"""Files of a run that show how it ended.
 
 A run directory may have been copied, and files may be missing, cut off or damaged: such a file is
-passed over with a note.
+skipped with a note.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a log that are read
-_LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours
-_SILENT_RANKS = 512  # ranks without a file that are reported: how many there were may be damaged
+_LARGEST_RECORD = 4 * 2**20  # bytes of a crash dump or other record; a larger file is not ours
+_SILENT_RANKS = 512  # reported ranks without a file, since the recorded number may be damaged
 _DIGITS = 19  # of a number that we write
 _FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
 _MOST_EARLIER = 20  # failures of earlier starts
@@ -55,11 +55,11 @@ _DRIVER = {"error": str, "workers": dict}
 
 @dataclass(frozen=True)
 class Traces:
-    """What one rank left of the last start.
+    """Files of one rank of the last attempt.
 
     Attributes:
-        state: where it was; of an earlier start, if it left none of the last one.
-        box, failure: its black box, its record of its own failure.
+        state: its state file; of an earlier attempt, if there is none of the last one.
+        box, failure: its crash dump, and its record of its failure.
         crash: faulthandler's text.
     """
 
@@ -72,18 +72,17 @@ class Traces:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run left.
+    """Evidence in a run directory.
 
     Attributes:
-        status: see `raygnn.runs.run.Run.status`; ``unknown`` if that is not to be told.
-        error: what the command said.
-        own: ends of the paths of the user's modules.
-        attempt: number of the last start.
+        status: see `raygnn.runs.run.Run.status`; ``unknown`` if its file is damaged.
+        error: the command's message.
+        own: path suffixes of the user's modules.
+        attempt: number of the last attempt.
         driver: ``logs/driver.json``.
-        memory: what the job was to keep in a node's memory, each with ``use``, ``bytes`` and
-            ``remedy``, as preflight reckoned.
-        earlier: failures of earlier starts: ``rank``, ``time`` and ``what``.
-        notes: which files were passed over, and why.
+        memory: preflight's estimates of a node's memory, with ``use``, ``bytes`` and ``remedy``.
+        earlier: failures of earlier attempts: ``rank``, ``time`` and ``what``.
+        notes: skipped files, and why.
         now: when this was read, seconds since the epoch.
     """
 
@@ -101,7 +100,7 @@ class Evidence:
 
     @property
     def ray_text(self) -> str:
-        """What Ray Train raised, if it did."""
+        """Text of Ray Train's error; empty if there is none."""
         raised = (self.driver or {}).get("ray")
         return str(raised.get("text")) if isinstance(raised, Mapping) else ""
 
@@ -135,7 +134,7 @@ class _EvidenceReader:
         )
 
     def _traces(self) -> tuple[list[Traces], int]:
-        """Of each rank, and the number of the last start."""
+        """Return each rank's files, and the number of the last attempt."""
         try:
             names = sorted(entry.name for entry in self.logs.iterdir())
         except OSError:
@@ -167,7 +166,7 @@ class _EvidenceReader:
         return ranks, attempt
 
     def _world(self, newest: RankAttempt, numbers: Sequence[int]) -> list[int]:
-        """The ranks to report: those that left a file, and the first of those that left none."""
+        """Return the ranks to report: those with a file, and the first of those without."""
         world = newest.world
         left = {rank for rank in numbers if rank < world}
         reported = left.union(range(min(world, _SILENT_RANKS)))
@@ -202,8 +201,7 @@ class _EvidenceReader:
     def _json(
         self, name: str, types: Mapping[str, Any], most: int = _LARGEST_RECORD
     ) -> dict[str, Any] | None:
-        """The object in a file; None, with a note, where it lacks a key or has one of another
-        type."""
+        """Read a JSON object; None, with a note, if a key is missing or of another type."""
         try:
             content = read_regular(self.path / name, most)
             numbers: Any = {"parse_int": _int, "parse_float": _float, "parse_constant": _float}
@@ -236,13 +234,13 @@ class _EvidenceReader:
         return content.decode(errors="replace")
 
     def _crash(self, rank: int, attempt: int) -> str:
-        """What faulthandler wrote in this start of the rank, if it was fatal."""
+        """Return faulthandler's text on a fatal error in this attempt of the rank, or ""."""
         text = self._text(f"rank-{rank}{CRASH}")
         head, _, last = text.rpartition(f"start {attempt} pid ")
         return last if (head or last != text) and "Fatal Python error" in last else ""
 
     def _earlier(self, ranks: Sequence[Traces]) -> list[dict[str, Any]]:
-        """Failures before the last start, from the ranks' logs, which all starts share."""
+        """Return failures before the last attempt, from the logs, which all attempts share."""
         failures = []
         for traces in ranks:
             text = self._text(f"rank-{traces.rank}.log")
@@ -256,7 +254,7 @@ class _EvidenceReader:
 
 
 def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
-    """The failure of a rank that had no room to record it, as far as its state tells it."""
+    """Return the failure in a rank's state file, where a full disk kept it from recording it."""
     if state is None or state.start.attempt != attempt or not state.words:
         return None
     file = f"rank-{state.start.rank}{STATE}"
@@ -265,7 +263,7 @@ def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
 
 
 def _int(text: str) -> int | None:
-    """The number, None for one that we never write, with which reckoning may fail."""
+    """Parse a number; None for one with more digits than we write, which may overflow."""
     return int(text) if len(text) <= _DIGITS else None
 
 

@@ -1,4 +1,4 @@
-"""From what a run left to what happened: pure, and honest about how sure it is."""
+"""Judgement of a run's evidence: its cause of failure, and the confidence in it. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from raygnn.runs.diagnose.rank_reports import (
 )
 from raygnn.runs.tracebacks import crashed_at, in_collective
 
-_FULL = 0.92  # of the memory in use: a silent death there is likely the kernel's doing
+_FULL = 0.92  # share of memory in use above which the kernel likely killed a process
 _SIGNAL = re.compile(r"Fatal Python error: (.+)")
 _SHORT = {"batch", "forward", "backward", "optimizer"}  # phases of one step
-_STILL = 60.0  # seconds in one phase that are worth a word
-_STALE = 60.0  # seconds without a sign of life after which nothing runs any more
+_STILL = 60.0  # seconds in one phase before the run is reported as standing still
+_STALE = 60.0  # seconds without a heartbeat after which nothing runs any more
 _BLAMES = re.compile(r"rank (\d{1,9}) could not prepare its batch: (.*)", re.S)
-# what matters in Ray's words, between its worker's particulars and its guesses at reasons
+# the detail in Ray's text, between the worker's particulars and guesses at reasons
 _DETAIL = re.compile(
     r"(?:Worker exit detail: |(?=The actor (?:is dead|died) because))(.+?)"
     r"(?:Some common causes|There are some potential root causes|$)",
@@ -39,7 +39,7 @@ _NATIVE = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback)")  # 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A run, what ended it, and what its ranks were doing."""
+    """Diagnosis of a run: its cause, and the activity of its ranks."""
 
     run: str
     status: str
@@ -56,11 +56,11 @@ class Diagnosis:
 
 
 def judge(evidence: Evidence) -> Diagnosis:
-    """Say what happened."""
+    """Return the diagnosis."""
     difference = first_difference({t.rank: collectives(t.box) for t in evidence.ranks if t.box})
     ranks = [report(traces, evidence) for traces in evidence.ranks]
     cause = _Judge(evidence, ranks, difference).cause()
-    # ranks that are ended do not come to the same collective
+    # terminated ranks stop at different collectives
     ended = difference is not None and difference["kind"] == "missing"
     if cause.kind in ("none", "running") or (cause.kind == "interrupted" and ended):
         difference = None
@@ -77,7 +77,7 @@ def judge(evidence: Evidence) -> Diagnosis:
 
 
 class _Judge:
-    """Asks one question after the other; the first that is answered is the cause."""
+    """Sequence of checks; the first that finds a cause decides."""
 
     def __init__(
         self, evidence: Evidence, ranks: list[RankReport], difference: dict[str, Any] | None
@@ -124,7 +124,7 @@ class _Judge:
         if status not in ("running", "killed"):
             return None
         if any(t.failure or t.crash for t in self.evidence.ranks) and status == "killed":
-            return None  # the command could not write down any more that it had failed
+            return None  # the command failed, and could not record that any more
         last = max((rank.last_sign for rank in self.ranks.values()), default=0.0)
         silent = self.evidence.now - last
         if status == "killed":
@@ -141,7 +141,7 @@ class _Judge:
         )
 
     def _running(self, lines: list[str]) -> Cause:
-        """The run goes on, or stands still."""
+        """Return whether the run makes progress, or stands still."""
         ranks = [rank for rank in self.ranks.values() if rank.since and rank.phase]
         ages = {rank.rank: max(0.0, self.evidence.now - rank.since) for rank in ranks}
         lines += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in ranks]
@@ -165,7 +165,7 @@ class _Judge:
         return Cause("ray_died", what, evidence=[f"logs/driver.json: {what}"])
 
     def _crashed(self) -> Cause | None:
-        """A native crash, unless it is how a collective's timeout ends the process (NCCL)."""
+        """Find a native crash, except one by which NCCL ends a process after a timeout."""
         for rank, traces in self.traces.items():
             waited = traces.box and "has waited" in traces.box["reason"]
             if not traces.crash or waited:
@@ -189,7 +189,7 @@ class _Judge:
         return None
 
     def _ended_in_collective(self, rank: int, crash: str) -> Cause | None:
-        """A process that no Python thread brought down, while one of them was in a collective."""
+        """Find an abort outside Python while a thread was in a collective."""
         stack = in_collective(crash, self.evidence.own)
         if not stack or "Aborted" not in crash:
             return None
@@ -210,7 +210,7 @@ class _Judge:
         )
 
     def _called_by_user(self) -> int | None:
-        """The one rank whose collective under way was called by the user's code."""
+        """Return the only rank whose pending collective was called by the user's code."""
         ranks = {
             rank
             for rank, traces in self.traces.items()
@@ -220,7 +220,7 @@ class _Judge:
         return ranks.pop() if len(ranks) == 1 else None
 
     def _raised(self) -> Cause | None:
-        """The first failure that is not just the end of another rank."""
+        """Find the first failure that is not a consequence of another rank's."""
         own = self.evidence.own
         failures = [
             (float(traces.failure["time"]), rank, traces.failure)
@@ -258,7 +258,7 @@ class _Judge:
         )
 
     def _odd_rank(self) -> int | None:
-        """Which rank differs, where the error names none."""
+        """Return the rank that differs, if the error names none."""
         if self.difference and self.difference["odd"] is not None:
             return int(self.difference["odd"])
         users = [
@@ -271,12 +271,12 @@ class _Judge:
         return users[0] if len(users) == 1 else None
 
     def _died(self) -> Cause | None:
-        """A rank that ended without a word."""
+        """Find a rank that ended without a record."""
         lost_nodes = {rank: lost_with(self.evidence, rank) for rank in self.ranks}
         dead = [r for r in self.ranks.values() if r.state == "died" or lost_nodes[r.rank]]
         if not dead:
             return None
-        # one whose node is gone, if there is one: that is why others may have ended, too
+        # prefer one whose node is gone, since other ranks may have ended because of it
         rank = min(
             dead,
             key=lambda r: (not lost_nodes[r.rank], r.last_sign or self.evidence.now, r.rank),
@@ -305,8 +305,8 @@ class _Judge:
         return Cause(kind, what, rank.rank, self._at(rank.rank), confidence, evidence, remedy)
 
     def _short_of_memory(self) -> Cause | None:
-        """A process of the run that Ray killed for memory, known by its number if it is a rank."""
-        if (kill := MemoryKill.of(self.evidence.ray_text)) is None:
+        """Find a process that Ray killed for memory; a rank is identified by its pid."""
+        if (kill := MemoryKill.from_text(self.evidence.ray_text)) is None:
             return None
         what, users = self._killed_for_memory(self.evidence.ray_text)
         rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
@@ -316,7 +316,7 @@ class _Judge:
         return Cause("memory", f"{who} {what}", rank, kill.host, "high", lines, remedy)
 
     def _blamed(self) -> Cause | None:
-        """A rank that another one names, but whose own record, if any, is of a consequence."""
+        """Find a rank that another rank names as the cause."""
         for rank, traces in self.traces.items():
             match = _BLAMES.match(_what(traces))
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):
@@ -412,7 +412,7 @@ class _Judge:
         return self.difference["odd"] if self.difference else None
 
     def _at(self, rank: int) -> str | None:
-        """Where a rank was, as far as that is known of one that could say nothing."""
+        """Describe where a rank without a record was, as far as that is known."""
         known = self.ranks[rank]
         place = f"phase {known.phase}" if known.phase else None
         if place and known.step is not None:
@@ -424,7 +424,8 @@ class _Judge:
         return f"{worker.get('type')}: {worker.get('text')}" if worker is not None else ""
 
     def _oom_kills(self, rank: RankReport) -> int:
-        """Processes killed for memory on the rank's host, as others there saw, or the driver."""
+        """Count processes killed for memory on the rank's host, seen by other ranks or the
+        driver."""
         counts = [
             traces.box.get("oom_kills")
             for traces in self.traces.values()
@@ -434,15 +435,15 @@ class _Judge:
         return max((n for n in counts if isinstance(n, int)), default=0)
 
     def _killed_for_memory(self, text: str) -> tuple[str, list[str]]:
-        """What happened to a process that Ray killed, by Ray's words, and what used the memory."""
-        if (kill := MemoryKill.of(text)) is None:
+        """Describe why Ray killed a process, and which processes used the memory."""
+        if (kill := MemoryKill.from_text(text)) is None:
             return "was killed because its node ran out of memory", []
         used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
         return f"was killed by Ray for memory: {kill.why}", used
 
     def _memory_remedy(self, rank: int | None, kind: str) -> str:
-        """What to change: what most was reckoned for, if that is most of what a rank held; ""
-        where the usual remedy fits."""
+        """Return the remedy for the largest estimated use, if that is most of what the rank held;
+        else ""."""
         held = self.ranks.get(rank) if rank is not None else None
         most = max(self.evidence.memory, key=lambda item: item["bytes"], default=None)
         if kind != "memory" or most is None or held is None or 2 * most["bytes"] < held.rss:
@@ -452,7 +453,7 @@ class _Judge:
     # lines of evidence, each with the file that it comes from
 
     def _of_interrupted(self) -> list[str]:
-        """Where the ranks were, without those that only met the end of another."""
+        """Describe where the ranks were, except those that only failed after another rank."""
         own, lines = self.evidence.own, []
         for rank in self.ranks.values():
             failure = self.traces[rank.rank].failure
@@ -496,7 +497,7 @@ class _Judge:
                 f"in use, {known.rss / 2**30:.1f} GiB by this rank", *self._of_plan()]  # fmt: skip
 
     def _of_plan(self) -> list[str]:
-        """What the job was to keep in the memory of a node."""
+        """Return preflight's estimate of a node's memory."""
         planned = [f"{item['use']} {size(item['bytes'])}" for item in self.evidence.memory]
         return [f"preflight.json: reckoned for a node: {', '.join(planned)}"] if planned else []
 

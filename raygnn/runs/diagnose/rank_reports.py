@@ -1,5 +1,4 @@
-"""Each rank by itself: where it was, whether it lived, what its threads were doing; and the ranks'
-collectives side by side."""
+"""Reports on each rank, and the comparison of the ranks' collectives."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.state_file import DONE, State
 from raygnn.runs.tracebacks import Frame
 
-_SILENT = 5.0  # seconds without a sign of life, of which there is one each second
-_SKEW = 3.0  # seconds that ranks may begin apart; more is their clocks' difference
-_INNER = 6  # frames of a stack that tell whether it waits
+_SILENT = 5.0  # seconds without a heartbeat, of which there is one per second
+_SKEW = 3.0  # seconds between the beginnings of ranks; more is a difference of their clocks
+_INNER = 6  # innermost frames that show whether a thread waits
 _WAITS = ("torch/distributed/", "/raygnn/sampling/loader.py:_await_next")
 _QUEUES = ("/threading.py", "/queue.py")
 _BACKWARD = "_engine_run_backward"  # in which gradients are reduced
 
-_ALIKE = {  # what must be the same on all ranks: sizes on one side at least
+_ALIKE = {  # tensors whose sizes must be equal on all ranks
     "all_reduce": "inputs",
     "allreduce": "inputs",
     "broadcast": "inputs",
@@ -32,23 +31,23 @@ _ALIKE = {  # what must be the same on all ranks: sizes on one side at least
     "scatter": "outputs",
 }
 
-CollectiveRecord = Mapping[str, Any]  # a collective in a black box
-CallStack = Sequence[Frame]  # the innermost frame first; empty where it is unknown
+CollectiveRecord = Mapping[str, Any]  # a collective in a crash dump
+CallStack = Sequence[Frame]  # the innermost frame first; empty if unknown
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank in the last start.
+    """One rank in the last attempt.
 
     Attributes:
-        state: ``raised``, ``died``, ``crashed``, ``frozen`` (no sign of life while others
-            waited, or by the driver's word), ``waiting`` (in a collective), ``busy`` (in code),
+        state: ``raised``, ``died``, ``crashed``, ``frozen`` (no heartbeat while other ranks
+            waited, or recorded by the driver), ``waiting`` (in a collective), ``busy`` (in code),
             ``finished``, ``running`` or ``unknown``.
-        training, prefetch: what these threads were doing.
-        waiting: the oldest collective that was under way, and for how long.
-        silent: seconds from its last sign of life to the others' last.
-        memory_used: share of its node's memory in use at its last sign of life.
-        place: where the thread was that the others waited for.
+        training, prefetch: activity of these threads.
+        waiting: oldest pending collective, and for how long.
+        silent: seconds from its last heartbeat to the last one of any other rank.
+        memory_used: share of its node's memory in use at its last heartbeat.
+        place: frame of the thread for which the other ranks waited.
         since: when its phase began, seconds since the epoch; 0 = unknown.
     """
 
@@ -71,7 +70,7 @@ class RankReport:
 
 
 def report(traces: Traces, evidence: Evidence) -> RankReport:
-    """What is known of one rank."""
+    """Return the report on one rank."""
     state, box = _state_of_last_start(traces, evidence), traces.box or {}
     training, prefetch = _stack(box, "training"), _stack(box, "prefetch")
     waiting = _waiting(box)
@@ -100,14 +99,14 @@ def report(traces: Traces, evidence: Evidence) -> RankReport:
 
 
 def collectives(box: Mapping[str, Any]) -> list[Any]:
-    """A rank's last collectives; those under way are forgotten when the rank has raised, so that
-    what an earlier box of it says counts."""
+    """Return a rank's last collectives, from its earlier dump if it has raised since, which clears
+    pending ones."""
     entries = _waiting_box(box).get("collectives")
     return entries if isinstance(entries, list) else []
 
 
 def lost_with(evidence: Evidence, rank: int) -> str:
-    """The node that the rank was lost with, and what the driver saw of it; "" if it was not."""
+    """Return the rank's lost node, and what the driver observed; "" if it was not lost."""
     ranks = (evidence.driver or {}).get("lost")
     lost = ranks.get(str(rank)) if isinstance(ranks, Mapping) else None
     if not isinstance(lost, Mapping):
@@ -116,7 +115,7 @@ def lost_with(evidence: Evidence, rank: int) -> str:
 
 
 def dead_worker(evidence: Evidence, rank: int) -> Mapping[str, Any] | None:
-    """The ``type`` and ``text`` of what Ray says of a worker that could say nothing itself."""
+    """Return the ``type`` and ``text`` of Ray's error of a worker that recorded none itself."""
     worker = (evidence.driver or {}).get("workers", {}).get(str(rank))
     return worker if isinstance(worker, Mapping) and not worker.get("said") else None
 
@@ -132,7 +131,7 @@ def _judge_state(
     if traces.state is None and traces.box is None:
         return "died" if dead else "unknown"
     if traces.state and not _state_of_last_start(traces, evidence):
-        return "unknown"  # it did not begin this time
+        return "unknown"  # it did not begin in this attempt
     if traces.state and traces.state.training.phase == DONE:
         return "finished"
     if dead:
@@ -152,8 +151,8 @@ def _state_of_last_start(traces: Traces, evidence: Evidence) -> State | None:
 
 
 def _is_dead(rank: int, evidence: Evidence) -> bool:
-    """Whether Ray says that the worker died, or its node is gone; one that just does not answer
-    may be frozen."""
+    """Return True if Ray reports the worker or its node as dead; without an answer it may be
+    frozen."""
     if lost_with(evidence, rank):
         return True
     worker = dead_worker(evidence, rank)
@@ -161,7 +160,7 @@ def _is_dead(rank: int, evidence: Evidence) -> bool:
 
 
 def _is_missed(rank: int, evidence: Evidence) -> bool:
-    """Whether others lost their connection to a rank that left nothing, without Ray's word."""
+    """Return True if, without a report of Ray, other ranks lost their connection to the rank."""
     if (evidence.driver or {}).get("workers"):
         return False
     others = [t.failure["what"].lower() for t in evidence.ranks if t.failure and t.rank != rank]
@@ -173,14 +172,14 @@ def _stack(box: Mapping[str, Any], role: str) -> CallStack:
     for thread in threads if isinstance(threads, list) else []:
         if isinstance(thread, Mapping) and thread.get("role") == role:
             values = thread.get("frames")
-            frames = [Frame.of(value) for value in values] if isinstance(values, list) else []
+            frames = map(Frame.from_dump, values if isinstance(values, list) else [])
             if stack := [frame for frame in frames if frame is not None]:
                 return stack
     return []
 
 
 def _waits(stack: CallStack) -> bool:
-    """Whether a thread waits for other ranks, or for another thread of ours."""
+    """Return True if a thread waits for other ranks, or for another thread of raygnn."""
     if not stack or stack[0].function == _BACKWARD:
         return True
     for frame in stack[:_INNER]:
@@ -206,7 +205,7 @@ def _doing(stack: CallStack) -> str | None:
 
 
 def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
-    """Where a rank's failure was raised, in whichever thread."""
+    """Describe where a rank's failure was raised, in any thread."""
     if traces.failure is None:
         return None
     place = causes.kind_of(traces.failure, evidence.own)[1]
@@ -236,7 +235,7 @@ def _waiting(box: Mapping[str, Any]) -> str | None:
 
 
 def _last_sign(traces: Traces, evidence: Evidence) -> float:
-    """When the rank was last known to live, by the first rank's clock as far as that is known."""
+    """Return the time of the rank's last heartbeat or record, by the first rank's clock."""
     times = [float(record["time"]) for record in (traces.box, traces.failure) if record]
     if state := _state_of_last_start(traces, evidence):
         times.append(state.life.wall)
@@ -244,7 +243,8 @@ def _last_sign(traces: Traces, evidence: Evidence) -> float:
 
 
 def _skew(traces: Traces, evidence: Evidence) -> float:
-    """How much a rank's clock is ahead of the first rank's: all begin at about the same time."""
+    """Return the seconds by which a rank's clock is ahead of the first rank's, given that all ranks
+    begin at about the same time."""
     first = next((t.state for t in evidence.ranks if t.state), None)
     if first is None or traces.state is None:
         return 0.0
@@ -253,17 +253,16 @@ def _skew(traces: Traces, evidence: Evidence) -> float:
 
 
 def first_difference(flights: Mapping[int, Sequence[CollectiveRecord]]) -> dict[str, Any] | None:
-    """Where the ranks' collectives part, aligned by process group and sequence number.
+    """Find the first collective that differs, by process group and sequence number.
 
     Args:
-        flights: rank → its last collectives, as its black box has them.
+        flights: rank → its last collectives, from its crash dump.
 
     Returns:
-        None if they agree as far as they are known, else ``kind`` (``op``, ``dtype``, ``size``,
-        or ``missing``: a rank did not come to it), ``group``, ``seq``, ``odd`` (the rank that
-        differs from most, or did not come; None where that is not to be told) and ``ranks``: for
-        each its ``rank``, ``op``, ``dtypes``, ``sizes``, ``at`` and ``pending``, None for a rank
-        that did not come.
+        None if the known ones agree, else ``kind`` (``op``, ``dtype``, ``size``, or ``missing``: a
+        rank did not reach it), ``group``, ``seq``, ``odd`` (the rank that differs, or did not reach
+        it; None if unclear) and ``ranks``: for each its ``rank``, ``op`` (None for a rank that did
+        not reach it), ``dtypes``, ``sizes``, ``at`` and ``pending``.
     """
     by_group: dict[str, dict[int, dict[int, CollectiveRecord]]] = {}
     for rank, entries in flights.items():
@@ -273,7 +272,7 @@ def first_difference(flights: Mapping[int, Sequence[CollectiveRecord]]) -> dict[
                 by_rank.setdefault(rank, {})[entry["seq"]] = entry
     groups = (_in_group(group, ranks) for group, ranks in sorted(by_group.items()))
     differences = [difference for difference in groups if difference]
-    # that a rank did not come to one may follow from another that it took in its place
+    # a rank may miss a collective because it entered another one in its place
     differences.sort(key=lambda d: (d["kind"] == "missing", d.pop("created")))
     return differences[0] if differences else None
 
@@ -308,7 +307,7 @@ def _time(value: Any) -> float:
 
 
 def _facet(entry: CollectiveRecord, kind: str) -> str:
-    """What must be the same on all ranks, as text."""
+    """Return the property that must be equal on all ranks, as text."""
     op = str(entry.get("op"))
     side = _ALIKE.get(op.rpartition(":")[2])
     if kind == "op" or side is None:
@@ -319,7 +318,7 @@ def _facet(entry: CollectiveRecord, kind: str) -> str:
 
 
 def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
-    """The rank that is alone in what it does; of two, the one that the user's code sent there."""
+    """Return the rank that differs from the majority; of two, the one in the user's code."""
     facets = {rank: _facet(entry, kind) for rank, entry in came.items()}
     counts = Counter(facets.values())
     fewest = min(counts.values())
@@ -331,15 +330,15 @@ def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
 
 
 def called_by_user(entry: CollectiveRecord) -> bool:
-    """Whether the user's own code called a collective."""
-    place = Frame.of(entry.get("at"))
+    """Return True if the user's code called a collective."""
+    place = Frame.from_dump(entry.get("at"))
     return place is not None and place.whose == "user"
 
 
 def _shown(rank: int, entry: CollectiveRecord | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
-    place, tensors = Frame.of(entry.get("at")), entry.get("inputs")
+    place, tensors = Frame.from_dump(entry.get("at")), entry.get("inputs")
     tensors = tensors if isinstance(tensors, Mapping) else {}
     return {
         "rank": rank,

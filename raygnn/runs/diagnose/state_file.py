@@ -1,8 +1,8 @@
-"""A rank's state file: where it is, in a record of fixed size that outlives the rank.
+"""State file of a rank: its present phase, in a record of fixed size that outlives the rank.
 
-The rank overwrites parts of the record in place while it runs, each with one write, so that what
-it was doing can be read after it was killed, and while it is stopped. Little-endian; times are
-seconds, of the epoch (``wall``) and of the rank's own monotonic clock (``mono``).
+The rank overwrites sections of the record in place, each with one write, so that it can be read
+after the rank was killed, or while it is stopped. Little-endian; times are seconds, of the epoch
+(``wall``) and of the rank's monotonic clock (``mono``).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SIZE = 1024  # bytes of the file
-TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # where parts begin; the first, at 0
+TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # offsets of sections; the first is at 0
 
 _MAGIC = b"raygnnS1"
-_UNKNOWN = -1  # an epoch or a step that was not said
+_UNKNOWN = -1  # epoch or step
 
 STATE, BOX, CRASH, FAILURE = ".state", ".blackbox.json", ".crash", ".failure.json"
 DRIVER = "driver.json"
 
-DONE = "done"  # the phase of a rank that came to its end
+DONE = "done"  # the phase of a rank that has finished
 
 
 def file_of(logs: Path, rank: int, kind: str) -> Path:
@@ -37,7 +37,7 @@ def file_of(logs: Path, rank: int, kind: str) -> Path:
 
 
 class _StateSection:
-    """A part of the record, packed field by field; text is cut to the room there is."""
+    """Section of the record, packed field by field; text is truncated to its field."""
 
     _FORMAT: ClassVar[struct.Struct]
 
@@ -51,7 +51,7 @@ class _StateSection:
 
 @dataclass(frozen=True)
 class ThreadPhase(_StateSection):
-    """What one of a rank's threads does, since when; epoch and step are None until known."""
+    """Present phase of a rank's thread, and when it began; epoch and step are None until known."""
 
     phase: str = ""
     epoch: int | None = None
@@ -64,11 +64,11 @@ class ThreadPhase(_StateSection):
 
 @dataclass(frozen=True)
 class RankAttempt(_StateSection):
-    """One start of a rank.
+    """Attempt of a rank.
 
     Attributes:
-        attempt: which start of the run this is, from 1.
-        command: when the command began that it belongs to.
+        attempt: number of the run's attempt, from 1.
+        command: when its command began.
         begun: when this rank began.
     """
 
@@ -85,11 +85,11 @@ class RankAttempt(_StateSection):
 
 @dataclass(frozen=True)
 class Life(_StateSection):
-    """A rank's last sign of life, about one each second, and its node's memory then, in bytes.
+    """Last heartbeat of a rank, about one per second, and memory in bytes.
 
     Attributes:
         rss: of this process; ``used`` and ``limit``: of the machine or container; 0 = unknown.
-        boxed: when the black box was written; 0 = not yet.
+        boxed: when the crash dump was written; 0 = not yet.
     """
 
     wall: float = 0.0
@@ -104,7 +104,7 @@ class Life(_StateSection):
 
 @dataclass(frozen=True)
 class State:
-    """The whole record; ``words``: what it died of, which may find no room elsewhere."""
+    """Complete record; ``words``: the rank's error, for which other storage may be full."""
 
     start: RankAttempt
     training: ThreadPhase = ThreadPhase()
@@ -126,10 +126,10 @@ class State:
 
 
 def read_state(path: Path) -> State | None:
-    """The record in the file; None when there is no file.
+    """Read the file; None if there is none.
 
     Raises:
-        DataError: it is cut off, or something else.
+        DataError: it is cut off, or not a state file.
     """
     try:
         record = read_regular(path, SIZE, cut=True)
@@ -154,7 +154,7 @@ def read_state(path: Path) -> State | None:
 
 
 def pack_words(text: str) -> bytes:
-    """The last words, cut to the room there is."""
+    """Pack the error, truncated to its section."""
     room = SIZE - WORDS
     return text.encode(errors="replace")[:room].ljust(room, b"\0")
 

@@ -1,6 +1,6 @@
-"""The charts of a run: how training went, where a step's time goes, what was used, the parts.
+"""Charts of a run: training, parts of a step's time, resource use, balance of the partition.
 
-In the shapes W is the number of records and R that of ranks.
+Shapes: W records, R ranks.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Chart:
     """One chart of a page.
 
     Attributes:
-        name: what the page calls it in its markup; letters and hyphens.
-        title: what it shows, with the unit.
+        name: in the page's markup; letters and hyphens.
+        title: with the unit.
         traces: plotly's, as dicts of plain types.
-        layout: more of plotly's layout.
-        variants: other traces to choose instead, by what they show.
-        about: one sentence on how to read it.
+        layout: additions to plotly's layout.
+        variants: title → alternative traces to choose from.
+        about: how to read it.
     """
 
     name: str
@@ -96,20 +96,20 @@ class Chart:
     about: str = ""
 
     def data(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """Return the data for the page's script."""
         variants = list(self.variants.values()) or [self.traces]
         return {"variants": variants, "layout": dict(self.layout), "height": self.height}
 
 
 def training_charts(records: Sequence[Record]) -> list[Chart]:
-    """Those of `metrics.jsonl` that there is something to draw of."""
+    """Return the charts of `metrics.jsonl` that have data."""
     charts = (loss(records), metrics(records), rate(records), speed(records))
     return [chart for chart in charts if chart]
 
 
 def loss(records: Sequence[Record]) -> Chart | None:
-    """Training and validation loss, also of each of several tasks; on a logarithmic axis where it
-    spans decades."""
+    """Chart training and validation loss, also of each task; on a logarithmic axis if it spans
+    decades."""
     titles = {"train/loss": "training", "val/loss": "validation"}
     for key in _keys(records, ("train/", "val/")):
         head, _, task = key.removesuffix("/loss").partition("/")
@@ -133,7 +133,7 @@ def loss(records: Sequence[Record]) -> Chart | None:
 
 
 def metrics(records: Sequence[Record]) -> Chart | None:
-    """What was measured on validation; the test's, measured once, as a point."""
+    """Chart the validation metrics, and the test metrics as points."""
     keys = [key for key in _keys(records, ("val/", "test/")) if not key.endswith("/loss")]
     names = list(dict.fromkeys(key.partition("/")[2] for key in keys))[:_MOST_METRICS]
     traces = []
@@ -150,7 +150,7 @@ def metrics(records: Sequence[Record]) -> Chart | None:
 
 
 def rate(records: Sequence[Record]) -> Chart | None:
-    """The learning rate, or one for each group of parameters."""
+    """Chart the learning rate of each parameter group."""
     keys = [key for key in _keys(records, ("train/lr",)) if not key.endswith("/loss")]
     traces = []
     for key, color in zip(keys, COLORS):
@@ -160,7 +160,7 @@ def rate(records: Sequence[Record]) -> Chart | None:
 
 
 def speed(records: Sequence[Record]) -> Chart | None:
-    """Seeds of all ranks per second."""
+    """Chart seeds per second over all ranks."""
     points = _points(records, "seeds_per_second")
     if not points:
         return None
@@ -169,27 +169,27 @@ def speed(records: Sequence[Record]) -> Chart | None:
 
 
 def _points(records: Iterable[Record], key: str) -> list[Point]:
-    """Step and value of the records that have it; NaN where it is not finite."""
+    """Return step and value of the records with this key."""
     return [(record["step"], number(record[key])) for record in records if key in record]
 
 
 def _keys(records: Iterable[Record], heads: tuple[str, ...]) -> list[str]:
-    """The keys that begin so, in order of appearance."""
+    """Return the keys with these prefixes, in order of appearance."""
     return list(dict.fromkeys(key for r in records for key in r if key.startswith(heads)))
 
 
 def step_charts(
     records: Sequence[Record], ranks: Sequence[Record], hosts: Sequence[str]
 ) -> list[Chart]:
-    """Where the time of a step goes, on each rank: those that there is something to draw of.
+    """Return the charts of the parts of a step's time that have data.
 
     Args:
-        records: of ``metrics.jsonl``, which has the means over the ranks.
-        ranks: of ``ranks.jsonl``; empty where there is none.
-        hosts: where each rank ran, as far as that is known.
+        records: of ``metrics.jsonl``, with means over the ranks.
+        ranks: of ``ranks.jsonl``, possibly none.
+        hosts: of each rank, as far as known.
     """
     if len(ranks) > _FIRST_WINDOWS:
-        ranks = ranks[1:]  # the first window has the start in it, beside which all else is small
+        ranks = ranks[1:]  # the first window includes the startup, which dwarfs the rest
     table = of_ranks(ranks, "seconds")
     if not table.columns:
         table = of_means(records)
@@ -207,7 +207,7 @@ def step_charts(
 
 
 def over_time(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
-    """The parts of a step, stacked: the mean over the ranks, and each rank to choose."""
+    """Chart the parts of a step, stacked: the mean over the ranks, or any rank."""
     budget = _MOST_NUMBERS // max(1, len(parts) * (len(names) + 1))
     table = table.thinned(min(500, max(_MOST_BARS, budget)))
     means = {part: over(np.nanmean, table.columns[part], 1) for part in parts}
@@ -228,7 +228,7 @@ def over_time(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> 
 
 
 def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
-    """A stacked bar for each rank, its mean over the whole run."""
+    """Chart each rank's mean over the run as a stacked bar."""
     traces = [
         {
             "type": "bar",
@@ -258,7 +258,7 @@ def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Ch
 
 
 def busy(table: StepSeries, names: Sequence[str]) -> Chart | None:
-    """How long each rank was busy before it met the others, against the median of the others."""
+    """Chart each rank's busy time per step, relative to the median of the other ranks."""
     table = table.thinned(min(200, max(20, _MOST_NUMBERS // len(names))))
     parts = [part for part in STEP if part in table.columns and part not in SHARED_PARTS]
     if not parts:
@@ -297,7 +297,7 @@ def busy(table: StepSeries, names: Sequence[str]) -> Chart | None:
 
 
 def background(table: StepSeries) -> Chart | None:
-    """What the thread of the loader does beside the steps."""
+    """Chart the parts of the loader thread's time."""
     means = {
         part: _MS * over(np.nanmean, table.columns[part], 1)
         for part in LOADER
@@ -317,7 +317,7 @@ def background(table: StepSeries) -> Chart | None:
 
 
 def _axis_from_zero(values: FloatArray) -> tuple[dict[str, Any], str]:
-    """The axis for these, and what to say if the longest, such as a first batch, are cut."""
+    """Return the axis, and a note if it cuts the longest values, such as a first batch."""
     finite = values[np.isfinite(values)]
     usual = float(np.percentile(finite, 95)) if len(finite) > 2 else math.inf
     longest = finite.max(initial=0.0)
@@ -343,14 +343,14 @@ def _stack(table: StepSeries, parts: dict[str, FloatArray]) -> list[Trace]:
 
 
 def _rank_axis(names: Sequence[str]) -> dict[str, Any]:
-    """Ranks from the top down, no more of them named than there is room for."""
+    """Return an axis of ranks from the top down, with at most 64 labels."""
     every = math.ceil(len(names) / 64)
     return {"autorange": "reversed", "type": "category", "dtick": every, "ticklabelstandoff": 6}
 
 
 def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
-    """Processors, memory and network that the ranks used, as far as there is something to draw; a
-    line for each of a few ranks, else the median with the range of all."""
+    """Return the charts of processors, memory and network that have data: a line per rank if there
+    are few, else the median with the range."""
     groups = dict.fromkeys(group for _, group, *_ in _USAGE)
     tables = {group: of_ranks(ranks, group) for group in groups}
     charts = []
@@ -382,11 +382,11 @@ def _rank_lines(table: StepSeries, column: FloatArray) -> list[Trace]:
 
 
 def balance(parts: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Chart | None:
-    """Bars by part of a partition, each kind of count against its mean over the parts.
+    """Chart the counts of each part of a partition, relative to their means.
 
     Args:
-        parts: a row for each part; a count that is unknown is NaN.
-        titles: of the kinds of counts to show.
+        parts: a row per part; NaN = unknown.
+        titles: of the counts to show.
     """
     parts = parts[:_MOST_SHOWN]
     if len(parts) < 2:
@@ -421,7 +421,7 @@ def balance(parts: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> 
 
 
 def curve(name: str, points: Sequence[Point], color: str, **more: Any) -> Trace:
-    """A line through the points; a marker at each where there are few."""
+    """Return a line through the points, with markers if they are few."""
     kept = thin(points)
     return {
         "type": "scatter",
@@ -436,10 +436,8 @@ def curve(name: str, points: Sequence[Point], color: str, **more: Any) -> Trace:
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """A bounded number of the points: of each stretch the lowest and the highest, and the first
-    and the last of all, so that no spike is lost. A NaN stays where a whole stretch has nothing
-    else, as a gap.
-    """
+    """Reduce the points to a bounded number: the first, the last, and the minimum and maximum of
+    each stretch, so that no spike is lost. A stretch of NaNs alone remains, as a gap."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     inner = points[1:-1]
@@ -459,7 +457,7 @@ class StepSeries:
 
     Attributes:
         steps: of the records, int64 [W].
-        columns: name → float64 [W, R], NaN where nothing is known.
+        columns: name → float64 [W, R], NaN = unknown.
     """
 
     steps: NDArray[np.int64]
@@ -470,7 +468,7 @@ class StepSeries:
         return max((column.shape[1] for column in self.columns.values()), default=0)
 
     def thinned(self, most: int) -> StepSeries:
-        """Means over at most ``most`` stretches, each named by its last step."""
+        """Average over at most ``most`` stretches, each labelled by its last step."""
         count = len(self.steps)
         if count <= most:
             return self
@@ -485,15 +483,15 @@ class StepSeries:
         return StepSeries(self.steps[ends - 1], columns)
 
     def points(self, column: FloatArray) -> list[Point]:
-        """Of numbers [W]."""
+        """Return the points of a column [W]."""
         return list(zip(self.steps.tolist(), column.tolist()))
 
 
 def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
-    """A group of ``ranks.jsonl``."""
+    """Build the series of a group of ``ranks.jsonl``."""
     rows = [(record["step"], row) for record in records if (row := values(record, group))]
     size = max((len(ranks) for _, row in rows for ranks in row.values()), default=0)
-    size = min(size, _MOST_CELLS // max(1, len(rows)))  # which only a damaged file has more of
+    size = min(size, _MOST_CELLS // max(1, len(rows)))  # only a damaged file has more
     columns: dict[str, FloatArray] = {}
     for name in dict.fromkeys(name for _, row in rows for name in row):
         column = np.full((len(rows), size), np.nan)
@@ -505,7 +503,7 @@ def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
 
 
 def of_means(records: Sequence[Record]) -> StepSeries:
-    """The seconds of ``metrics.jsonl``, means over the ranks, as if there were one."""
+    """Build the series of the mean seconds in ``metrics.jsonl``, as of one rank."""
     head = "seconds/"
     rows = [record for record in records if any(key.startswith(head) for key in record)]
     keys = dict.fromkeys(key for row in rows for key in row if key.startswith(head))
@@ -516,14 +514,14 @@ def of_means(records: Sequence[Record]) -> StepSeries:
 
 
 def over(function: Callable[..., Any], array: Any, axis: int) -> FloatArray:
-    """``np.nanmean`` and the like, NaN without a warning where there is nothing."""
+    """Apply ``np.nanmean`` or the like, without a warning where all values are NaN."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.asarray(function(np.asarray(array), axis=axis), dtype=np.float64)
 
 
 def plain(array: FloatArray) -> list[float | None]:
-    """Five digits of each, which is more than a screen shows; None, a gap, for no number."""
+    """Round to five digits, more than a screen shows; None, a gap, for NaN and infinity."""
     return [_rounded(value) for value in array.tolist()]
 
 

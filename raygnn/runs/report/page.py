@@ -28,10 +28,10 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def write_report(run: Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run, whatever state it is in; an older page is replaced whole.
+    """Write the page of a run in any state; an older page is replaced atomically.
 
     Args:
-        run: its directory.
+        run: run directory.
         out: the file; by default ``report.html`` in the run directory.
 
     Returns:
@@ -41,7 +41,7 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
         InputError: it cannot be written, or is no path.
     """
     file = (run / REPORT) if out is None else local_path(str(out), "the report")
-    # names of files may hold what is no character
+    # file names may hold bytes that are no characters
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
     with storage_errors(file, InputError, "write it elsewhere with --out"):
         write_atomic(file, text)
@@ -49,7 +49,7 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
 
 
 def record_notes(run: RunDir, show: Display) -> None:
-    """Keep what is told from now on, for the run's report; commands that go on with it add more."""
+    """Record all notes from now on for the run's report; commands that resume the run add more."""
     told = Events(run.path / LOGS / TOLD)
     told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
     show.on_note = told.tell
@@ -57,18 +57,18 @@ def record_notes(run: RunDir, show: Display) -> None:
 
 @contextmanager
 def reported(run: RunDir, show: Display) -> Iterator[None]:
-    """Whatever becomes of what is inside, leave a report, if a run began."""
+    """Write a report after the block, also after an error, if a run began."""
     try:
         yield
     finally:
         show.on_note = None
         if run.begun and run.lost is None:
-            with suppress(Exception):  # it can be written again, and must hide nothing
+            with suppress(Exception):  # it can be written again, and must not hide an error
                 write_report(run.path)
 
 
 def html(source: Source) -> str:
-    """The whole page. All text that comes from files is escaped."""
+    """Return the page. All text from files is escaped."""
     import jinja2
     from markupsafe import Markup
 
@@ -125,7 +125,7 @@ def _plotly() -> str:
 
 
 def as_json(value: Any) -> str:
-    """JSON that can stand in a page: nothing in it ends a script."""
+    """Return JSON that can be embedded in a page: nothing in it ends a script."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -133,7 +133,7 @@ def as_json(value: Any) -> str:
 
 
 def figure(run: Path) -> Any:
-    """The curves and the split as one figure of plotly's, for a notebook."""
+    """Return the curves and the parts of a step as one plotly figure, for a notebook."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 

@@ -1,5 +1,4 @@
-"""The tables and figures of a run's page, as text, and filters of its template; files may hold
-anything."""
+"""Tables and figures of a run's page as text, and its template's filters; files may be damaged."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Tile:
 
 
 def tiles(source: Source) -> Iterator[Tile]:
-    """The figures of a run that matter most, as far as there are any."""
+    """Yield the most important figures of a run, as far as available."""
     summary, records = source.summary, source.records
     last = records[-1] if records else {}
     yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
@@ -85,7 +84,7 @@ def tiles(source: Source) -> Iterator[Tile]:
 
 
 def _latest(records: Sequence[Record]) -> dict[str, float]:
-    """The newest value of each metric, of a run that has no summary yet."""
+    """Return the newest value of each metric, for a run without a summary."""
     return {
         key: number(value)
         for record in records
@@ -95,7 +94,7 @@ def _latest(records: Sequence[Record]) -> dict[str, float]:
 
 
 def nodes(source: Source) -> list[dict[str, str]]:
-    """Those that the preflight looked at, a row each: column → cell."""
+    """Return a row per node of the preflight's report: column → cell."""
     links = {
         text(link.get("source")): number(link.get("mbits"))
         for link in mappings(source.preflight.get("links"))
@@ -123,7 +122,7 @@ def nodes(source: Source) -> list[dict[str, str]]:
 
 
 def events(source: Source) -> list[dict[str, str]]:
-    """``when`` (UTC), ``after`` (since the first of them) and ``text``, in order."""
+    """Return ``when`` (UTC), ``after`` (since the first) and ``text`` of each event, in order."""
     times = [event["time"] for event in source.events if math.isfinite(event["time"])]
     return [
         {
@@ -136,7 +135,7 @@ def events(source: Source) -> list[dict[str, str]]:
 
 
 def slow_ranks(source: Source) -> list[dict[str, str]]:
-    """Mean times of the ranks that were slow most often; column → cell."""
+    """Return mean times of the ranks that were slow most often: column → cell."""
     ranks = [mapping(rank) for rank in listed(source.summary.get("ranks"))]
     ranks.sort(key=lambda rank: -number(rank.get("slow")))
     return [
@@ -152,8 +151,8 @@ def slow_ranks(source: Source) -> list[dict[str, str]]:
 
 
 def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
-    """Precision and recall of a class at thresholds on its probability: heading and rows, for each
-    task that has some."""
+    """Return precision and recall at thresholds on a class's probability: heading and rows, for
+    each task that has some."""
     tables = []
     words = mapping(source.summary.get("positive"))
     for task, rows in mapping(source.summary.get("thresholds")).items():
@@ -174,7 +173,7 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
 
 
 def hosts(source: Source) -> list[str]:
-    """Where each rank ran, as far as that is known and tells ranks apart."""
+    """Return the host of each rank; none if they are unknown, or all the same."""
     by_rank = {
         rank["rank"]: text(rank.get("host"))
         for rank in mappings(source.summary.get("ranks"))
@@ -186,13 +185,13 @@ def hosts(source: Source) -> list[str]:
 
 
 def part_counts(source: Source) -> list[dict[str, float]]:
-    """A row for each part of the graph, counts over all types; NaN where one is unknown."""
+    """Return the counts of each part over all types; NaN = unknown."""
     parts = map(mapping, listed(source.partition.get("parts")))
     return [{key: _count(part.get(key)) for key in (*PART_COUNTS, "bytes")} for part in parts]
 
 
 def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
-    """A row for each of `part_counts` and one for the total; column → cell."""
+    """Return a row for each of `part_counts`, and the total: column → cell."""
     if not parts:
         return []
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
@@ -210,18 +209,18 @@ def _part_cell(key: str, count: float) -> str:
 
 
 def _count(value: Any) -> float:
-    """NaN where it is none: no graph has as many."""
+    """Return a count, or NaN for any other value."""
     count = number(value)
     return count if 0 <= count < 2**63 else math.nan
 
 
 def when(moment: Any) -> str:
-    """A time in ISO 8601 in UTC, for people."""
+    """Format a time that is in ISO 8601."""
     return text(moment).replace("T", " ").replace("+00:00", " UTC")
 
 
 def text(value: Any) -> str:
-    """For people: whole numbers grouped by thousands, nothing for None."""
+    """Format a value: integers grouped by thousands, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -232,7 +231,7 @@ def text(value: Any) -> str:
 
 
 def mood(severity: Any) -> str:
-    """Of a finding or advice: ``warn``, ``bad`` or nothing."""
+    """Return the mood of a finding or advice: ``warn``, ``bad`` or nothing."""
     return _SEVERITY.get(text(severity), "")
 
 
@@ -245,12 +244,12 @@ def listed(value: Any) -> list[Any]:
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Those of a list."""
+    """Return the dicts of a list."""
     return [item for item in listed(value) if isinstance(item, dict)]
 
 
 def _size(value: Any) -> str:
-    """Bytes with a unit."""
+    """Format bytes."""
     count = number(value)
     return size(count) if math.isfinite(count) else ""
 

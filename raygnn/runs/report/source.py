@@ -1,4 +1,4 @@
-"""What a run left, read for its report: whatever is damaged or missing is said, not raised."""
+"""Files of a run, read for its report; damaged ones are noted instead of raising."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from raygnn.runs.run_directory import (
 )
 from raygnn.util.files import open_regular, read_json
 
-# bytes of a file's records that are looked at; of more, every so many lines
+# bytes of a file's records that are used; of a larger file, every n-th line
 _MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20
 _LONGEST = 16 * 2**20  # bytes of a line
-_EVALUATED = (b'"val/', b'"test/')  # which there are fewer lines of
+_EVALUATED = (b'"val/', b'"test/')  # in fewer lines
 _MOST_EVENTS = 1000
 
 T = TypeVar("T")
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """A run, as far as it can be read.
+    """Readable contents of a run.
 
     Attributes:
         records: of ``metrics.jsonl``, those with a step.
         ranks: of ``ranks.jsonl``, likewise.
-        events: ``time`` (seconds since the epoch, NaN where unknown) and ``text``, in order.
-        faults: what could not be read, a sentence each.
+        events: ``time`` (seconds since the epoch, NaN = unknown) and ``text``, in order.
+        faults: descriptions of unreadable files.
     """
 
     path: Path
@@ -59,13 +59,13 @@ class Source:
 
     @property
     def shown(self) -> str:
-        """What the run is called by: where it lies, or is kept."""
+        """Path or URI of the run."""
         storage = str(self.config.get("storage"))
         return str(self.path) if "://" not in storage else (Uri(storage) / self.path.name).shared
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read what there is."""
+        """Read the files."""
         faults: list[str] = []
 
         def read(get: Callable[[], T], otherwise: T) -> T:
@@ -90,11 +90,11 @@ class Source:
 
 
 def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Record]:
-    """The records with a step, of a file of any length; what is no record is passed over.
+    """Read the records with a step from a file of any length; other lines are skipped.
 
     Args:
-        most: bytes; of a longer file every so many lines are read, and the last.
-        special: what a line holds that is counted apart, with as much room.
+        most: bytes; of a longer file every n-th line is used, and the last.
+        special: texts of lines that have a limit of the same size for themselves.
     """
     usual, apart = _Some(most), _Some(most)
     last = (0, b"")
@@ -102,7 +102,7 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
         with open_regular(path) as file:
             for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
                 if not line.endswith(b"\n"):
-                    break  # torn, or not yet whole
+                    break  # incomplete, perhaps only so far
                 last = index, line
                 (apart if any(word in line for word in special) else usual).add(*last)
     except OSError:
@@ -113,7 +113,7 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
 
 
 class _Some:
-    """Every so many of the lines that come, the fewer the more there are."""
+    """Every n-th of the added lines, where n grows with their number."""
 
     def __init__(self, most: int):
         self.kept: list[tuple[int, bytes]] = []
@@ -133,7 +133,7 @@ class _Some:
 
 
 def _events(logs: Path) -> list[dict[str, Any]]:
-    """What the command reported, and events of the ranks that no command was there to report."""
+    """Return the command's events, and those of the ranks that no command has reported."""
     events = _lines(logs / TOLD)
     reported = {event["text"] for event in events}
     for name in (EVENTS, SCALING, LOGGERS):
