@@ -126,10 +126,10 @@ class Stack(nn.Module):
                     Cancelled(
                         f"layers.{n}.{bias}",
                         f"norms.{n}.{key(t)}.running_mean",
-                        share and f"layers.{n}.{share}",
+                        tuple(f"layers.{n}.{name}" for name in through),
                     )
                     for n, biases in found
-                    for t, bias, share in biases
+                    for t, bias, through in biases
                 ],
             )
         # an embedding table that the first layer does not read would get no gradient

@@ -49,12 +49,13 @@ class Cancelled(NamedTuple):
     Attributes:
         bias: the parameter; it adds the same row to all nodes of a type.
         mean: the running mean of the normalisation that follows.
-        share: a parameter by whose sigmoid the bias is multiplied; "" = by 1.
+        through: parameters that the bias passes through before the normalisation, in order: see
+            `_passed`.
     """
 
     bias: str
     mean: str
-    share: str = ""
+    through: tuple[str, ...] = ()
 
 
 def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
@@ -63,7 +64,7 @@ def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
     The gradient of such a bias is rounding error, which Adam turns into full-size steps; running
     means lag behind, so that evaluation would depend on rounding.
     """
-    for name in (one.bias for one in cancelled):
+    for name in {one.bias: one for one in cancelled}:  # once, whatever it is subtracted by
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
         if isinstance(owner, nn.ParameterDict):
@@ -81,13 +82,27 @@ def fold_biases(module: nn.Module, state: dict[str, Any], prefix: str = "", *_: 
     Args:
         state: name with ``prefix`` → tensor; modified, its tensors are not.
     """
-    for bias, mean, share in getattr(module, "cancelled", ()):
+    folded = set()
+    for bias, mean, through in getattr(module, "cancelled", ()):
         if prefix + bias not in state or prefix + mean not in state:
             continue
-        row = state.pop(prefix + bias)
-        if share:
-            row = row * state[prefix + share].sigmoid()
+        row = state[prefix + bias]
+        for name in through:
+            row = _passed(row, state[prefix + name])
         state[prefix + mean] = state[prefix + mean] - row.to(state[prefix + mean].dtype)
+        folded.add(prefix + bias)
+    for name in folded:
+        del state[name]
+
+
+def _passed(row: Tensor, parameter: Tensor) -> Tensor:
+    """Return a row multiplied by the sigmoid of a number, by a matrix ``[out, in]``, or by one of
+    each head ``[H, in, out]``."""
+    if parameter.dim() == 0:
+        return row * parameter.sigmoid()
+    if parameter.dim() == 2:
+        return parameter @ row
+    return torch.einsum("hi,hio->ho", row.view(len(parameter), -1), parameter).flatten()
 
 
 def fold_checkpoint(module: nn.Module, state: dict[str, Any], optimizers: list[Any]) -> None:

@@ -24,6 +24,7 @@ from raygnn.sampling.batch import Block, EdgeType
 Degrees = Mapping[EdgeType, Tensor]
 Combined = Mapping[EdgeType, Tensor]
 Hidden = dict[str, Tensor]
+CommonBias = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Layer(nn.Module, ABC):
         """Map node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 
     @abstractmethod
-    def biases(self) -> list[tuple[str, str, str]]:
+    def biases(self) -> list[CommonBias]:
         """Return the parameters that add the same row to all output nodes of a type: node type,
-        the parameter's name, and that of one by whose sigmoid it is multiplied, or ""."""
+        the parameter's name, and those that it passes through (see `Cancelled`)."""
 
     def narrows(self, width: int) -> bool:
         """Return True if the rows of `TypedLayer.project` are narrower than ``width``."""
@@ -175,10 +176,10 @@ class TypedLayer(Layer):
         convs = ((e[2], key(*e)) for e in self.etypes)
         return sums + [(t, f"convs.{c}.bias") for t, c in convs if hasattr(self.convs[c], "bias")]
 
-    def biases(self) -> list[tuple[str, str, str]]:
+    def biases(self) -> list[CommonBias]:
         """See `Layer`."""
         second = [(t, f"rest.{key(t)}.second.bias") for t in self.outputs() if self.rest]
-        return [(t, name, "") for t, name in second or self._of_sums()]
+        return [(t, name, ()) for t, name in second or self._of_sums()]
 
     def takes_relu(self) -> bool:
         """See `Layer`."""

@@ -192,7 +192,7 @@ def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
 
 
 @pytest.mark.parametrize(  # after layers, and within
-    ("kind", "fanout"), [("gcn", -1), ("sage", 4), ("gin", -1), ("gat", -1)]
+    ("kind", "fanout"), [("gcn", -1), ("sage", 4), ("gin", -1), ("gat", -1), ("hgt", 4)]
 )
 def test_batch_norm_is_that_of_the_global_batch(
     kind: str, fanout: int, make_job: JobFactory
