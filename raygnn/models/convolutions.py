@@ -97,10 +97,10 @@ class LinearConv(nn.Module, ABC):
 
     def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Tensor | None) -> Tensor:
         """Return sums over sampled neighbours ``[D, F]`` times full / sampled degree, so that their
-        expectation is the sum over all neighbours; others as they are."""
+        expectation is the sum over all neighbours that may be sampled; others as they are."""
         if self.reduce != "sum" or degree is None:
             return rows
-        scale = _wide(degree[: adj.num_dst], rows) / adj.degree.clamp(min=1)
+        scale = _full_degree(adj, degree, rows) / adj.degree.clamp(min=1)
         return rows * scale.to(rows.dtype).unsqueeze(1)
 
     def forward(
@@ -156,7 +156,7 @@ class GCNConv(LinearConv):
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
         assert degree is not None
-        full = _wide(degree[: adj.num_dst], combined)
+        full = _full_degree(adj, degree, combined)
         scale = full / adj.degree.clamp(min=1)
         if not self.same_type:
             return combined * (scale / full.clamp(min=1)).to(combined.dtype).unsqueeze(1)
@@ -326,6 +326,16 @@ class GATConv(nn.Module):
 def _wide(degree: Tensor, like: Tensor) -> Tensor:
     """Convert degrees to the dtype of ``like``, but fp32 at least."""
     return degree.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _full_degree(adj: Adjacency, degree: Tensor, like: Tensor) -> Tensor:
+    """Return the number of edges of each destination that the batch may sample.
+
+    The batch's own edges do not count: their ends alone would have a higher number than can be
+    sampled, which would mark them as ends of edges.
+    """
+    full = degree[: adj.num_dst]
+    return _wide(full if adj.excluded is None else full - adj.excluded, like)
 
 
 class GINConv(LinearConv):

@@ -53,6 +53,8 @@ class Adjacency:
         categories: name → category numbers of the edges, int64 ``[E]``.
         elapsed: int64 ``[E]``, time from each edge to the destination's time; None if models do not
             read it.
+        excluded: int64 ``[D]``, number of edges of each destination that this batch must not
+            sample; None if there are none, or models do not read degrees.
     """
 
     indptr: Tensor
@@ -61,6 +63,7 @@ class Adjacency:
     rows: Tensor | None = None
     categories: dict[str, Tensor] = field(default_factory=dict)
     elapsed: Tensor | None = None
+    excluded: Tensor | None = None
 
     @staticmethod
     def of_edges(

@@ -225,6 +225,21 @@ def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
     return indptr, out
 
 
+@njit(**COMPILE)
+def count_banned(start, degree, src, banned_indptr, banned):  # type: ignore[no-untyped-def]
+    """Return the number of banned entries of each list, int64 ``[B]``; arguments as in `DrawBias`.
+
+    Lists with banned sources are read completely: a source can occur several times, or never.
+    """
+    counts = np.zeros(start.shape[0], np.int64)
+    for i in range(start.shape[0]):
+        mine = banned[banned_indptr[i] : banned_indptr[i + 1]]
+        if mine.shape[0] > 0:
+            for j in range(start[i], start[i] + degree[i]):
+                counts[i] += _has(mine, src[j])
+    return counts
+
+
 @njit(inline="always")
 def _has(banned, node):  # type: ignore[no-untyped-def]
     """Return True if ``banned``, ascending, contains ``node``."""

@@ -100,10 +100,12 @@ class Drawn:
         ids: edge type → sources sampled for each node.
         columns: edge type → arrays of the edges to them that blocks carry, ``[E, …]`` each: see
             `InEdgeLists.carried`.
+        excluded: edge type → number of banned edges of each node, int64 ``[n]``.
     """
 
     ids: Draws
     columns: dict[EdgeType, dict[str, Tensor]]
+    excluded: dict[EdgeType, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class NeighborSampler:
         weighted: sample in proportion to the edges' weights, where the shard has some.
         timing: temporal sampling; times ascend in the shard's lists.
         once: sample the same neighbours of a node at every hop with an equal fanout.
+        count_banned: blocks have `Adjacency.excluded`, for models that read degrees.
     """
 
     def __init__(
@@ -154,11 +157,13 @@ class NeighborSampler:
         weighted: bool = False,
         timing: Timing | None = None,
         once: bool = False,
+        count_banned: bool = False,
     ):
         self._shard = shard
         self._exchange = exchange
         self._seed = seed
         self._once = once
+        self._count_banned = count_banned
         self._replace = replace
         self._weighted = weighted
         self._timing = timing
@@ -311,6 +316,7 @@ class NeighborSampler:
         """Sample for nodes with local rows, from the edges before ``times``."""
         ids: Draws = {}
         columns: dict[EdgeType, dict[str, Tensor]] = {}
+        excluded: dict[EdgeType, np.ndarray] = {}
         for number, etype in enumerate(self._shard.etypes):
             chosen = nodes[etype[2]]
             rows = self._shard.topology[etype]
@@ -334,10 +340,13 @@ class NeighborSampler:
                 weight, alias = weights or (_ALIKE, _ALIKE.view(np.uint64))
                 bias = drawing.DrawBias(*whole, weight, alias, ban.indptr, ban.ids)
                 drawn = drawing.draw_rows(lists, bias, *how)
+            if self._count_banned and etype in bans:
+                ban = bans[etype]
+                excluded[etype] = drawing.count_banned(*whole, rows.src, ban.indptr, ban.ids)
             indptr, sources, places = drawn
             ids[etype] = Ragged(indptr, sources)
             columns[etype] = {n: _take(c, places) for n, c in rows.carried.items()}
-        return Drawn(ids, columns)
+        return Drawn(ids, columns, excluded)
 
     def _draw_at_owners(
         self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws, times: Frontier | None
@@ -362,10 +371,16 @@ class NeighborSampler:
             named, fanout, key, {e: ban.lists for e, ban in zip(bans, rest)}, limits
         )
         answers = [RaggedByRank(lists, here[e[2]].cuts) for e, lists in drawn.ids.items()]
-        came = exchange_ragged(self._exchange, answers, self._wire)
+        numbers = [
+            RaggedByRank(Ragged.of_one(number), here[e[2]].cuts)
+            for e, number in drawn.excluded.items()
+        ]
+        came = exchange_ragged(self._exchange, [*answers, *numbers], self._wire)
         back = {t: inverse(order[t]) for t in order}
         ids = {e: lists.lists.take(back[e[2]]) for e, lists in zip(drawn.ids, came)}
-        return Drawn(ids, self._exchange_columns(drawn, answers, came, back))
+        rest = iter(came[len(answers) :])
+        excluded = {e: next(rest).lists.take(back[e[2]]).ids for e in drawn.excluded}
+        return Drawn(ids, self._exchange_columns(drawn, answers, came, back), excluded)
 
     def _exchange_columns(
         self,
@@ -427,7 +442,7 @@ def _take(column: Tensor, places: np.ndarray) -> Tensor:
 def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:
     """Build an `Adjacency` of sampled edges; ``src``: numbers of their sources."""
     columns = drawn.columns[etype]
-    relation = columns.get(RELATION)
+    relation, excluded = columns.get(RELATION), drawn.excluded.get(etype)
     return Adjacency(
         torch.from_numpy(drawn.ids[etype].indptr),
         src,
@@ -439,4 +454,5 @@ def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:
             for name, numbers in columns.items()
             if name.startswith(CATEGORY)
         },
+        excluded=None if excluded is None else torch.from_numpy(excluded),
     )

@@ -107,6 +107,28 @@ def test_any_ranks_train_the_same(
     assert (found[1][0] == found[2][0]).all()  # the same with either topology, to the bit
 
 
+@pytest.mark.parametrize("replicated", [True, False])
+@pytest.mark.parametrize("model", [{"kind": "sage", "aggregator": "sum"}, {"kind": "gin"}])
+def test_sums_are_scaled_to_the_edges_that_a_batch_may_sample(
+    model: dict[str, Any], replicated: bool, tmp_path: Path
+) -> None:
+    """A fanout above every degree samples all of them, so that nothing is scaled: not by the
+    batch's own edges either, of which there are parallel ones."""
+    found = []
+    for fanout in (-1, 10_000):
+        config = config_of(
+            tmp_path,
+            f"fanout{fanout}",
+            task={**LINKS, "negatives": {"kind": "uniform", "number": 20}},
+            model={"hidden": 8, "layers": 1, **model},
+            sampling={"fanout": [fanout], "batch_size": 30},
+            cluster={"workers": 2},
+            train={"epochs": 1},
+        )
+        found.append(losses(train_on_ranks(config, replicated=replicated)))
+    assert np.allclose(*found, atol=1e-6)
+
+
 def test_batch_norm_is_that_of_the_global_batch(tmp_path: Path) -> None:
     """Although nodes are ends of several ranks' seeds."""
     curves = []

@@ -412,6 +412,7 @@ class PartitionPlane:
             sum(len(ids) * store.row_bytes(t) for t, ids in cached.items()) / 1e9,
             time.perf_counter() - start,
         )
+        reads_degree = needs_degree_sampled(config.model, config.sampling)
         sampler = NeighborSampler(
             self.shard,
             self.ranks.data,
@@ -420,6 +421,7 @@ class PartitionPlane:
             weighted=config.sampling.edge_weight is not None,
             timing=self.clock.timing,
             once=config.model.draws_once,
+            count_banned=reads_degree,
         )
         self._store = path.store(
             store,
@@ -435,9 +437,7 @@ class PartitionPlane:
             store=self._store,
             fanouts=self._fanouts,
             inputs=self.inputs,
-            degree_etypes=self.shard.etypes
-            if needs_degree_sampled(config.model, config.sampling)
-            else (),
+            degree_etypes=self.shard.etypes if reads_degree else (),
             combine="weighted" if how == "gcn" else how,
             counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
             note=blackbox.note,
