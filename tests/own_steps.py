@@ -200,6 +200,22 @@ STEP_HOOKS = (
 )
 
 
+class Diverge(pl.Callback):
+    """Makes all weights NaN at the end of an epoch.
+
+    Args:
+        epoch: the epoch.
+    """
+
+    def __init__(self, epoch: int):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        if trainer.current_epoch == self.epoch and trainer.is_last_batch:
+            for parameter in module.parameters():
+                parameter.detach().fill_(torch.nan)
+
+
 class Witness(pl.Callback):
     """Leaves in a file what each hook of a step met, the state of the trainer's loops included.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -217,11 +217,19 @@ def needs_degree(config: ModelConfig) -> bool:
     return config.kind == "gcn"
 
 
-def needs_degree_sampled(config: ModelConfig, sampling: SamplingConfig) -> bool:
+def needs_degree_sampled(
+    config: ModelConfig, sampling: SamplingConfig, requested: Sequence[int] = ()
+) -> bool:
     """Return True if sampled batches must carry degrees of the complete graph: also for sums over
-    sampled neighbours, except with times, where the full neighbourhood differs for each seed."""
+    sampled neighbours, except with times, where the full neighbourhood differs for each seed.
+
+    Args:
+        requested: fanouts of a prediction.
+    """
     sums = config.kind == "gin" or getattr(config, "aggregator", None) == "sum"
-    hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in sampling.fanout]
+    hops = [
+        hop.values() if isinstance(hop, dict) else (hop,) for hop in (*sampling.fanout, *requested)
+    ]
     drawn = sampling.time is None and any(fanout >= 0 for hop in hops for fanout in hop)
     return needs_degree(config) or (sums and drawn)
 

@@ -161,7 +161,8 @@ def classification_metrics(
         truth = exchange.gather_rows(labels)
         columns = [(scored, (truth == c).long()) for c, scored in zip(chosen, everyone.T)]
         values |= {name: mean for name, (mean, _) in _over(columns, _CURVES, wanted).items()}
-    return values
+    broken = bool(outputs.isnan().any())  # of which argmax makes a class
+    return dict.fromkeys(values, math.nan) if exchange.max(int(broken)) else values
 
 
 def label_metrics(
@@ -212,7 +213,11 @@ def _over(
     both = {k: pair for k, pair in enumerate(columns) if len(pair[1].unique()) == 2}
     found = {}
     for name, metric in metrics.items():
-        values = {k: float(metric(*pair)) for k, pair in both.items()}
+        # sorting puts NaN above all scores, where it looks like an order
+        values = {
+            k: math.nan if pair[0].isnan().any() else float(metric(*pair))
+            for k, pair in both.items()
+        }
         found[name] = sum(values.values()) / len(values) if values else math.nan, values
     return found
 

@@ -96,7 +96,7 @@ class Evaluation(pl.Callback):
             score = values[self._metric]
             if self._metric.rpartition("/")[2] in LOWER_IS_BETTER:
                 score = -score
-            if self.best is None or score > self.best or math.isnan(self.best):
+            if not math.isnan(score) and (self.best is None or not score <= self.best):
                 self.best, self.best_epoch = score, epoch
                 self.best_metrics = {f"val/{name}": value for name, value in values.items()}
                 state = module.state_dict()

@@ -63,6 +63,23 @@ def test_drawn_neighbours_do_not_depend_on_the_company(make_job: JobFactory) -> 
         assert np.allclose(np.stack(same["scores"]), np.stack(drawn["scores"]), atol=1e-5)
 
 
+def test_sampled_sums_are_scaled_whatever_was_sampled_in_training(make_job: JobFactory) -> None:
+    found = []
+    for fanout in (-1, 5):
+        model = {"kind": "sage", "aggregator": "sum", "layers": 1}
+        config = make_job(
+            name=f"fanout{fanout}",
+            graph={"degree": 20},
+            model=model,
+            sampling={"fanout": [fanout]},
+            train={"epochs": 1},
+        )
+        run = train_on_ranks(config) if not found else run
+        few = ask(run, config, 1, wanted=pa.array(NODES), fanout=(3,)).to_pandas()
+        found.append(np.stack(few["scores"]))
+    assert np.allclose(*found, atol=1e-6)
+
+
 def test_a_list_and_a_split(make_job: JobFactory) -> None:
     config = make_job(train={"epochs": 1})
     run = train_on_ranks(config)

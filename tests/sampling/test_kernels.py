@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.sampling import kernels
-from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, sample_rows, spans
+from raygnn.sampling.drawing import DrawBias, RowLists, count_banned, draw_rows, sample_rows, spans
 from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists
 from raygnn.util.hashing import mix_int
 
@@ -211,6 +211,14 @@ def test_banned_and_weightless_entries_are_never_drawn(
             assert len(found[row]) == (fanout if allowed else 0)
         else:
             assert len(found[row]) == len(set(found[row])) == min(fanout, len(allowed))
+
+
+def test_banned_entries_are_counted_as_often_as_they_occur() -> None:
+    """Of parallel edges each, and of those that a list does not have none."""
+    indptr, src = np.array([0, 4, 6, 7]), np.array([5, 2, 5, 9, 5, 5, 2])
+    rows = np.array([2, 0, 1, 0])
+    banned = np.array([0, 1, 3, 3, 4]), np.array([3, 2, 5, 2])
+    assert count_banned(*spans(indptr, rows), src, *banned).tolist() == [0, 3, 0, 1]
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -161,3 +161,14 @@ def test_recall_is_the_mean_over_all_orders_of_what_ties(num: int, k: int, seed:
         recalls.append(truth[first].sum() / truth.sum())
     found = metrics.recall_at(k, torch.from_numpy(scores), torch.from_numpy(truth))
     assert float(found) == pytest.approx(np.mean(recalls))
+
+
+@pytest.mark.parametrize("metric", ["roc_auc", "recall@3"])
+@pytest.mark.parametrize("rows", [1, 10])
+def test_an_output_that_is_not_a_number_has_no_metric(metric: str, rows: int) -> None:
+    """On any rank: neither scores nor classes of NaN have an order."""
+    outputs, labels = torch.randn(10, 2), torch.arange(10) % 2
+    outputs[10 - rows :] = torch.nan
+    for found in run_ranks(2, measure, outputs, labels, [0, 6, 10], metric):
+        assert found.keys() >= {metric, "accuracy", "f1", "mcc", "average_precision", "loss"}
+        assert np.isnan([*found.values()]).all()

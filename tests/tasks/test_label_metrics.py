@@ -16,7 +16,7 @@ from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.losses import label_entropy, make_loss
-from raygnn.tasks.metrics import measure, recall_at
+from raygnn.tasks.metrics import label_metrics, measure, recall_at
 from tests.ranks import run_ranks
 
 
@@ -112,3 +112,13 @@ def test_a_seed_counts_where_one_of_its_labels_is_known() -> None:
     labels = as_labels(torch.tensor([[math.nan, -1], [0, math.nan], [1, 0]]), "here")
     assert labels.tolist() == [[-1, -1], [0, -1], [1, 0]]
     assert known(labels).tolist() == [False, True, True]
+
+
+def test_a_label_whose_output_is_not_a_number_has_no_metric() -> None:
+    outputs, labels = entries(30, 2, 0)
+    outputs[3, 1], labels[3, 1] = torch.nan, 1
+    found = label_metrics(outputs, labels, "recall@3", Exchange(World(0, 1)))
+    for name in ("roc_auc", "average_precision", "mcc", "recall@3"):
+        assert np.isfinite(found[f"{name}_0"])
+        assert np.isnan(found[f"{name}_1"])
+        assert np.isnan(found[name])

@@ -118,6 +118,20 @@ def test_a_callback_that_changes_the_loop_on_one_rank(
     assert "reduce_boolean_decision" in str(caught.value)
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_weights_that_are_not_numbers_are_never_the_best(epoch: int, make_job: JobFactory) -> None:
+    config = make_job(
+        graph={"classes": 2},
+        task={"kind": "node_classification", "metric": "roc_auc"},
+        cluster={"workers": 1},
+        train={"epochs": epoch + 1, "callbacks": {f"{OWN}:Diverge": {"epoch": epoch}}},
+    )
+    run = train_on_ranks(config)
+    areas = run.metrics["val/roc_auc"].dropna()
+    assert len(areas) == epoch  # NaN of the last epoch
+    assert run.summary["best_epoch"] == (0 if epoch else None)
+
+
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_callback_that_raises_what_ctrl_c_does(
     in_thread: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch

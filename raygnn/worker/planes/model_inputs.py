@@ -3,7 +3,7 @@ says, in memory where they fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -98,15 +98,22 @@ def make_store(
     inputs: Mapping[str, Inputs],
     exchange: Exchange,
     device: torch.device,
+    *,
+    fanout: Sequence[int] = (),
     **options: Any,
 ) -> FeatureStore:
-    """The store of what a model on ``device`` reads; for the options see `build_store`."""
+    """The store of what a model on ``device`` reads; for the options see `build_store`.
+
+    Args:
+        fanout: what a prediction requests.
+    """
+    reads_degree = needs_degree_sampled(config.model, config.sampling, fanout)
     return build_store(
         shard,
         exchange,
         inputs,
         dtype=config.arithmetic.dtype,
-        degree_etypes=shard.etypes if needs_degree_sampled(config.model, config.sampling) else (),
+        degree_etypes=shard.etypes if reads_degree else (),
         beside=device.type == "cpu",
         **options,
     )

@@ -138,7 +138,7 @@ class PartitionPlane:
         """What runs the model over the whole graph."""
         if self.within is not None:
             return self.within.inference
-        rows = self._embeddings
+        rows, request = self._embeddings, self.job.request
         return Inference(
             self.shard,
             self.control,
@@ -148,6 +148,7 @@ class PartitionPlane:
                 self.inputs,
                 self.control,
                 self.ranks.device,
+                fanout=(request and request.fanout) or (),
                 weighted=needs_degree(self.config.model),
                 learned=rows.tables if rows else None,
                 host=self.ranks.host,
