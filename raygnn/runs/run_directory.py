@@ -311,16 +311,16 @@ class RunDir:
                 self._clear()
                 if self.place is not None:
                     clear(self.place, CLAIMS)
-            self.begun = True
             for old in self.path.glob(f"{_TOKEN}*"):  # of killed commands
                 old.unlink()
+            # Up to the config, which makes it a run, `release` removes all of this again.
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            (self.path / LOGS).mkdir(exist_ok=True)
+            write_atomic(self.path / CONFIG, text)
+            self.begun = True
             token = f"{_TOKEN}{uuid.uuid4().hex}"
             (self.path / token).touch()
             self.token = token
-            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-            (self.path / LOGS).mkdir(exist_ok=True)
-            # the config first: with it this is recognized as a run, however early the command ends
-            write_atomic(self.path / CONFIG, text)
             summary = read_summary(self.path)
             for name in ("error", "job"):  # of an earlier command
                 summary.pop(name, None)
@@ -413,16 +413,21 @@ class RunDir:
                     f"not all that the run wrote is in {self.place}: the rest is in {self.path} on "
                     "this machine, and a command that goes on with the run here brings it there"
                 )
-        if self.lost is None and self.token:
-            (self.path / self.token).unlink(missing_ok=True)
-        if done and not is_run(self.path) and _is_free(self.path):
-            (self.path / LOCK).unlink(missing_ok=True)
-            for directory in self._made or [self.path] * (self._claim is not None):
-                try:
-                    directory.rmdir()
-                except OSError:
-                    break  # it has other entries by now
+        with contextlib.suppress(OSError):  # storage that is away must not hide why this ends
+            if self.lost is None and self.token:
+                (self.path / self.token).unlink(missing_ok=True)
+            if done and not is_run(self.path) and _is_free(self.path):
+                self._remove_made()
         self._lock.release()
+
+    def _remove_made(self) -> None:
+        made = self._made or [self.path] * (self._claim is not None)
+        (self.path / LOCK).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, LOGS) if made else ():
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).rmdir()
+        for directory in made:  # until one has something else in it by now
+            directory.rmdir()
 
     def __enter__(self) -> RunDir:
         return self

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,46 @@ def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
         assert sorted(gone[:-1]) == ["checkpoints", "logs", "summary.json"]
         assert gone[-1] == "config.yaml"
     assert is_run(path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "logs"])
+def test_a_run_that_cannot_begin_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    mkdir = Path.mkdir
+
+    def refused(self: Path, *args: Any, **options: Any) -> None:
+        if self.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        mkdir(self, *args, **options)
+
+    with (
+        RunDir.create(str(tmp_path / "runs"), "a") as run,
+        monkeypatch.context() as context,
+        pytest.raises(InputError, match="cannot be written"),
+    ):
+        context.setattr(Path, "mkdir", refused)
+        run.begin(CONFIG)
+    assert list(tmp_path.iterdir()) == []
+    with RunDir.create(str(tmp_path / "runs"), "a") as run:
+        run.begin(CONFIG)
+    assert is_run(run.path)
+
+
+def test_storage_that_is_away_does_not_hide_why_a_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with (
+        pytest.raises(TrainingError, match="the cause"),
+        monkeypatch.context() as context,
+        RunDir.create(str(tmp_path), "a") as run,
+    ):
+        run.begin(CONFIG)
+        context.setattr(Path, "unlink", away)
+        raise TrainingError("the cause")
 
 
 def test_a_live_run_is_refused(tmp_path: Path) -> None:
