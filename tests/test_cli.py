@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -399,6 +400,22 @@ def test_bug_shows_its_trace_only_when_asked(
     assert "-v" in said
     assert main(["train", "job.yaml", "-v"]) == 4
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_input", [False, True])
+def test_storage_that_is_away_is_no_bug_and_no_bad_input(
+    driver: Driver, capsys: pytest.CaptureFixture[str], as_input: bool
+) -> None:
+    driver.error = OSError(errno.EIO, "Input/output error", "/runs/r/.run-1")
+    if as_input:
+        away, driver.error = driver.error, DataError("Input/output error", where="/runs/r/.run-1")
+        driver.error.__cause__ = away
+    assert main(["train", "job.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert "internal error" not in said
+    assert "Input/output error" in said
+    assert "/runs/r/.run-1" in said
+    assert "--resume" in said
 
 
 def test_ctrl_c(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from raygnn.cli import job_commands, predict_commands, run_commands, train_comma
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import pending, stoppable
 from raygnn.runs.output import LOGGER_THREAD, OutputLost, drop_output, open_streams, say
+from raygnn.runs.storage_away import storage_error
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
@@ -73,7 +74,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         drop_output()
         return error.exit_code if error.quiet else _fail(error, args)
     except RaygnnError as error:
-        return _fail(error, args)
+        return _fail(storage_error(error) or error, args)
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted"), args)
     except MemoryError as error:
@@ -83,6 +84,8 @@ def _carry_out(args: argparse.Namespace) -> int:
     except Exception as error:
         if pending():  # a library replaced the interrupt that was raised within it
             return _fail(Interrupted("interrupted"), args)
+        if away := storage_error(error):
+            return _fail(away, args)
         trace = traceback.format_exc() if getattr(args, "verbose", False) else None
         internal = TrainingError(
             f"internal error: {type(error).__name__}: {error}",

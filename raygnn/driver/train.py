@@ -124,8 +124,9 @@ def train(
             result["advice"] = possible_advice(config, run.path, result)
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
         topology = session.plan.topology(config)
-        run.update_summary(**result, status="done", topology=topology, versions=versions)
-        summary = run.summary
+        patience = config.fault.storage_timeout.seconds
+        result |= {"status": "done", "topology": topology, "versions": versions}
+        summary = run.update_summary(patience, **result)
     if operators := summary.get("operators"):
         rows = [list(operator.values()) for operator in operators["top"]]
         show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from raygnn.config.places import SCHEMES, Uri, without_users
 from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
+from raygnn.runs.storage_away import storage_error
 from raygnn.storage.claim import CLAIMS, Claim
 from raygnn.storage.publisher import Publisher
 from raygnn.storage.remote import RemotePath, Stat
@@ -35,6 +36,7 @@ from raygnn.util.files import (
     read_json,
     read_regular,
     remove,
+    retry,
     storage_errors,
     write_atomic,
     write_json,
@@ -377,11 +379,27 @@ class RunDir:
         """Content of ``summary.json``."""
         return read_summary(self.path)
 
-    def update_summary(self, **entries: Any) -> None:
-        """Set entries of ``summary.json``; raise TrainingError if it cannot be written."""
+    def update_summary(self, wait: float = 0.0, **entries: Any) -> dict[str, Any]:
+        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``; returns all.
+
+        Args:
+            wait: seconds for which the storage may be full or away.
+
+        Raises:
+            TrainingError: it cannot be read or written.
+        """
+
+        def update() -> dict[str, Any]:
+            summary = {**self.summary, **entries}
+            write_json(self.path / SUMMARY, summary)
+            return summary
+
         self.check()
-        with storage_errors(self.path / SUMMARY):
-            write_json(self.path / SUMMARY, {**self.summary, **entries})
+        try:
+            with storage_errors(self.path / SUMMARY):
+                return retry(update, wait)
+        except DataError as error:
+            raise storage_error(error) or error from error
 
     def write(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write ``preflight.json``, or ``partition.json``: its ``directory``, and of its

@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
-from raygnn.errors import DataError, RaygnnError, TrainingError
+from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 from raygnn.util.locks import is_alive
 
 LARGEST_JSON = 64 * 2**20  # bytes
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _LASTING = {*_FULL, errno.EROFS}  # a restart would meet these again
+_NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
+AWAY = {getattr(errno, name) for name in _NUMBERS.split()}  # errors of a file system that is away
 _RETRY_EVERY = 1.0  # seconds
 
 T = TypeVar("T")
@@ -58,17 +60,19 @@ def storage_errors(
         raise ours from error
 
 
-def _of_system(error: Exception) -> bool:
-    return isinstance(error, OSError)
+def is_away(error: Exception) -> bool:
+    """True if an error, or the cause of an `InputError`, is that of a file system that is away."""
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    return isinstance(cause, OSError) and cause.errno in AWAY
 
 
 def retry(
-    act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] = _of_system
+    act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] | None = None
 ) -> T:
     """Call ``act`` until it succeeds, for at most so many seconds.
 
     Args:
-        passes: True for an error that may be gone at the next try; by default an OSError.
+        passes: True for an error that may be gone at the next try; by default any of the system.
 
     Raises:
         Exception: the last one, or the first for which ``passes`` is False.
@@ -78,7 +82,8 @@ def retry(
         try:
             return act()
         except Exception as error:
-            if not passes(error) or time.monotonic() >= deadline:
+            passing = passes(error) if passes else isinstance(error, OSError) or is_away(error)
+            if not passing or time.monotonic() >= deadline:
                 raise
             time.sleep(min(_RETRY_EVERY, seconds))
 
@@ -221,9 +226,13 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
         OSError: it is larger; or see `open_regular`.
     """
     with open_regular(path) as file:
-        if not cut and os.fstat(file.fileno()).st_size > most:
+        size = os.fstat(file.fileno()).st_size
+        if not cut and size > most:
             raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
-        return file.read(most)
+        content = file.read(most)
+        if len(content) < min(size, most):  # damage that was written shows in the size, too
+            raise OSError(errno.EIO, "the storage returned only part of the file", str(path))
+        return content
 
 
 def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from raygnn.errors import (
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state_file import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
+from raygnn.runs.storage_away import storage_error
 from raygnn.util.files import write_json
 from raygnn.worker.ray_nodes import Lost
 
@@ -98,6 +99,8 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
     """
     trace, kind = trace_text(error), type(error).__name__
     found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
+    if isinstance(error, Exception):
+        error = storage_error(error) or error
     if isinstance(error, RaygnnError):
         found = replace(
             found,

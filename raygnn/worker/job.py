@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
-from raygnn.util.files import retry
+from raygnn.util.files import AWAY, retry
 from raygnn.worker.control import Control, ControlHandle
 
 if TYPE_CHECKING:
@@ -28,10 +27,6 @@ OUTCOME = "outcome.json"  # in the directory of a dry run: what came of it
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
-
-# errors of a file system that is away
-_NUMBERS = "EIO ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN EHOSTUNREACH ENETUNREACH ECONNRESET ENODEV"
-_AWAY = {getattr(errno, name) for name in _NUMBERS.split()}
 
 T = TypeVar("T")
 
@@ -254,7 +249,7 @@ class Job:
             return False
         # pyarrow's errors of an object store's service have no number; of files they mean damage
         unnumbered = cause.errno is None and not isinstance(self.partition, Path)
-        return unnumbered or cause.errno in _AWAY
+        return unnumbered or cause.errno in AWAY
 
     def of(self, name: str) -> Job:
         """The job as it is for one of several tasks alone."""

@@ -212,7 +212,7 @@ class Rank(RankSetup):
         directory = self.directory
         step = -1
         if self.ranks.first:
-            store.sweep(directory)
+            self._retry(lambda: store.sweep(directory))
             newest, rejected = self._retry(lambda: self._find(data))
             for reason in rejected:
                 log.warning("passed over the checkpoint %s", reason)

@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +23,7 @@ from raygnn.errors import InputError, TrainingError
 from raygnn.runs import run_directory
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir, is_run, storage_path
-from raygnn.util import locks
+from raygnn.util import files, locks
 from raygnn.util.files import json_text, storage_errors, write_atomic
 from raygnn.util.locks import Holder
 
@@ -197,33 +200,50 @@ def test_a_run_that_cannot_begin_leaves_nothing(
             raise PermissionError(errno.EACCES, "Permission denied", str(self))
         mkdir(self, *args, **options)
 
-    with (
-        RunDir.create(str(tmp_path / "runs"), "a") as run,
-        monkeypatch.context() as context,
-        pytest.raises(InputError, match="cannot be written"),
-    ):
+    with RunDir.create(str(tmp_path / "runs"), "a") as run, monkeypatch.context() as context:
         context.setattr(Path, "mkdir", refused)
-        run.begin(CONFIG)
+        with pytest.raises(InputError, match="cannot be written"):
+            run.begin(CONFIG)
     assert list(tmp_path.iterdir()) == []
-    with RunDir.create(str(tmp_path / "runs"), "a") as run:
-        run.begin(CONFIG)
-    assert is_run(run.path)
 
 
 def test_storage_that_is_away_does_not_hide_why_a_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    run = RunDir.create(str(tmp_path), "a")
+    run.begin(CONFIG)
+    with monkeypatch.context() as context:
+        context.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EIO, "")))
+        run.release()
 
-    with (
-        pytest.raises(TrainingError, match="the cause"),
-        monkeypatch.context() as context,
-        RunDir.create(str(tmp_path), "a") as run,
-    ):
+
+@pytest.mark.parametrize("fault", ["error", "short read"])
+def test_a_summary_that_cannot_be_read_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
+    away, opened = [True], files.open_regular
+
+    @contextmanager
+    def failing(path: Path) -> Iterator[Any]:
+        with opened(path) as file:
+            if away and fault == "error":
+                away.pop()
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            if away:
+                file.seek(away.pop())
+            yield file
+
+    with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
-        context.setattr(Path, "unlink", away)
-        raise TrainingError("the cause")
+        with monkeypatch.context() as context:
+            context.setattr(files, "open_regular", failing)
+            with pytest.raises(TrainingError) as caught:
+                run.update_summary(status="done")
+            assert caught.value.where == str(run.path / "summary.json")
+            away.append(True)
+            assert run.update_summary(5.0, status="done")["started"]
+    assert open_run(run.path).status == "done"
 
 
 def test_a_live_run_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ def test_bad_input_is_told_without_a_trace() -> None:
     assert error.exit_code == DataError.exit_code
 
 
+def test_storage_that_is_away_is_told_with_its_path() -> None:
+    error = _described(OSError(errno.EIO, "Input/output error", "/runs/r/checkpoints"))
+    assert error.what == "the storage does not answer: Input/output error"
+    assert error.where == "rank 1, /runs/r/checkpoints"
+    assert "--resume" in str(error.remedy)
+
+
 @pytest.mark.parametrize(
     ("error", "cause"),
     [(DataError("row 3 cannot be read"), ValueError("of your own")), (KeyError("x"), None)],
