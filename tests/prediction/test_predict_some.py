@@ -64,7 +64,7 @@ def test_drawn_neighbours_do_not_depend_on_the_company(make_job: JobFactory) -> 
 
 
 def test_sampled_sums_are_scaled_whatever_was_sampled_in_training(make_job: JobFactory) -> None:
-    found = []
+    found, trained = [], []
     for fanout in (-1, 5):
         model = {"kind": "sage", "aggregator": "sum", "layers": 1}
         config = make_job(
@@ -74,8 +74,8 @@ def test_sampled_sums_are_scaled_whatever_was_sampled_in_training(make_job: JobF
             sampling={"fanout": [fanout]},
             train={"epochs": 1},
         )
-        run = train_on_ranks(config) if not found else run
-        few = ask(run, config, 1, wanted=pa.array(NODES), fanout=(3,)).to_pandas()
+        trained = trained or [train_on_ranks(config)]
+        few = ask(trained[0], config, 1, wanted=pa.array(NODES), fanout=(3,)).to_pandas()
         found.append(np.stack(few["scores"]))
     assert np.allclose(*found, atol=1e-6)
 
