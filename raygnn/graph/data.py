@@ -63,6 +63,7 @@ class GraphData:
         reverses: edge type → type with its edges reversed, in the same order.
         transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
             `raygnn.graph.tables.frames.settle`.
+        microseconds: types whose array ``time`` is known to be in microseconds since 1970.
     """
 
     name: str
@@ -73,6 +74,7 @@ class GraphData:
     names: dict[str, list[Any]] = field(default_factory=dict)
     reverses: dict[EdgeType, EdgeType] = field(default_factory=dict)
     transforms: dict[str, Any] = field(default_factory=dict)
+    microseconds: list[str] = field(default_factory=list)
 
     @property
     def num_nodes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import combinations
@@ -18,9 +19,19 @@ _UNITS = (1, 10**3, 10**6, 10**9)  # in a second
 _FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
 _FAR = 73 * 10**8  # seconds; later than 2200, so it means "never" or is a mistake
-_APART = 20  # numbers that many times larger are in another unit; minutes are 60 seconds
+_APART = 50  # numbers that many times larger are in another unit; minutes are 60 seconds
 _SAMPLED = 1000  # sampled times of each rank, to determine the unit
-_NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
+_MICROSECONDS = 10**6
+SOME_MICROSECONDS = 10**15  # a time whose size shows this unit
+_NAMES = {1: "seconds", 10**3: "milliseconds", _MICROSECONDS: "microseconds", 10**9: "nanoseconds"}
+# Sizes of other units of the years 1980 to 2059, where they leave gaps between one another.
+_COARSE = {
+    "years": (1_900, 2_100),
+    "days since 1970": (3_652, 32_873),
+    "hours since 1970": (87_648, 788_952),
+    "minutes since 1970": (5_258_880, 47_337_120),
+}
+_DIGITS = {"yyyymmdd": 1, "yyyymmddhhmm": 10**4, "yyyymmddhhmmss": 10**6}  # after the day
 
 
 def unit_of(latest: int) -> int | None:
@@ -50,24 +61,36 @@ class TimeRange:
     Attributes:
         of: type and array, for messages.
         times: int64 ``[n]``, a sample, ascending.
+        is_explicit: True if they are known to be microseconds since 1970; nothing is guessed then.
     """
 
     of: str
     times: IntArray
+    is_explicit: bool = False
 
     @property
     def unit(self) -> int | None:
         """Units per second; None if the times are no points in time."""
-        return unit_of(typical(self.times))
+        return _MICROSECONDS if self.is_explicit else unit_of(typical(self.times))
+
+    @property
+    def _name(self) -> str | None:
+        """Name of the unit that the size of the times suggests; None if it suggests none."""
+        if self.unit is not None:
+            return f"{_NAMES[self.unit]} since 1970"
+        low, high = self._bounds
+        dates = (name for name, after in _DIGITS.items() if _are_dates(self.times // after))
+        sizes = (name for name, (a, b) in _COARSE.items() if a <= low and high < b)
+        return next(dates, next(sizes, None))
 
     @property
     def is_informative(self) -> bool:
-        """True if the times show a unit: they vary, or are points in time. Nearly constant numbers
-        such as 0 do not."""
+        """True if the times show a unit: they vary, or have the size of one. Nearly constant
+        numbers such as 0 do not."""
         if not len(self.times):
             return False
         low, high = self._bounds
-        return low != high or self.unit is not None
+        return low != high or self._name is not None
 
     @property
     def far(self) -> IntArray:
@@ -75,14 +98,14 @@ class TimeRange:
         return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
 
     def differs(self, other: TimeRange) -> bool:
-        """Return True if the other times are in another unit. If only one is a point in time,
-        numbers of about the same size count as one unit: dates before 1980, or an ordinal."""
-        if self.unit == other.unit:
-            return False
-        if self.unit is not None and other.unit is not None:
-            return True
+        """Return True if the other times are in another unit, as far as numbers show that.
+        Numbers of no known unit may be dates before 1980, or an ordinal: they differ from points in
+        time if they are much smaller or larger."""
+        names = {each._name for each in (self, other)}
+        if None not in names or len(names) == 1:
+            return len(names) == 2
         sizes = [max(1, *(abs(bound) for bound in each._bounds)) for each in (self, other)]
-        return max(sizes) >= _APART * min(sizes)
+        return not names & _COARSE.keys() and max(sizes) >= _APART * min(sizes)
 
     @property
     def _bounds(self) -> tuple[int, int]:
@@ -91,14 +114,20 @@ class TimeRange:
 
     def __str__(self) -> str:
         low, high = self._bounds
-        text = f"{self.of}: {low} to {high}"
+        text = f"{self.of}: {low}" + f" to {high}" * (low != high)
         if self.unit is not None:
-            return f"{text}, {_NAMES[self.unit]} since 1970 ({_day(low, self.unit)} to " + (
-                f"{_day(high, self.unit)})"
-            )
-        if unit_of(high * 86_400) == 1:
-            return f"{text}, perhaps days since 1970"
-        return f"{text}, no points in time since 1970"
+            days = f"{_day(low, self.unit)} to {_day(high, self.unit)}"
+            return f"{text}, {self._name} ({days})"
+        return f"{text}, perhaps {self._name}" if self._name else f"{text}, of no known unit"
+
+
+def _are_dates(days: IntArray) -> bool:
+    """Return True if nearly all numbers are dates from 1900 to 2100, written as yyyymmdd."""
+    year, month, day = days // 10_000, days // 100 % 100, days % 100
+    valid = (
+        (year >= 1900) & (year <= 2100) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    )
+    return bool(np.mean(valid) >= 0.95)
 
 
 def _day(time: int, unit: int) -> str:
@@ -106,16 +135,24 @@ def _day(time: int, unit: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
 
 
-def check_units(ranges: list[TimeRange]) -> None:
-    """Raise DataError if times that are compared with one another are in different units."""
+def check_units(
+    ranges: Sequence[TimeRange],
+    effect: str = "later edges would be seen as earlier ones",
+    where: str = "sampling.time",
+) -> None:
+    """Raise DataError if times that are compared with one another are in different units.
+
+    Args:
+        effect: what the comparison would result in.
+        where: see `DataError`.
+    """
     told = [each for each in ranges if each.is_informative]
     for one, other in combinations(told, 2):
         if not one.differs(other):
             continue
         raise DataError(
-            f"times are in different units, so later edges would be seen as earlier ones: {one}; "
-            f"{other}",
-            where="sampling.time",
+            f"times are in different units, so {effect}: {one}; {other}",
+            where=where,
             remedy="give all times in one unit; tables convert a column of numbers whose unit is "
             "named: time: {column: at, unit: s}",
         )

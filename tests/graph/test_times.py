@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -123,12 +126,42 @@ def test_seeds_of_one_date_tell_their_unit(unit: int, other: int) -> None:
     ("one", "two"),
     [
         (some_times(10**6, 200_000_000), some_times(10**6)),  # 1976, and 2020
+        (np.arange(0, 6 * 10**7, 10**5), some_times(1)),  # 1970 to 1972, and 2020
         (np.arange(0, 2 * 10**9, 10**6), np.arange(0, 2 * 10**8, 10**5)),  # steps of a recording
     ],
-    ids=["dates before 1980", "ordinals"],
+    ids=["dates before 1980", "dates of 1970", "ordinals"],
 )
-def test_numbers_of_about_one_size_are_in_one_unit(one: np.ndarray, two: np.ndarray) -> None:
+def test_what_may_be_one_unit_is_not_refused(one: np.ndarray, two: np.ndarray) -> None:
     check_units([TimeRange("a", one), TimeRange("b", two)])
+
+
+SECONDS = some_times(1, 1_577_836_800, 1500)  # 2020 to 2024
+DATES = [datetime.fromtimestamp(second, timezone.utc) for second in SECONDS.tolist()]
+WRITTEN = {
+    name: np.array([int(date.strftime(form)) for date in DATES])
+    for name, form in {"years": "%Y", "yyyymmdd": "%Y%m%d", "yyyymmddhhmm": "%Y%m%d%H%M"}.items()
+}
+COARSE = WRITTEN | {
+    f"{name} since 1970": SECONDS // length
+    for name, length in {"days": DAY, "hours": 3600, "minutes": 60}.items()
+}
+
+
+@pytest.mark.parametrize(("one", "two"), [*combinations([*COARSE, "milliseconds since 1970"], 2)])
+def test_units_that_are_no_parts_of_seconds(one: str, two: str) -> None:
+    """Such as minutes since 1970 beside dates written as numbers, of about the same size."""
+    units = COARSE | {"milliseconds since 1970": SECONDS * 1000}
+    check_units([TimeRange("a", units[one]), TimeRange("b", units[one][::2])])
+    with pytest.raises(DataError, match=f"a: .*{one}.*; b: .*{two}"):
+        check_units([TimeRange("a", units[one]), TimeRange("b", units[two])])
+
+
+def test_nothing_is_guessed_where_units_are_named() -> None:
+    """Clocks of two games, in microseconds: their sizes could be seconds since 1970, and steps."""
+    one, two = np.arange(4 * 10**8, 4 * 10**9, 10**6), np.arange(1000)
+    check_units([TimeRange("a", one, True), TimeRange("b", two, True)])
+    with pytest.raises(DataError, match="different units"):
+        check_units([TimeRange("a", one), TimeRange("b", two)])
 
 
 @given(st.integers(0, 5000))

@@ -101,6 +101,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
         "names": names,
         "reverses": reverses,
         "transforms": transforms,
+        "microseconds": described.microseconds,
     }
     return DiskGraph(figures, runs, others)
 

@@ -94,7 +94,7 @@ class Manifest(_ManifestSection):
     Attributes:
         features: ``"<type>/<array>"`` → dtype and shape.
         ids: node types with ids of the user.
-        names, reverses, transforms: see `raygnn.graph.data.GraphData`.
+        names, reverses, transforms, microseconds: see `raygnn.graph.data.GraphData`.
         files: path in the directory → size and hash.
         digest: hash of the input and everything else that determines the result.
         seconds: duration of each stage.
@@ -109,6 +109,7 @@ class Manifest(_ManifestSection):
     names: dict[str, list[Any]] = {}
     reverses: dict[str, str] = {}
     transforms: dict[str, Any] = {}
+    microseconds: list[str] = []
     parts: list[PartFacts]
     files: dict[Annotated[str, Field(pattern=r"^[^\x00]+$")], FileFacts]
     versions: dict[str, str] = {}

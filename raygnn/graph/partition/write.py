@@ -146,6 +146,7 @@ def write_description(
         names=data.names,
         reverses={etype_str(one): etype_str(other) for one, other in data.reverses.items()},
         transforms=data.transforms,
+        microseconds=data.microseconds,
         parts=[part.facts for part in written],
         files=files,
         versions={

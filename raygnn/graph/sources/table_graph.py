@@ -94,7 +94,8 @@ def read(graph: TablesGraph) -> GraphData:
     for ntype, of_type in nodes.items():
         names |= {f"{ntype}/{name}": values for name, values in of_type.names.items()}
     ids = {ntype: table.ids.values for ntype, table in nodes.items()}
-    return GraphData(file.stem, node_frames, edges, origin, ids, names, reverses, transforms)
+    of_tables = ids, names, reverses, transforms, described.microseconds
+    return GraphData(file.stem, node_frames, edges, origin, *of_tables)
 
 
 def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:

@@ -300,6 +300,11 @@ class Times:
         self._unit = None if time is None else time.unit
         self._to: pa.DataType | None = None
 
+    @property
+    def in_microseconds(self) -> bool:
+        """True if what was read is known to be in microseconds: its unit is named, or dates."""
+        return self._unit is not None or pa.types.is_timestamp(self._to or pa.null())
+
     def of(self, chunk: Chunk, column: str) -> Array:
         """int64 ``[n]``; raises DataError for what is neither, or not what came before, and for
         nulls."""

@@ -265,6 +265,16 @@ class Description(Section):
             raise ValueError(key)
         return parts[0], parts[1], parts[2]
 
+    @property
+    def microseconds(self) -> list[str]:
+        """See `GraphData`: types whose table names the unit of its times."""
+        times = {ntype: table.time for ntype, table in self.nodes.items()}
+        for key, table in self.edges.items():
+            source, relation, target = self.edge_type(key)
+            times |= {f"{source}:{relation}:{target}": table.time}
+            times |= {f"{target}:{table.reverse}:{source}": table.time}
+        return [kind for kind, time in times.items() if time and time.unit]
+
 
 def read_description(file: Path) -> Description:
     """Read a description of tables; the files that it names are not looked at.

@@ -29,6 +29,7 @@ from raygnn.graph.tables.description import EdgeTable, Label, NodeTable, RandomS
 from raygnn.graph.tables.feature_columns import Features, Keep, in_memory
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Chunk, TableReader
+from raygnn.graph.times import TimeRange, check_units, sample
 from raygnn.storage.remote import AnyPath
 from raygnn.util.hashing import mix, uniform
 
@@ -248,11 +249,22 @@ class FitTo:
         trained: Mapping[str, Any] | None,
     ) -> FitTo:
         """Find the first time of a row for validation or test, in tables whose columns say which
-        those are; they are read only where that decides."""
+        those are; they are read only where that decides.
+
+        Raises:
+            DataError: that time is in another unit than those it is compared with.
+        """
         if trained is not None or not any(_has_times_alone(table) for table, _ in tables):
             return cls(trained)
-        firsts = (_first_held_out(table, files) for table, files in tables)
-        return cls(None, min((first for first in firsts if first is not None), default=None))
+        compared = [
+            (t, files) for t, files in tables if t.time and (_held(t) or _has_times_alone(t))
+        ]
+        found = [_first_held_out(*one) for one in compared]
+        before = min((first for first, _ in found if first is not None), default=None)
+        if before is not None:
+            effect = "transforms would be fitted to rows of validation and test, or to none"
+            check_units([times for _, times in found], effect, "time")
+        return cls(None, before)
 
 
 def _has_times_alone(table: Table) -> bool:
@@ -262,21 +274,29 @@ def _has_times_alone(table: Table) -> bool:
     return any(Features(columns, table.fill).fitted for columns in table.features.values())
 
 
-def _first_held_out(table: Table, files: Sequence[AnyPath]) -> int | None:
+def _held(table: Table) -> list[str]:
+    """Return the columns that say which rows are held out."""
     of_masks = [table.masks.val, table.masks.test] if table.masks else []
-    columns = [column for column in (table.split, *of_masks) if column is not None]
-    if table.time is None or not columns:
-        return None
-    times, first = Times(table.time), None
-    for chunk in TableReader(files, [*columns, table.time.column], table.delimiter).chunks():
+    return [column for column in (table.split, *of_masks) if column is not None]
+
+
+def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None, TimeRange]:
+    """Return the first time of a row for validation or test, if there is one, and all times."""
+    assert table.time is not None
+    column, columns = table.time.column, _held(table)
+    times, firsts, samples = Times(table.time), list[int](), [np.zeros(0, np.int64)]
+    for chunk in TableReader(files, [*columns, column], table.delimiter).chunks():
+        found = times.of(chunk, column)
+        samples.append(sample(found))
         if table.split is not None:
             held = codes.splits(chunk, table.split, table.split_words) > 0
         else:
-            held = np.any([codes.truths(chunk, column) for column in columns], axis=0)
-        if held.any():
-            earliest = int(times.of(chunk, table.time.column)[held].min())
-            first = earliest if first is None else min(first, earliest)
-    return first
+            held = np.any([codes.truths(chunk, one) for one in columns], axis=0)
+        if columns and held.any():
+            firsts.append(int(found[held].min()))
+    everyones = sample(np.sort(np.concatenate(samples)))
+    found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
+    return min(firsts, default=None), found_in
 
 
 def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Array:

@@ -92,9 +92,8 @@ class EdgePlane(PartitionPlane):
         edges = OwnedEdges(shard, self.control, self.etype)
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
-            kind = f"edge type {self.of!r}"
-            times = times_of(stored, kind, self.time)
-            self.clock.check(times, kind, self.time)
+            times = times_of(stored, f"edge type {self.of!r}", self.time)
+            self.clock.check(times, self.of, self.time)
             latest = int(times.max()) if len(times) else np.iinfo(np.int64).min
             self.sizes.latest[self.job.task] = self.control.max(latest)
         return edges

@@ -190,9 +190,8 @@ class PartitionPlane:
         if self.time is None:
             return None
         stored = self.shard.node_data[ntype].get(self.time)
-        kind = f"node type {ntype!r}"
-        times = times_of(stored, kind, self.time)
-        self.clock.check(times, kind, self.time)
+        times = times_of(stored, f"node type {ntype!r}", self.time)
+        self.clock.check(times, ntype, self.time)
         return times
 
     @cached_property

@@ -15,6 +15,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.staging.shard import Shard
 from raygnn.graph.times import (
+    SOME_MICROSECONDS,
     TimeRange,
     check_units,
     codes_since,
@@ -83,14 +84,19 @@ class Clock:
         or none. Collective.
 
         Args:
-            times: of this rank's seeds, int64 ``[n]``; kind: what the seeds are; name: of their
-                array.
+            times: of this rank's seeds, int64 ``[n]``; kind: node or edge type; name: of the array.
 
         Raises:
             DataError: the units differ.
         """
-        ranges = [*self._ranges, self._range(f"{name!r} of {kind} (the seeds)", times)]
+        seeds = self._range(name, kind, times, " (the seeds)")
+        ranges = [*self._ranges, seeds]
         check_units(ranges)
+        request = self.job.request
+        latest = request and request.sizes is not None and request.weights.latest
+        if latest and latest.get(request.task, 0) + 1 == request.since:
+            trained = TimeRange("the latest edge of the training", np.array([request.since - 1]))
+            check_units([trained, seeds], "it is not clear which edges are new", "--since")
         for each in ranges:
             if len(each.far):
                 text = f"{each.of}: some times are after the year 2200, such as {each.far[-1]}"
@@ -103,19 +109,26 @@ class Clock:
         for etype, rows in self.shard.topology.items():
             if rows.times is not None and time is not None:
                 first, last = int(rows.indptr[0]), int(rows.indptr[-1])
-                of = f"{time.edges!r} of edge type {etype_str(etype)!r}"
-                found.append(self._range(of, rows.times[first:last]))
+                found.append(self._range(time.edges, etype_str(etype), rows.times[first:last]))
         return found
 
-    def _range(self, of: str, times: np.ndarray) -> TimeRange:
+    def _range(self, name: str, kind: str, times: np.ndarray, note: str = "") -> TimeRange:
         everyones = self.control.gather_rows(torch.from_numpy(sample(times))).numpy()
-        return TimeRange(of, np.sort(everyones))
+        of = f"{name!r} of {'edge' if ':' in kind else 'node'} type {kind!r}{note}"
+        return TimeRange(of, np.sort(everyones), name == "time" and kind in self._explicit)
+
+    @cached_property
+    def _explicit(self) -> list[str]:
+        manifest = self.job.meta.manifest
+        return [] if manifest is None else manifest.microseconds
 
     @cached_property
     def _typical(self) -> int:
         """A time of an edge, which tells the unit of all."""
         check_units(self._ranges)
         times = [each.times for each in self._ranges if each.is_informative]
+        if self._ranges and all(each.is_explicit for each in self._ranges):
+            return SOME_MICROSECONDS
         return typical(np.concatenate(times or [np.zeros(0, np.int64)]))
 
 
