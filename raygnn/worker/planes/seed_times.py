@@ -93,8 +93,8 @@ class Clock:
         ranges = [*self._ranges, seeds]
         check_units(ranges)
         request = self.job.request
-        latest = request and request.sizes is not None and request.weights.latest
-        if latest and latest.get(request.task, 0) + 1 == request.since:
+        known = None if request is None or request.sizes is None else request.weights.latest
+        if request and known and known.get(request.task, 0) + 1 == request.since:
             trained = TimeRange("the latest edge of the training", np.array([request.since - 1]))
             check_units([trained, seeds], "it is not clear which edges are new", "--since")
         for each in ranges:
