@@ -1,5 +1,6 @@
-"""Files whose size and SHA-256 are kept elsewhere: written at whatever speed the storage has, and
-compared when they are read. Slow storage is no error; that it takes no bytes for long is one.
+"""Files whose size and SHA-256 are recorded when they are written and compared when they are read.
+
+Slow storage is no error; storage that takes no bytes for long is one.
 """
 
 from __future__ import annotations
@@ -23,15 +24,11 @@ _PIECE = 1 << 20  # bytes that are written at once; storage that takes them is a
 _SYNCED = 8  # pieces that are made durable at once, so that no single sync takes long
 
 
-def nothing() -> None:
-    """Where somebody could be called, and nobody needs to be."""
-
-
 class Write(Generic[T]):
-    """Something that is written in a thread of its own.
+    """A write in a thread of its own.
 
     Args:
-        act: writes it; calls its argument whenever the storage has taken something.
+        act: writes; calls its argument whenever the storage has taken something.
         name: of the thread.
     """
 
@@ -49,16 +46,16 @@ class Write(Generic[T]):
 
     @property
     def silence(self) -> float:
-        """Seconds for which the storage has taken nothing; 0 when it is over."""
+        """Seconds for which the storage has taken nothing; 0 after the end."""
         return time.monotonic() - self._at if self.busy else 0.0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether that came."""
+        """Wait for the end; return whether it came."""
         self._thread.join(seconds)
         return not self.busy
 
     def result(self) -> T:
-        """What ``act`` returned, or raised; it must be over."""
+        """Return what ``act`` returned, or raise what it raised; the write must have ended."""
         assert not self.busy
         if self._error is not None:
             raise self._error
@@ -75,17 +72,16 @@ class Write(Generic[T]):
 
 
 class Hashed(io.RawIOBase):
-    """Writes to a file in pieces, durably, and knows the SHA-256 of what was written to it,
-    whatever became of that.
+    """Stream that writes to a file in pieces, durably, and computes the SHA-256.
 
-    torch's writer, which is C++, takes no exceptions: the first one is kept, and nothing is
-    written after it.
+    torch's writer, which is C++, cannot handle exceptions: the first one is kept as ``error``, and
+    nothing is written after it.
 
     Args:
         moved: called after each piece.
     """
 
-    def __init__(self, file: IO[bytes], moved: Callable[[], None] = nothing):
+    def __init__(self, file: IO[bytes], moved: Callable[[], None] = lambda: None):
         self._file = file
         self._moved = moved
         self._unsynced = 0
@@ -119,7 +115,7 @@ class Hashed(io.RawIOBase):
 
 
 def write_hashed(
-    path: Path, fill: Callable[[Hashed], None], moved: Callable[[], None] = nothing
+    path: Path, fill: Callable[[Hashed], None], moved: Callable[[], None] = lambda: None
 ) -> Hashed:
     """Write a file, durably.
 
@@ -128,7 +124,7 @@ def write_hashed(
         moved: called whenever the storage has taken something.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with open(path, "wb") as file:
         hashed = Hashed(file, moved)
@@ -139,9 +135,8 @@ def write_hashed(
     return hashed
 
 
-def save_tensors(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
-    """Write what torch.load reads, on any machine: all tensors as those of a CPU, wherever they
-    are; see `write_hashed`."""
+def save_tensors(value: Any, path: Path, moved: Callable[[], None] = lambda: None) -> Hashed:
+    """Write a file for torch.load, with all tensors as CPU tensors; see `write_hashed`."""
     import torch
     from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -150,26 +145,26 @@ def save_tensors(value: Any, path: Path, moved: Callable[[], None] = nothing) ->
 
 
 def sha256(path: Path) -> str:
-    """Of a file's content.
+    """Return the SHA-256 of a file's content.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        OSError: it cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return digest(file)
 
 
 def difference(path: Path, size: int, sha: str) -> str | None:
-    """What has become of a file since it was written, if anything has.
+    """Describe how a file differs from its recorded size and SHA-256; None if it does not.
 
     Raises:
         OSError: it cannot be read.
     """
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
-        return f"{path.name} is no file"
+        return f"{path.name} is not a regular file"
     if info.st_size != size:
-        return f"{path.name} has {info.st_size:,} bytes, and {size:,} were written"
+        return f"{path.name} has {info.st_size:,} bytes instead of {size:,}"
     if sha256(path) != sha:
-        return f"{path.name} has changed since it was written: its SHA-256 is another"
+        return f"{path.name} has changed since it was written: its SHA-256 differs"
     return None

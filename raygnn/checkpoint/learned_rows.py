@@ -1,8 +1,8 @@
-"""Learned rows and their optimizer's state on storage: each rank writes those that it owns.
+"""Embedding tables and their optimizer's state on storage: each rank writes the rows that it owns.
 
-A file is plain arrays, one after the other, of some nodes of one type: first the ids of the nodes
-in the user's graph, int64 ``[n]``, then each array, float32 ``[n, dim]``, all little-endian. What
-is in it is said by whatever it belongs to: the manifest of a checkpoint, or ``selected.json``.
+A file holds plain arrays, one after the other, of some nodes of one type: the global node ids,
+int64 ``[n]``, then each array, float32 ``[n, dim]``, all little-endian. Their names are in the
+manifest of the checkpoint, or in ``selected.json``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raygnn.checkpoint.hashed_files import Hashed, Write, nothing, write_hashed
+from raygnn.checkpoint.hashed_files import Hashed, Write, write_hashed
 from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
 from raygnn.checkpoint.store import RowFile, RowFiles, rows_of
 from raygnn.errors import DataError
@@ -27,19 +27,18 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.embeddings import ROW, Embeddings
 from raygnn.util.files import open_regular, retry
 
-_APART = 0.2  # seconds between looks whether all ranks have written theirs
+_APART = 0.2  # seconds between polls of the other ranks
 _PIECE = 1 << 26  # bytes that are read or written at once
 
 
 class RowState:
-    """Writes a rank's learned rows in the background, and reads them again.
+    """Writes a rank's embedding rows in the background, and reads them again.
 
     Args:
-        control: the collectives of the thread that trains.
-        patience: seconds for which storage may take nothing, or refuse what a run cannot do
-            without.
-        place: where the run's checkpoints are, if that is no directory that all ranks see: each
-            brings its files there.
+        control: collectives of the training thread.
+        patience: seconds for which storage may take nothing, or refuse the final rows.
+        place: object store to which each rank uploads its files; None = all ranks see the
+            directory.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class RowState:
         self._abandoned = False
 
     @classmethod
-    def of(
+    def from_checkpoint(
         cls,
         embeddings: Embeddings | None,
         control: Exchange,
@@ -67,11 +66,10 @@ class RowState:
         state: Path | None,
         place: RemoteCheckpoints | None = None,
     ) -> RowState | None:
-        """That of a run's learned rows, if it has some.
+        """Return the state of the run's embedding tables, or None.
 
         Args:
-            place: see `RowState`.
-            state: the state file of the checkpoint to go on from, whose rows are read.
+            state: state file of the checkpoint to resume from, whose rows are read.
         """
         if embeddings is None:
             return None
@@ -82,34 +80,33 @@ class RowState:
 
     @property
     def pending(self) -> bool:
-        """Whether rows are to be collected; the same on all ranks."""
+        """True if rows are to be collected; the same on all ranks."""
         return self._write is not None
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is still writing."""
+        """True if this rank is still writing."""
         return self._write is not None and self._write.busy
 
     @property
     def silence(self) -> float:
-        """Seconds for which the storage has taken nothing of this rank."""
+        """Seconds for which the storage has taken nothing from this rank."""
         return 0.0 if self._write is None else self._write.silence
 
     def has_room(self) -> bool:
-        """Whether a copy of this rank's rows leaves half of the free memory, as its share of what
-        all ranks on the node copy at the same time."""
+        """Return whether copies of the rows of all ranks of a node fit half of its free memory."""
         arrays = (a for t in self.embeddings.rows for a in self.embeddings.arrays(t).values())
         size = sum(a.numel() * a.element_size() for a in arrays)
         neighbours = min(self.control.world.size, os.cpu_count() or 1)
         return 2 * size * neighbours <= memory()[1]
 
     def begin(self, directory: Path, *, copy: bool, again: float, rows_only: bool = False) -> None:
-        """Begin to write this rank's rows to a directory, which is made; `collect` ends it.
+        """Begin to write this rank's rows to a new directory; `collect` ends it.
 
         Args:
-            copy: so that rows may change meanwhile; the copy goes when they are written.
+            copy: write a copy, so that rows may change meanwhile.
             again: seconds to try again while the storage is full or away.
-            rows_only: without what only training needs.
+            rows_only: without the optimizer's state.
         """
         arrays = {
             ntype: {
@@ -126,15 +123,15 @@ class RowState:
         )
 
     def abandon(self) -> None:
-        """Let rows change that are written without a copy: `collect` will raise."""
+        """Allow rows that are written without a copy to change: `collect` will raise."""
         self._abandoned = True
 
     def collect(self) -> RowFiles:
-        """The files of all ranks, which have written them. Collective.
+        """Return the files of all ranks, which have been written. Collective.
 
         Raises:
-            OSError: a rank could not, or the rows were abandoned; the same on all ranks, and
-                nothing of the rows is left.
+            OSError: a rank failed, or the rows were abandoned; the same on all ranks, and all
+                files are removed.
         """
         assert self._write is not None
         write, self._write = self._write, None
@@ -142,7 +139,7 @@ class RowState:
         try:
             files = write.result()
             if self._abandoned:
-                reason = "training went on before the learned rows were written"
+                reason = "training went on before the embedding rows were written"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
             said = {"files": [file.model_dump() for file in files]}
         except OSError as error:
@@ -156,12 +153,11 @@ class RowState:
         return RowFiles(dim=self.embeddings.dim, steps=self._steps, files=tuple(written))
 
     def write(self, directory: Path) -> RowFiles:
-        """Write the rows of all ranks, without what only training needs, however slow the storage
-        is; nothing may change them meanwhile. Collective.
+        """Write the rows of all ranks, without the optimizer's state, however slow the storage is.
+        The rows must not change meanwhile. Collective.
 
         Raises:
-            OSError: a rank could not, or its storage took nothing for too long; the same on all
-                ranks.
+            OSError: a rank failed, or its storage took nothing for too long; the same on all ranks.
         """
         self.begin(directory, copy=False, again=self.patience, rows_only=True)
         while True:
@@ -174,8 +170,7 @@ class RowState:
             time.sleep(_APART)
 
     def read(self, directory: Path, files: RowFiles) -> None:
-        """Take the rows of this rank's nodes, whoever wrote them, and the optimizer's state, if it
-        is there.
+        """Read the rows of this rank's nodes, and the optimizer's state if the files have it.
 
         Raises:
             DataError: a file cannot be read, or rows are missing.
@@ -189,18 +184,18 @@ class RowState:
             original = np.asarray(rows.ids[ntype])
             order = np.argsort(original, kind="stable")
             there = np.zeros(len(original), bool)
-            for file in files.files:
+            for file in files.files if len(own) else ():
                 if file.ntype == ntype:
-                    self._take(directory, file, files.dim, original, order, arrays, there)
+                    self._read_file(directory, file, files.dim, original, order, arrays, there)
             if files.dim != rows.dim or not there.all():
                 raise DataError(
-                    f"it has no learned rows of {int((~there).sum()):,} of the {len(own):,} nodes "
-                    f"of type {ntype!r} that this rank owns",
+                    f"it has no embedding rows of {int((~there).sum()):,} of the {len(own):,} "
+                    f"nodes of type {ntype!r} that this rank owns",
                     where=str(directory),
-                    remedy="go on with the graph that the rows were learned on",
+                    remedy="resume with the graph that the rows were trained on",
                 )
 
-    def _take(
+    def _read_file(
         self,
         directory: Path,
         file: RowFile,
@@ -210,18 +205,18 @@ class RowState:
         arrays: Mapping[str, np.ndarray],
         there: np.ndarray,
     ) -> None:
-        """Take from one file what is this rank's.
+        """Read this rank's rows from one file.
 
         Args:
-            original: ids of the own nodes; order: that sorts them.
-            there: which rows have come so far.
+            original: global ids of the owned nodes, at least one; order: sorts them.
+            there: rows that were read so far; updated.
         """
         try:
             for ids, found in read_rows(directory / file.name, file, dim, tuple(arrays)):
                 at = np.searchsorted(original, ids, sorter=order)
                 at[at == len(original)] = 0
-                own = order[at] if len(original) else at
-                mine = original[own] == ids if len(original) else np.zeros(len(ids), bool)
+                own = order[at]
+                mine = original[own] == ids
                 for name, values in found.items():
                     arrays[name][own[mine]] = values[mine]
                 there[own[mine]] = True
@@ -229,7 +224,7 @@ class RowState:
             raise DataError(
                 f"cannot be read: {getattr(error, 'strerror', None) or error}",
                 where=str(directory / file.name),
-                remedy="put back the file that training wrote",
+                remedy="restore the file that training wrote",
             ) from error
 
     def _put(
@@ -256,17 +251,17 @@ def write_rows(
     ntype: str,
     ids: np.ndarray,
     arrays: Mapping[str, np.ndarray],
-    moved: Callable[[], None] = nothing,
+    moved: Callable[[], None] = lambda: None,
 ) -> RowFile:
     """Write a file, durably.
 
     Args:
-        ids: ``[n]``.
+        ids: global node ids, ``[n]``.
         arrays: float32 ``[n, dim]`` each.
         moved: called whenever the storage has taken something.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def fill(file: Hashed) -> None:
@@ -290,17 +285,17 @@ def write_rows(
 def read_rows(
     path: Path, file: RowFile, dim: int, names: Sequence[str] = ()
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The ids and the arrays of a file, in pieces.
+    """Read a file in pieces.
 
     Args:
         names: of arrays; empty = all.
 
     Yields:
-        ids int64 ``[n]``, and name → float32 ``[n, dim]``.
+        Global node ids int64 ``[n]``, and name → float32 ``[n, dim]``.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is shorter than it was.
+        OSError: the file cannot be read.
+        ValueError: the file was cut off.
     """
     with open_regular(path) as content:
         for start, stop in _pieces(file.rows, 4 * dim):

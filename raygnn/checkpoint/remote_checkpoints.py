@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from raygnn.checkpoint import weights
-from raygnn.checkpoint.hashed_files import Write, nothing
+from raygnn.checkpoint.hashed_files import Write
 from raygnn.checkpoint.store import (
     MANIFEST,
     NAME,
@@ -32,9 +32,9 @@ from raygnn.runs.run_directory import CHECKPOINTS, Events
 from raygnn.storage.remote import RemotePath
 from raygnn.util.files import sync
 
-_AGAIN = 5.0  # seconds before what could not be sent is tried again
-_SILENCE = 20.0  # seconds in which the place takes nothing, after which that is told
-_LOOK = 1.0  # seconds between looks for that
+_AGAIN = 5.0  # seconds before a failed upload is tried again
+_SILENCE = 20.0  # seconds without progress after which an upload is reported
+_LOOK = 1.0  # seconds between polls of that
 
 log = logging.getLogger("raygnn")
 
@@ -61,32 +61,33 @@ class RemoteCheckpoints:
         return str(self._uri)
 
     def names(self) -> list[str]:
-        """Of those that have a manifest, oldest first.
+        """Return the names of all complete checkpoints, oldest first.
 
         Raises:
-            DataError: the place cannot be read.
+            DataError: the store cannot be read.
         """
         parents = (path.split("/") for path in self._directory.files())
         return sorted(n for n, *rest in parents if rest == [MANIFEST] and NAME.fullmatch(n))
 
-    def put(self, file: Path, name: str, moved: Callable[[], None] = nothing) -> None:
-        """Bring a file of what is being written there; it need not stay here.
+    def put(self, file: Path, name: str, moved: Callable[[], None] = lambda: None) -> None:
+        """Upload a file of a checkpoint.
 
         Args:
-            name: of the directory there.
-            moved: called whenever the place has taken something.
+            name: of the directory in the store.
+            moved: called whenever the store has taken something.
 
         Raises:
-            OSError: it cannot be read, or written there.
+            OSError: the file cannot be read or uploaded.
         """
         with as_storage():
             (self._directory / name / file.name).upload(file, moved)
 
     def put_weights(self, directory: Path) -> None:
-        """Bring the weights of a run; what says what they belong to goes first, and comes last.
+        """Upload the weights of a run. Their description is removed first and uploaded last, so
+        that it never describes other weights.
 
         Raises:
-            OSError: they cannot be read, or written there.
+            OSError: a file cannot be read or uploaded.
         """
         with as_storage():
             (self._directory / weights.ABOUT).remove()
@@ -98,16 +99,16 @@ class RemoteCheckpoints:
         checkpoint: Path,
         keep: int,
         name: str = "",
-        moved: Callable[[], None] = nothing,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy a checkpoint there; of older ones, the oldest go, so that ``keep`` are left.
+        """Upload a checkpoint, and remove the oldest ones, so that ``keep`` are left.
 
         Args:
             name: of the checkpoint, if its directory has another one.
-            moved: called whenever the place has taken something.
+            moved: called whenever the store has taken something.
 
         Raises:
-            DataError: it cannot be written; the others are there still.
+            DataError: the upload failed; the other checkpoints remain.
             OSError: the checkpoint cannot be read.
         """
         name = name or checkpoint.name
@@ -126,14 +127,14 @@ class RemoteCheckpoints:
     def fetch_newest(
         self, directory: Path, judge: Callable[[Path], Checkpoint | str], above: str = ""
     ) -> tuple[Checkpoint | None, dict[str, str]]:
-        """The newest whole checkpoint, fetched to ``directory``.
+        """Download the newest usable checkpoint to ``directory``.
 
         Args:
-            judge: says what is wrong with one.
-            above: the name of one that is older than all that are looked at.
+            judge: returns a usable checkpoint, or what is wrong with it.
+            above: consider only checkpoints that are newer than the one of this name.
 
         Returns:
-            It, or None; and of each newer one what is wrong with it.
+            The checkpoint, or None; and name → what is wrong with it, of each newer one.
 
         Raises:
             DataError, OSError: see `fetch`.
@@ -150,10 +151,10 @@ class RemoteCheckpoints:
         return None, rejected
 
     def pass_over(self, names: Iterable[str]) -> None:
-        """Make checkpoints none any more; their files stay.
+        """Rename the manifests of checkpoints, so that they are passed over; their files stay.
 
         Raises:
-            DataError: that cannot be done.
+            DataError: the store cannot be written.
         """
         for name in names:
             about = self._directory / name / MANIFEST
@@ -161,8 +162,8 @@ class RemoteCheckpoints:
             about.remove()
 
     def fetch(self, name: str, directory: Path) -> Path:
-        """Copy one of them to ``directory``, unless the same lies there; another one of that name
-        is put aside. Of several processes one does, and the others wait.
+        """Download a checkpoint to ``directory``, unless it is there already; another one of that
+        name is put aside. Of several processes one downloads, and the other processes wait.
 
         Raises:
             DataError: it cannot be read.
@@ -181,12 +182,11 @@ class RemoteCheckpoints:
         try:
             (source / MANIFEST).download(draft / MANIFEST)
             about = (draft / MANIFEST).read_bytes()
-            with suppress(OSError):  # no such is here
+            with suppress(OSError):  # there is no copy here
                 here = (final / MANIFEST).read_bytes() == about
                 if here and isinstance(read(final), Checkpoint):
                     return final
-            # of a manifest that is damaged the state comes along, and whoever looks at it will see
-            with suppress(OSError):
+            with suppress(OSError):  # a damaged manifest, which whoever reads it will report
                 files = files_of(draft)
             for file in files:
                 (source / file).download(draft / file)
@@ -206,7 +206,7 @@ class RemoteCheckpoints:
 
 @contextmanager
 def as_storage() -> Iterator[None]:
-    """Turns errors of the place into those of storage."""
+    """Turn errors of the object store into those of storage."""
     try:
         yield
     except DataError as error:
@@ -219,9 +219,9 @@ class Courier:
     that fails is tried again until there is a newer checkpoint.
 
     Args:
-        sending: is told whether something is to be sent.
-        is_current: whether no later start of the run has taken over.
-        before: called before one is sent, for what a run that goes on from it is to find, too.
+        sending: called with whether an upload is in progress or waiting.
+        is_current: returns whether no later start of the run has taken over.
+        before: called before each upload, for the files that a resumed run needs, too.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Courier:
         events: Events,
         sending: Callable[[bool], None],
         is_current: Callable[[], bool] = lambda: True,
-        before: Callable[[], None] = nothing,
+        before: Callable[[], None] = lambda: None,
     ):
         self._remote = remote
         self._is_current = is_current
@@ -246,7 +246,7 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def send(self, checkpoint: Path) -> None:
-        """Have it sent."""
+        """Upload a checkpoint in the background."""
         with self._changed:
             self._waiting = checkpoint
             self._sending(True)
@@ -257,7 +257,7 @@ class Courier:
             self._changed.notify_all()
 
     def finish(self, seconds: float) -> None:
-        """Wait until all is sent, and tell if that takes longer."""
+        """Wait until all uploads have ended, and report if that takes longer."""
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
                 self._events.tell(
@@ -281,13 +281,16 @@ class Courier:
                     self._changed.wait(_AGAIN)
 
     def _send(self, checkpoint: Path) -> bool:
-        """Send one; whether nothing is left to be done about it."""
+        """Upload a checkpoint; return whether it needs no other attempt."""
         held = checkpoint.with_name(f"{SENDING}{checkpoint.name}")
         try:
-            # links, so that later checkpoints do not remove it, however long the upload takes
+            # hard links, since later checkpoints may remove this one during the upload
             shutil.rmtree(held, ignore_errors=True)
             shutil.copytree(checkpoint, held, copy_function=os.link)
-            self._before_it_goes()
+            try:
+                self._before()
+            except Exception:  # a checkpoint without its records is better than none
+                log.warning("the records of %s cannot be uploaded", checkpoint.name, exc_info=True)
             if self._is_current():
                 self._watch(held, checkpoint.name)
             if self._failing:
@@ -295,7 +298,7 @@ class Courier:
             self._failing = False
         except Exception as error:
             replaced = not checkpoint.exists()  # by newer ones
-            if replaced and isinstance(error, OSError):  # here, and not of the place
+            if replaced and isinstance(error, OSError):  # of this disk, not of the store
                 return True
             log.warning("%s is not in %s", checkpoint.name, self._remote, exc_info=True)
             reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
@@ -305,14 +308,8 @@ class Courier:
             shutil.rmtree(held, ignore_errors=True)
         return True
 
-    def _before_it_goes(self) -> None:
-        try:
-            self._before()
-        except Exception:  # a checkpoint without its records is better than none
-            log.warning("what belongs to it is not there", exc_info=True)
-
     def _watch(self, path: Path, name: str) -> None:
-        """Send one, and tell if the place takes nothing for long."""
+        """Upload a checkpoint, and report if the store takes nothing for long."""
         send = functools.partial(self._remote.send, path, self._keep, name)
         write = Write(send, "raygnn-send")
         while not write.wait(_LOOK):

@@ -1,9 +1,9 @@
-"""Checkpoints in the run directory: whole or not there.
+"""Checkpoints in the run directory: complete or absent.
 
-``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, learned rows of nodes if there are some
-(see `raygnn.checkpoint.learned_rows`), and a ``manifest.json`` that says what they belong to and
-size and SHA-256 of each. It is written under another name and renamed, so that what has the final
-name is complete; reading verifies it all the same and passes over a damaged one.
+``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, embedding tables if there are any (see
+`raygnn.checkpoint.learned_rows`), and ``manifest.json`` with their origin, sizes and SHA-256. It is
+written under a temporary name and renamed, so that it is complete under its final one. Reading
+verifies it all the same, and passes over a damaged one.
 The weights of a finished run are beside them: see `raygnn.checkpoint.weights`.
 """
 
@@ -27,7 +27,7 @@ from typing import IO, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from raygnn import __version__, compat
-from raygnn.checkpoint.hashed_files import difference, nothing, save_tensors
+from raygnn.checkpoint.hashed_files import difference, save_tensors
 from raygnn.config.rules import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
@@ -35,11 +35,11 @@ from raygnn.util.files import LARGEST_JSON, read_regular, retry, sync, write_jso
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ASIDE = "passed-over-"
-SENDING = ".sending-"  # a checkpoint that is on its way, and must not go meanwhile
-_SAID = 300  # characters of what torch says
-# what torch's readers raise of a file that makes no sense
+SENDING = ".sending-"  # prefix of a checkpoint that is being uploaded
+_SAID = 300  # characters of torch's message
+# errors of torch's readers for a file that is not theirs
 _GARBLED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError)
-# of a file, not of the storage
+# errors of a file, not of the storage
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO)
 NAME = re.compile(r"step-\d{10}")
 
@@ -48,13 +48,13 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 
 
 class RowFile(BaseModel):
-    """A file of learned rows of nodes.
+    """File of embedding rows.
 
     Attributes:
         name: within its directory.
-        ntype: of the nodes.
-        rows: how many there are.
-        arrays: names of the arrays, in order: ``row``, and what belongs to it.
+        ntype: node type.
+        rows: number of rows.
+        arrays: names of the arrays, in order: ``row``, then those of the optimizer's state.
         bytes, sha256: of the file.
     """
 
@@ -69,11 +69,11 @@ class RowFile(BaseModel):
 
 
 class RowFiles(BaseModel):
-    """All files of one state of the rows, of all ranks.
+    """Files of one state of the embedding tables, of all ranks.
 
     Attributes:
         dim: width of a row.
-        steps: that the optimizer has made.
+        steps: number of steps of the optimizer.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,20 +86,20 @@ class RowFiles(BaseModel):
     def _sizes(self) -> RowFiles:
         for file in self.files:
             if file.bytes != file.rows * (8 + 4 * self.dim * len(file.arrays)):
-                raise ValueError(f"no file of rows: {file.name}")
+                raise ValueError(f"not a file of rows: {file.name}")
         return self
 
 
 class CheckpointManifest(BaseModel):
-    """What ``manifest.json`` says of a checkpoint.
+    """Manifest of a checkpoint (``manifest.json``).
 
     Attributes:
-        step: optimizer steps so far.
+        step: number of optimizer steps.
         config: see `raygnn.config.rules.fixed`.
-        data: the fingerprint of the data.
+        data: fingerprint of the data.
         global_batch: seeds of a step, over all ranks.
         bytes, sha256: of Lightning's file.
-        rows: the files of learned rows beside it; None = there are none.
+        rows: files of embedding tables; None = there are none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -117,10 +117,10 @@ class CheckpointManifest(BaseModel):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole.
+    """Complete checkpoint.
 
     Attributes:
-        state: Lightning's file.
+        state: path of Lightning's file.
     """
 
     state: Path
@@ -155,22 +155,22 @@ def write(
     is_current: Callable[[], bool] = lambda: True,
     rows: RowFiles | None = None,
     patience: float = 0.0,
-    moved: Callable[[], None] = nothing,
+    moved: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the state after a step. Later ones, which the run has passed over, are put aside
-    (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
+    """Write the checkpoint of a step. Checkpoints of later steps, which the run has gone back from,
+    are put aside (``passed-over-step-<n>``); of both kinds the newest ``keep`` stay.
 
     Args:
         state: Lightning's: plain values and tensors.
-        about: for the manifest, whose other facts are added: see `CheckpointManifest`.
-        is_current: whether no later start of the run has taken over, which a rank that was cut
-            off, or asleep, may find when it comes back.
-        rows: learned rows, whose files ranks have written to `draft_of` this step.
+        about: facts for the manifest: see `CheckpointManifest`.
+        is_current: returns whether no later start of the run has taken over, as after a rank was
+            cut off from the network, or suspended.
+        rows: embedding tables, whose files the ranks have written to `draft_of` this step.
         patience: seconds to try again while the storage is full or away.
         moved: called whenever the storage has taken something.
 
     Raises:
-        OSError: it cannot be written; those that were there are there still.
+        OSError: it cannot be written; earlier checkpoints remain.
     """
     draft, final = draft_of(directory, step), state_at(directory, step).parent
     if rows is None:
@@ -201,17 +201,17 @@ def write(
 def find(
     directory: Path, config: Config, data: str | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole and the run's own.
+    """Find the newest complete checkpoint of the run.
 
     Args:
         config: of the run as it is now.
-        data: the fingerprint of its data, if that is known.
+        data: fingerprint of its data, if that is known.
 
     Returns:
-        It, or None; and of each newer one its name and what is wrong with it.
+        The checkpoint, or None; and ``name: what is wrong with it`` of each newer one.
 
     Raises:
-        OSError: the storage is away, which says nothing of what lies there.
+        OSError: the storage is away.
     """
     rejected: list[str] = []
     for candidate in reversed(_all(directory)):
@@ -223,12 +223,12 @@ def find(
 
 
 def _publish(draft: Path, final: Path) -> None:
-    """Give a draft its name, and put those aside that it goes back before."""
-    sync(draft)  # the names of its files
+    """Give a draft its final name, and put checkpoints of later steps aside."""
+    sync(draft)  # its directory entries
     moved: list[tuple[Path, Path]] = []
     try:
         for other in _all(final.parent):
-            if other.name >= final.name:  # the same step again, too, after a restart
+            if other.name >= final.name:  # also of the same step, after a restart
                 moved.append((other, put_aside(other)))
         os.rename(draft, final)
     except BaseException:
@@ -239,7 +239,7 @@ def _publish(draft: Path, final: Path) -> None:
 
 
 def put_aside(checkpoint: Path) -> Path:
-    """Rename one, so that it is none any more; returns its new place."""
+    """Rename a checkpoint, so that it is passed over; return its new path."""
     aside = checkpoint.with_name(f"{_ASIDE}{checkpoint.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(checkpoint, aside)
@@ -247,28 +247,29 @@ def put_aside(checkpoint: Path) -> Path:
 
 
 def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoint | str:
-    """A checkpoint, or what is wrong with it; the arguments and errors are those of `find`."""
+    """Return a checkpoint, or what is wrong with it; arguments and errors are those of `find`."""
     checkpoint = read(directory)
     if isinstance(checkpoint, str):
         return checkpoint
     if changed := changes(checkpoint.manifest.config, config):
-        return f"it is of another configuration: {'; '.join(changed)}"
+        return f"its configuration differs: {'; '.join(changed)}"
     if data is not None and checkpoint.manifest.data != data:
         return "it was trained on other data, or on another split of them"
     return checkpoint
 
 
 def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
-    """Where there are checkpoints and none can be used: nobody is to start over in their place."""
+    """Return the error for a run whose checkpoints are all unusable, so that it never restarts
+    silently from scratch."""
     return InputError(
         f"no checkpoint can be used: {'; '.join(rejected)}",
         where=str(directory),
-        remedy="put a whole one back, or start over with --overwrite",
+        remedy="restore a complete one, or start over with --overwrite",
     )
 
 
 def newest(directory: Path) -> str:
-    """Name of the newest checkpoint, whole or not; empty when none can be seen."""
+    """Return the name of the newest checkpoint, usable or not; empty if there is none."""
     with contextlib.suppress(OSError):
         if checkpoints := _all(directory):
             return checkpoints[-1].name
@@ -276,18 +277,18 @@ def newest(directory: Path) -> str:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what writers that were killed left unfinished."""
+    """Remove the unfinished files of processes that were killed."""
     for pattern in (".step-*.tmp", ".selected-rows.tmp", f"{SENDING}*"):
         for draft in directory.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)
 
 
 def check_contents(state: Path) -> None:
-    """Refuse a state file that holds more than plain values and tensors, and so could run code,
-    that is compressed, and so could fill the memory, or that is not what we write.
+    """Check that a state file can neither run code nor fill the memory, and is one of ours: it
+    holds plain values and tensors alone, and is not compressed.
 
     Raises:
-        InputError: it does, or is.
+        InputError: it does not, or is.
     """
     import torch
 
@@ -298,14 +299,14 @@ def check_contents(state: Path) -> None:
             raise ValueError(f"it lacks {', '.join(sorted(compat.LIGHTNING_STATE))}")
     except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
         raise InputError(
-            f"this checkpoint is not to be trusted: {' '.join(str(error).split())[:_SAID]}",
+            f"this checkpoint cannot be trusted: {' '.join(str(error).split())[:_SAID]}",
             where=str(state),
-            remedy="delete it; it was not written by raygnn as it is",
+            remedy="delete it; raygnn did not write it as it is",
         ) from error
 
 
 def check_archive(file: Path | IO[bytes]) -> None:
-    """See that torch.load can neither run what a file holds nor fill the memory with it.
+    """Check that torch.load neither runs code in a file nor fills the memory from it.
 
     Raises:
         ValueError, zipfile.BadZipFile: it is not as torch.save writes it.
@@ -315,24 +316,24 @@ def check_archive(file: Path | IO[bytes]) -> None:
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError("a part of it is compressed")
             if info.filename.endswith("constants.pkl"):
-                raise ValueError("it is a program of TorchScript")
+                raise ValueError("it is a TorchScript program")
 
 
 def state_at(directory: Path, step: int) -> Path:
-    """The state file of one step's checkpoint."""
+    """Return the path of a step's state file."""
     return directory / f"step-{step:010d}" / STATE
 
 
 def draft_of(directory: Path, step: int) -> Path:
-    """Where one step's checkpoint is written before it is whole."""
+    """Return the directory where a step's checkpoint is written before it is complete."""
     return directory / f".step-{step:010d}.tmp"
 
 
 def rows_of(state: Path) -> RowFiles | None:
-    """The files of learned rows beside a state file that `find` has found whole.
+    """Return the files of embedding tables of a checkpoint that `find` has found.
 
     Raises:
-        InputError: what says so has changed meanwhile.
+        InputError: its manifest has changed in the meantime.
     """
     checkpoint = _described(state.parent)
     if isinstance(checkpoint, str):
@@ -341,7 +342,7 @@ def rows_of(state: Path) -> RowFiles | None:
 
 
 def files_of(directory: Path) -> list[str]:
-    """The names of all files that a checkpoint has beside its manifest, as that says.
+    """Return the names of a checkpoint's files beside its manifest.
 
     Raises:
         OSError: the manifest cannot be read, or is damaged.
@@ -355,13 +356,13 @@ def files_of(directory: Path) -> list[str]:
 def _fill(
     draft: Path, state: Mapping[str, Any], about: Mapping[str, Any], moved: Callable[[], None]
 ) -> None:
-    """Write both files of a checkpoint, durably."""
+    """Write the state and the manifest of a checkpoint, durably."""
     import torch
 
     try:
         hashed = save_tensors(dict(state), draft / STATE, moved)
     except OSError:
-        (draft / STATE).unlink(missing_ok=True)  # what waits for room takes none
+        (draft / STATE).unlink(missing_ok=True)  # take no space while waiting for some
         raise
     manifest = {
         **about,
@@ -375,10 +376,10 @@ def _fill(
 
 
 def _all(directory: Path) -> list[Path]:
-    """Oldest first; nothing that others may have put there.
+    """Return all checkpoints, oldest first.
 
     Raises:
-        OSError: the directory is there, and cannot be read.
+        OSError: the directory exists, and cannot be read.
     """
     try:
         return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
@@ -387,7 +388,7 @@ def _all(directory: Path) -> list[Path]:
 
 
 def read(directory: Path) -> Checkpoint | str:
-    """A checkpoint, or what is wrong with it."""
+    """Read a checkpoint, or return what is wrong with it."""
     checkpoint = _described(directory)
     if isinstance(checkpoint, str):
         return checkpoint
@@ -403,7 +404,7 @@ def read(directory: Path) -> Checkpoint | str:
 
 
 def _described(directory: Path) -> Checkpoint | str:
-    """A checkpoint as its manifest describes it; or what is wrong with that."""
+    """Return a checkpoint as its manifest describes it, or what is wrong with the manifest."""
     try:
         facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = facts.pop("digest")
@@ -418,12 +419,11 @@ def _described(directory: Path) -> Checkpoint | str:
 
 
 def _unreadable(name: str, error: OSError) -> str:
-    """What is wrong with a file; raises where that is not the file's."""
+    """Return what is wrong with a file; raise the error if it is the storage's."""
     if error.errno not in _DAMAGE:
         raise error
     return f"{name} cannot be read: {error.strerror}"
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Of all that a manifest says."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

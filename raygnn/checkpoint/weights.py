@@ -1,9 +1,8 @@
-"""The weights that a run was tested with, ``checkpoints/selected.pt``, and what they belong to.
+"""The weights that a run was tested with, ``checkpoints/selected.pt``, and their description.
 
-Learned rows of nodes are in ``selected-rows/``: see `raygnn.checkpoint.learned_rows`.
-``selected.json`` has size and SHA-256 of each file, and what stands for the data
-that they were trained on. It is removed first and written last, so that it never speaks of other
-weights.
+Embedding tables are in ``selected-rows/``: see `raygnn.checkpoint.learned_rows`. ``selected.json``
+has size and SHA-256 of each file, and describes the data that they were trained on. It is removed
+first and written last, so that it never describes other weights.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ Goal = Annotated[dict[Literal["ntype", "etype", "relation"], str | None], Field(
 
 
 class About(BaseModel):
-    """What ``selected.json`` says of the weights; None where that was not recorded.
+    """Description of the weights (``selected.json``); None where a fact was not recorded.
 
     Attributes:
-        data: the fingerprint of the data they were trained on.
-        rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
+        data: fingerprint of the training data.
+        rows: files of embedding tables, in ``selected-rows``; None = there are none.
         goals: name of each task, "" of the only one → ``ntype``, ``etype`` and ``relation`` of
-            what it predicts for, as far as there are such.
+            its target, None each where there is none.
         sizes: see `raygnn.worker.job.Sizes`.
         words: see `raygnn.worker.planes.vocabulary`.
         transforms: see `raygnn.graph.data.GraphData`.
-        like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
-            many graphs, too.
-        class_weights: name of each task → what its classes count for, as in ``task.class_weights``.
+        like: see `raygnn.graph.graph_sample.Sample.described`; None of one graph, too.
+        class_weights: name of each task → weight of each class, as in ``task.class_weights``.
         latest: name of each task on edges with times → the latest time of its edges.
     """
 
@@ -65,7 +63,7 @@ class About(BaseModel):
 
 
 class Weights(About):
-    """Those of a run.
+    """Weights of a run.
 
     Attributes:
         path: of their file.
@@ -77,12 +75,12 @@ class Weights(About):
 
     @property
     def about(self) -> Path:
-        """The file that says what they belong to."""
+        """Path of their description."""
         return self.path.parent / ABOUT
 
     @property
     def rows_directory(self) -> Path:
-        """Where the files of learned rows are."""
+        """Directory of the embedding tables' files."""
         return self.path.parent / ROWS
 
 
@@ -94,15 +92,15 @@ def save(
 ) -> None:
     """Write ``selected.pt``: plain tensors by parameter name.
 
-    ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
+    ``torch.load(path, weights_only=True)`` reads it for ``model.load_state_dict``.
 
     Args:
         directory: the run's ``checkpoints``.
         facts: ``data``, ``goals``, ``sizes``, ``words``, ``transforms`` and ``like``: see `About`.
-        rows: learned rows, which all ranks have written to `rows_draft`.
+        rows: embedding tables, which all ranks have written to `rows_draft`.
 
     Raises:
-        OSError: it cannot be written; what was there is there still.
+        OSError: the file cannot be written; an earlier one remains.
     """
     from raygnn.models.registry import describe
 
@@ -128,12 +126,12 @@ def save(
 
 
 def rows_draft(directory: Path) -> Path:
-    """Where ranks write the learned rows for `save`."""
+    """Return the directory where ranks write the embedding tables for `save`."""
     return directory / f".{ROWS}.tmp"
 
 
 def find(directory: Path) -> Weights:
-    """The weights in a run's ``checkpoints``, as they are now.
+    """Find the weights in a run's ``checkpoints``.
 
     Raises:
         InputError: there are none yet.
@@ -143,32 +141,32 @@ def find(directory: Path) -> Weights:
     values = read_json(directory / ABOUT)
     try:
         with open_regular(file):
-            pass  # no FIFO, no device
+            pass  # refuse a FIFO or a device
         digest = sha256(file)
     except FileNotFoundError:
         raise InputError(
             "this run has no selected weights: they are written when training is over",
             where=str(file),
-            remedy="wait for it, or let it go on with `raygnn train CONFIG --resume`",
+            remedy="wait for it, or resume the run with `raygnn train CONFIG --resume`",
         ) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error
     if values and (digest != values.get("sha256") or not isinstance(values.get("data"), str)):
-        raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
+        raise _damaged(file, "it has changed since it was written: its SHA-256 differs")
     try:
         about = About.model_validate(values)
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise _damaged(directory / ABOUT, f"what it says of {key} makes no sense") from None
+        raise _damaged(directory / ABOUT, f"its value of {key} is invalid") from None
     _check_rows(directory, about.rows)
     return Weights(path=file, **{**dict(about), "sha256": digest})
 
 
 def load(weights: Weights, model: nn.Module) -> None:
-    """Put the weights into a model. Nothing that the file may hold besides tensors is executed.
+    """Load the weights into a model. Code in the file is never executed.
 
     Raises:
-        DataError: the file is damaged or another one by now, or its weights are not the model's.
+        DataError: the file is damaged or was replaced, or its weights are not the model's.
     """
     import torch
 
@@ -176,22 +174,22 @@ def load(weights: Weights, model: nn.Module) -> None:
     try:
         content = file.read_bytes()
         if (digest := hashlib.sha256(content).hexdigest()) != weights.sha256:
-            raise _damaged(file, f"it was replaced meanwhile: its SHA-256 is {digest}")
+            raise _damaged(file, f"it has been replaced: its SHA-256 is {digest}")
         check_archive(io.BytesIO(content))
         state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except DataError:
         raise
     except pickle.UnpicklingError as error:
         raise _damaged(file, f"it holds more than numbers: {_first_line(error)}") from error
-    except Exception as error:  # torch has no one kind for what is no file of its own
+    except Exception as error:  # torch raises many kinds for a file that is not its own
         raise _damaged(file, f"it cannot be read: {_first_line(error)}") from error
     if not isinstance(state, Mapping):
-        raise _damaged(file, f"it holds no weights by name but a {type(state).__name__}")
+        raise _damaged(file, f"it holds a {type(state).__name__} instead of weights by name")
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
         raise DataError(
-            "these are not the weights of the model that the run describes: "
+            "the weights do not belong to the model that the run describes: "
             + " ".join(str(error).split()),
             where=str(file),
             remedy="predict with the code and the data that it was trained with",
@@ -199,10 +197,10 @@ def load(weights: Weights, model: nn.Module) -> None:
 
 
 def _check_rows(directory: Path, rows: RowFiles | None) -> None:
-    """See that the files of learned rows are as they were written.
+    """Check the embedding tables' files.
 
     Raises:
-        DataError: they are damaged.
+        DataError: one is damaged.
     """
     for file in () if rows is None else rows.files:
         path = directory / ROWS / file.name
@@ -218,7 +216,7 @@ def _damaged(file: Path, what: str) -> DataError:
     return DataError(
         what,
         where=str(file),
-        remedy="put back the file that training wrote, or train again",
+        remedy="restore the file that training wrote, or train again",
     )
 
 

@@ -306,7 +306,7 @@ def make_trainer(
     return trainer_class(
         train_loop,
         train_loop_config=job,
-        torch_config=CommBackendConfig.of(comm, job.run_dir / "logs", control),
+        torch_config=CommBackendConfig.from_plan(comm, job.run_dir / "logs", control),
         scaling_config=scaling_config,
         run_config=RunConfig(
             # checkpoints are in the run directory; Ray's bookkeeping needs a name that it has

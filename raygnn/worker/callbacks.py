@@ -160,8 +160,8 @@ class Averaging(pl.Callback):
         self.average: dict[str, Tensor] = {}
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Averaging | None:
-        """What the config asks for."""
+    def from_config(cls, config: TrainConfig) -> Averaging | None:
+        """Return the averaging that ``train.ema`` asks for, if any."""
         return None if config.ema is None else cls(config.ema)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -251,8 +251,8 @@ class Job:
         unnumbered = cause.errno is None and not isinstance(self.partition, Path)
         return unnumbered or cause.errno in AWAY
 
-    def of(self, name: str) -> Job:
-        """The job as it is for one of several tasks alone."""
+    def for_task(self, name: str) -> Job:
+        """Return the job of one of several tasks alone."""
         goal, tasks = self.goals[name], self.config.tasks
         assert tasks is not None
         return replace(

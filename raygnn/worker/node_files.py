@@ -1,8 +1,8 @@
-"""The run directory on nodes that do not see that of the command, of a run that is kept in a store.
+"""Run directory on nodes that do not see the command's, of a run that is kept in an object store.
 
-What ranks write on such a node, checkpoints aside, goes through the job's control actor to the
-directory of the command, which has all there is, and brings it to the store. So a store that is
-away holds up no record, and what watches the ranks reads their files as ever.
+Ranks on such a node write to a directory of their own. Its files, checkpoints aside, are sent
+through the job's control actor to the command's directory, which is complete and uploaded from
+there. So a store that is away blocks no record, and the driver reads the ranks' files as ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raygnn.checkpoint.hashed_files import nothing
 from raygnn.runs.diagnose.state_file import BOX, FAILURE
 from raygnn.runs.run_directory import CHECKPOINTS, LOGS
 from raygnn.storage.remote import Stat
@@ -25,29 +24,29 @@ from raygnn.storage.replica import files_of_run
 from raygnn.util.files import replacing
 from raygnn.worker.job import ROWS, Job
 
-_AWAY = ".away"  # in such a directory
+_AWAY = ".away"  # marks such a directory
 _APPENDED = (".jsonl", ".log", ".crash")  # files that grow
-_EVERY = 1.0  # seconds between looks for what has changed
+_EVERY = 1.0  # seconds between polls for changes
 _PIECE = 4 * 2**20  # bytes that are sent at once
-_TAIL = 256  # bytes that are compared, to see whether a file has only grown
+_TAIL = 256  # last bytes that are compared to find whether a file has only grown
 _RANK = re.compile(r"rank-(\d+)(?!\d)")
 
 log = logging.getLogger("raygnn")
 
 
 class FileServer:
-    """Reads and writes files of the command's run directory for ranks elsewhere."""
+    """Reads and writes files of the command's run directory for ranks on other nodes."""
 
     def __init__(self, directory: Path):
         self._directory = directory
 
     def ends(self) -> dict[str, tuple[int, bytes]]:
-        """Size and last bytes of each file that grows."""
+        """Return the size and the last bytes of each file that grows."""
         names = [name for name in files_of_run(self._directory) if name.endswith(_APPENDED)]
         return {name: _end_of(self._directory / name) for name in names}
 
     def failures(self) -> dict[str, int]:
-        """The records of failures, and black boxes, and when each was written."""
+        """Return the times of all failure records and crash dumps, by name, in nanoseconds."""
         files = files_of_run(self._directory / LOGS).items()
         return {n: stat.st_mtime_ns for n, stat in files if n.endswith((FAILURE, BOX))}
 
@@ -55,7 +54,7 @@ class FileServer:
         return (self._directory / name).read_bytes()
 
     def write(self, name: str, at: int, data: bytes) -> None:
-        """Write from ``at`` on, which becomes the file's end."""
+        """Write data at an offset, and cut the file off after it."""
         path = self._directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not at and len(data) < _PIECE:  # all of it
@@ -69,11 +68,11 @@ class FileServer:
 
 
 class Forwarder:
-    """Sends files of a node's own run directory to the command's, and fetches what others left.
+    """Sends a rank's files to the command's run directory, and fetches the other ranks' failures.
 
     Args:
-        rank: whose files these are; None = what ranks that died could not send any more, and
-            nothing that is older than what the command has.
+        rank: whose files to send; None = those that dead ranks have left, unless the command has
+            newer ones.
         serve: calls a method of the `FileServer`.
     """
 
@@ -88,7 +87,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="raygnn-files", daemon=True)
 
     def start(self) -> None:
-        """Fetch what this rank has written so far, wherever it ran, and begin."""
+        """Fetch what this rank has written in earlier attempts, on any node, and begin."""
         for name, (size, end) in self._serve("ends").items():
             path = self._directory / name
             if self._is_mine(name) and not _extends(path, size, end):
@@ -98,7 +97,7 @@ class Forwarder:
         self._thread.start()
 
     def close(self) -> None:
-        """Send all that is left."""
+        """Send all remaining changes."""
         self._ended.set()
         self._thread.join()
         self.send(f"{ROWS}/")
@@ -107,7 +106,7 @@ class Forwarder:
         """Send what has changed.
 
         Args:
-            others: directories whose files go, too.
+            others: further directories to send.
         """
         with self._sending:
             self._send_changed(others)
@@ -148,7 +147,7 @@ class Forwarder:
         self._seen = there
 
     def _is_mine(self, name: str) -> bool:
-        """Whether this rank writes it: what bears no rank's number is rank 0's."""
+        """Return whether this rank writes the file; rank 0 writes those without a number."""
         if self._rank is None:
             return True
         match = _RANK.search(Path(name).name)
@@ -167,13 +166,13 @@ class Forwarder:
 
 
 def is_away(directory: Path, token: str) -> bool:
-    """Whether this node does not see the command's run directory; then it has one of its own,
-    made now if it was not there. See `raygnn.runs.run_directory.RunDir` for the token."""
+    """Return whether this node does not see the command's run directory. Then the node has its own,
+    which is created if needed. See `raygnn.runs.run_directory.RunDir` for the token."""
     if not (directory / token).exists():
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(directory.parent / f".{directory.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (directory / token).exists():  # what lies there is of an earlier command
+            if not (directory / token).exists():  # it is of an earlier command
                 shutil.rmtree(directory, ignore_errors=True)
                 for folder in (LOGS, CHECKPOINTS):
                     (directory / folder).mkdir(parents=True)
@@ -184,10 +183,10 @@ def is_away(directory: Path, token: str) -> bool:
 
 @contextmanager
 def forwarded(job: Job, rank: int) -> Iterator[Callable[[], None]]:
-    """While a rank works, its files reach the command's directory, at the latest when it calls what
-    this yields."""
+    """Send a rank's files to the command's directory during the block, and at each call of the
+    function that is yielded."""
     if job.config.store is None or not is_away(job.run_dir, job.token):
-        yield nothing
+        yield lambda: None
         return
     forwarder = Forwarder(job.run_dir, rank, job.control.files)
     forwarder.start()
@@ -201,8 +200,7 @@ def forwarded(job: Job, rank: int) -> Iterator[Callable[[], None]]:
 
 
 def collect(job: Job) -> None:
-    """On a node where ranks have ended: send what those that were killed left, and remove the
-    node's own directory."""
+    """Send what killed ranks have left on this node, and remove the node's own run directory."""
     if (job.run_dir / _AWAY).exists() and (job.run_dir / job.token).exists():
         Forwarder(job.run_dir, None, job.control.files).send()
         shutil.rmtree(job.run_dir, ignore_errors=True)
@@ -216,7 +214,7 @@ def _end_of(path: Path) -> tuple[int, bytes]:
 
 
 def _extends(path: Path, size: int, end: bytes) -> bool:
-    """Whether a file is one of that size and end, with or without more after it."""
+    """Return whether a file begins with one of that size and end."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, size - _TAIL))

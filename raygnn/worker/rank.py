@@ -57,12 +57,14 @@ class Rank(RankSetup):
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
         task.total_steps = self._total_steps(steps_per_epoch)
-        averaging = Averaging.of(config.train)
+        averaging = Averaging.from_config(config.train)
         if self.ranks.first:
             job.control.tell(steps_per_epoch=steps_per_epoch)
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
-        rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state, self.place)
+        rows = RowState.from_checkpoint(
+            task.embeddings, self.control, self.storage_timeout, state, self.place
+        )
         guard, first = self.guard, self.ranks.first
         records = self.records(open_writers(job.run_dir, step, job.patience) if first else [])
         evaluation = Evaluation(

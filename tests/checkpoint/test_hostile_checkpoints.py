@@ -83,7 +83,7 @@ def test_states_that_run_things(make_job: JobFactory, tmp_path: Path) -> None:
         plant(tmp_path / "there", config, state)
         found = store.judge(tmp_path / "there" / STEP, config)
         assert isinstance(found, store.Checkpoint), name
-        with pytest.raises(InputError, match="not to be trusted") as error:
+        with pytest.raises(InputError, match="cannot be trusted") as error:
             store.check_contents(found.state)
         assert error.value.remedy
         assert STEP in str(error.value.where)
@@ -106,7 +106,7 @@ def test_a_run_that_would_go_on_from_one(make_job: JobFactory, tmp_path: Path) -
         swear(newest, states(marker)[name])
         with pytest.raises(RuntimeError) as error:
             train_on_ranks(config, resume=True)
-        assert "this checkpoint is not to be trusted" in str(error.value), name
+        assert "this checkpoint cannot be trusted" in str(error.value), name
         assert not marker.exists()
 
 

@@ -137,7 +137,7 @@ def test_rows_that_change_before_they_are_written(
     assert not [*tmp_path.glob("*step-*")]
     assert saving.counts == {"saved": 0, "failed": 1, "skipped": 0}
     assert (
-        "training went on before the learned rows were written (rank 0) (see" in told(tmp_path)[0]
+        "training went on before the embedding rows were written (rank 0) (see" in told(tmp_path)[0]
     )
 
 

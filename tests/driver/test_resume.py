@@ -341,9 +341,7 @@ def test_another_runs_is_not_taken(tmp_path: Path) -> None:
     best, rejected = store.find(tmp_path / "b", OURS)
     assert best is not None
     assert best.step == 3
-    assert rejected == [
-        "step-0000000007: it is of another configuration: model.hidden was 8 and is 16"
-    ]
+    assert rejected == ["step-0000000007: its configuration differs: model.hidden was 8 and is 16"]
     save(tmp_path / "a", 6, data="of another graph")
     best, rejected = store.find(tmp_path / "a", OURS, "d")
     assert best is not None

@@ -153,7 +153,7 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     with pytest.raises(RuntimeError, match="6 classes, and the model was trained for 4"):
         ask(run, found.config, 1, sizes=found.weights.sizes)
     found = asked(run, "graph.features=9")
-    with pytest.raises(RuntimeError, match="not the weights of the model"):
+    with pytest.raises(RuntimeError, match="do not belong to the model"):
         ask(run, found.config, 1, sizes=found.weights.sizes)
 
 

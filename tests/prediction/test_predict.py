@@ -313,7 +313,7 @@ def test_weights_that_are_none(
         file.write_bytes(file.read_bytes() + b" ")
     words = {
         "bomb": "more than numbers", "garbage": "cannot be read|more than numbers", "list": "list",
-        "other": "not the weights of the model", "replaced": "replaced meanwhile",
+        "other": "do not belong to the model", "replaced": "has been replaced",
     }  # fmt: skip
     with pytest.raises(DataError, match=words[how]):
         weights.load(found, torch.nn.Linear(3, 4))

@@ -105,7 +105,7 @@ def test_a_training_is_the_same(
         plain = trained(tmp_path, "plain", sampling, **sections)
     used(monkeypatch, *makers)
     room = device_path.Room("gpu", "gpu", 0.3, True)
-    monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
+    monkeypatch.setattr(device_path.Room, "from_sizes", lambda *sizes: room)
     assert trained(tmp_path, "device", sampling, **sections) == plain
 
 
@@ -291,7 +291,7 @@ def test_what_fails_or_differs_stays_with_the_cpu(
     """On all ranks, where only one of them sees it; and is an error where the GPU is wanted."""
     call = getattr(device_kernels, spoilt)
     room = device_path.Room("gpu", "pinned", 0.3, True)
-    monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
+    monkeypatch.setattr(device_path.Room, "from_sizes", lambda *sizes: room)
 
     def other(table: Tensor, index: Tensor, *given: Any) -> Tensor:
         if spoilt == "draw_rows" and torch.distributed.get_rank() == 0:
@@ -312,20 +312,22 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 
 def test_room() -> None:
     """Free bytes of the GPU and of the host, its ranks, the structure, the rows."""
-    assert Room.of(100, 0, 1, 10, 30) == Room("gpu", "gpu", 1.0, False)
-    assert Room.of(100, 80, 1, 20, 40) == Room("gpu", "pinned", 0.75, False)
-    assert Room.of(100, 80, 8, 20, 40) == Room("gpu", "pinned", 0.75, False)  # once for all ranks
-    assert Room.of(100, 160, 1, 20, 40).copies
-    assert Room.of(100, 240, 2, 20, 40).copies
-    assert not Room.of(100, 239, 2, 20, 40).copies
-    assert Room.of(100, 79, 1, 20, 40) == Room("gpu", "cpu", 0.75, False)
-    assert Room.of(100, 52, 1, 26, 40) == Room("pinned", "gpu", 1.0, False)
-    assert Room.of(100, 104, 2, 26, 40).structure == "pinned"  # once for each rank
-    assert Room.of(100, 103, 2, 26, 40).structure == "cpu"
-    assert Room.of(100, 51, 1, 26, 40) == Room("cpu", "gpu", 1.0, False)
-    assert Room.of(0, 84, 2, 1, 40) == Room("pinned", "pinned", 0.0, False)
-    assert Room.of(0, 83, 2, 1, 40) == Room("pinned", "cpu", 0.0, False)
-    assert Room.of(0, 0, 1, 0, 0) == Room("gpu", "gpu", 0.0, True)
+    assert Room.from_sizes(100, 0, 1, 10, 30) == Room("gpu", "gpu", 1.0, False)
+    assert Room.from_sizes(100, 80, 1, 20, 40) == Room("gpu", "pinned", 0.75, False)
+    assert Room.from_sizes(100, 80, 8, 20, 40) == Room(
+        "gpu", "pinned", 0.75, False
+    )  # once for all ranks
+    assert Room.from_sizes(100, 160, 1, 20, 40).copies
+    assert Room.from_sizes(100, 240, 2, 20, 40).copies
+    assert not Room.from_sizes(100, 239, 2, 20, 40).copies
+    assert Room.from_sizes(100, 79, 1, 20, 40) == Room("gpu", "cpu", 0.75, False)
+    assert Room.from_sizes(100, 52, 1, 26, 40) == Room("pinned", "gpu", 1.0, False)
+    assert Room.from_sizes(100, 104, 2, 26, 40).structure == "pinned"  # once for each rank
+    assert Room.from_sizes(100, 103, 2, 26, 40).structure == "cpu"
+    assert Room.from_sizes(100, 51, 1, 26, 40) == Room("cpu", "gpu", 1.0, False)
+    assert Room.from_sizes(0, 84, 2, 1, 40) == Room("pinned", "pinned", 0.0, False)
+    assert Room.from_sizes(0, 83, 2, 1, 40) == Room("pinned", "cpu", 0.0, False)
+    assert Room.from_sizes(0, 0, 1, 0, 0) == Room("gpu", "gpu", 0.0, True)
 
 
 @pytest.mark.parametrize(

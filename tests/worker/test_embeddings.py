@@ -291,7 +291,7 @@ def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
 
     files = said["rows"]["files"]
     say(files[1:])
-    with pytest.raises(RuntimeError, match="has no learned rows of"):
+    with pytest.raises(RuntimeError, match="has no embedding rows of"):
         train_on_ranks(config, resume=True)
     say([{**files[0], "name": "../../../etc/passwd"}, *files[1:]])
     found, rejected = store.find(place, config)

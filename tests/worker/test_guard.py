@@ -745,7 +745,7 @@ def test_running_statistics_without_samples_stay() -> None:
 def test_a_module_without_such_buffers_costs_nothing() -> None:
     module = Net()
     module.register_buffer("table", torch.arange(4))
-    assert callback._Buffers.of(module) is None
+    assert callback._Buffers.from_module(module) is None
 
 
 def test_off_compares_nothing_and_still_leaves_steps_out() -> None:

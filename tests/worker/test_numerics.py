@@ -15,7 +15,6 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
-from raygnn.checkpoint.hashed_files import nothing
 from raygnn.models.norm import Cancelled
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
@@ -133,7 +132,7 @@ def test_comparing_collectives_changes_nothing(compression: str, make_job: JobFa
 def _disagree(exchange: Exchange, job: Job) -> str:
     """Reduce another dtype on each rank, as gloo does without an error."""
     given = exchange.world, torch.device("cpu"), DDPStrategy, LightningEnvironment()
-    runtime = Runtime(*given, nothing)
+    runtime = Runtime(*given, lambda: None)
     rank = Rank(job, runtime)
     dtype = torch.bfloat16 if exchange.world.rank else torch.float16
     try:

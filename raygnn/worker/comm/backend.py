@@ -46,7 +46,9 @@ class CommBackendConfig(TorchConfig):
     control: Control | ControlHandle | None = None
 
     @classmethod
-    def of(cls, plan: CommPlan, logs: Path, control: Control | ControlHandle) -> CommBackendConfig:
+    def from_plan(
+        cls, plan: CommPlan, logs: Path, control: Control | ControlHandle
+    ) -> CommBackendConfig:
         timeout, backend = plan.timeout, plan.backend
         return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 

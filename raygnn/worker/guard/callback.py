@@ -132,7 +132,7 @@ class Guard(pl.Callback):
         self._ddp = trainer.model if watched else None
         # in the order of DDP's own numbers
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
-        self._buffers = _Buffers.of(module)
+        self._buffers = _Buffers.from_module(module)
         self._begins = True
 
     def on_train_batch_start(
@@ -337,7 +337,7 @@ class _Buffers:
         self._pairs = [(own, [torch.empty_like(b) for b in own]) for own in buffers]
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Buffers | None:
+    def from_module(cls, module: nn.Module) -> _Buffers | None:
         """Of those that are floating-point, and of the counts beside them; None without any."""
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for name, buffer in module.named_buffers():

@@ -55,7 +55,7 @@ class Room:
     copies: bool
 
     @staticmethod
-    def of(free: int, host: int, ranks: int, structure: int, rows: int) -> Room:
+    def from_sizes(free: int, host: int, ranks: int, structure: int, rows: int) -> Room:
         """Half of ``free`` bytes of the GPU is for the data, and half of that at most for the
         structure; the model, its optimizer and the batches have the rest. Of the ``host`` bytes
         for its ranks half, since torch locks pages by powers of two, and each rank the structure's.
@@ -90,7 +90,7 @@ class DevicePath:
         if free is None:
             return
         structure = sum(lists.nbytes for lists in shard.topology.values())
-        self._room = Room.of(free, memory()[1], len(ranks.host.ranks), structure, rows)
+        self._room = Room.from_sizes(free, memory()[1], len(ranks.host.ranks), structure, rows)
         triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
         full = "no memory has room for the structure" if self._room.structure == "cpu" else None
         why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full

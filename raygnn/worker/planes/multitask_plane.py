@@ -40,7 +40,7 @@ class MultitaskPlane(PartitionPlane):
         """Of each task, by name; they use this one's data."""
         found: dict[str, NodePlane | EdgePlane] = {}
         for name in self.job.goals:
-            job = self.job.of(name)
+            job = self.job.for_task(name)
             kind = NodePlane if job.edges is None else EdgePlane
             found[name] = kind(job, self.ranks, self.shard, self.inputs, within=self)
         return found

@@ -159,7 +159,7 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
 
     With shares 8 bytes for each node with a target, on every rank, until they are split.
     """
-    for one in [job.of(name) for name in job.goals] or [job]:
+    for one in [job.for_task(name) for name in job.goals] or [job]:
         name, ntype, task = one.config.split_time, one.ntype, one.config.task
         if name is None or ntype is None or not isinstance(task, NodeTaskConfig):
             continue

@@ -111,7 +111,7 @@ CategoryNames = Mapping[str, Sequence[Any]]
 
 def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     """What a prediction must know of what a job trains on, as JSON: see `Weights`."""
-    goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
+    goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     transforms = {}
     if job.partition is not None and not job.config.task.of_graphs:
@@ -140,7 +140,7 @@ def words(job: Job) -> CategoryNames:
         return job.read(lambda: read_collection(place)).values
     names: CategoryNames = job.meta.names
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
-    jobs = [job.of(name) for name in job.goals] or [job]
+    jobs = [job.for_task(name) for name in job.goals] or [job]
     targets = set()
     for each in jobs:
         if each.edges is None:
