@@ -1,5 +1,4 @@
-"""What happens around the steps: evaluation, averaging of weights, checkpoints, and where training
-is, for the black box."""
+"""Callbacks around the steps: evaluation, averaging of weights, and phases for the crash dump."""
 
 from __future__ import annotations
 
@@ -29,17 +28,16 @@ from raygnn.worker.records import Records
 
 
 class Evaluation(pl.Callback):
-    """Exact validation after every so many epochs; keeps the best weights, stops when asked.
+    """Exact validation every ``eval_every`` epochs; keeps the best weights, and stops early.
 
-    All ranks see the same metrics and so decide alike, a learning rate that depends on them
-    included.
+    All ranks see the same metrics, and so agree on early stopping and the learning rate.
 
     Args:
         evaluate: split → metrics; collective.
-        config: ``eval_every``; ``patience``, epochs without an improvement by more than
+        config: ``eval_every``; ``patience``: epochs without an improvement by more than
             ``min_delta`` before training stops.
-        metric: what "best" means: its highest value, or its lowest (`LOWER_IS_BETTER`).
-        averaging: whose weights are evaluated and kept, in place of those that are trained.
+        metric: the highest value is the best, or the lowest (`LOWER_IS_BETTER`).
+        averaging: its weights are evaluated and kept instead of the trained ones.
     """
 
     def __init__(
@@ -58,13 +56,13 @@ class Evaluation(pl.Callback):
         self._config = config
         self._metric = metric
         self._averaging = averaging
-        self.epoch = -1  # the last one whose end was dealt with
+        self.epoch = -1  # last epoch whose end was handled
         self.best: float | None = None
         self.best_epoch = -1
         self.best_weights: dict[str, Tensor] = {}
         self.best_metrics: dict[str, float] = {}  # of the best epoch's evaluation
         self.newest: dict[str, float] = {}  # metrics of the last evaluation
-        self._mark: float | None = None  # what the next improvement is measured from
+        self._mark: float | None = None  # score that the next improvement is measured from
         self._mark_epoch = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: TaskModule) -> None:
@@ -77,7 +75,7 @@ class Evaluation(pl.Callback):
         self._end_of(trainer.current_epoch, trainer, module)
 
     def finish(self, trainer: pl.Trainer, module: TaskModule) -> None:
-        """Evaluate after the last step, if a run that goes on from there has not done it."""
+        """Evaluate after the last step, if a run that was resumed from there has not done it."""
         if self._loader.epoch > self.epoch:
             self._end_of(self._loader.epoch, trainer, module)
 
@@ -114,7 +112,7 @@ class Evaluation(pl.Callback):
         self._records.write(trainer.global_step, epoch, self.newest)
 
     def restore_best(self, module: TaskModule) -> None:
-        """Put the best weights back, if an evaluation kept any."""
+        """Load the best weights, if an evaluation has kept any."""
         if self.best_weights:
             module.load_state_dict(self.best_weights)
             if module.embeddings is not None:
@@ -142,16 +140,18 @@ class Evaluation(pl.Callback):
 
 
 class Averaging(pl.Callback):
-    """``average = decay · average + (1 - decay) · weights`` after each optimizer step, from the
+    """Exponential moving average of the weights.
+
+    ``average = decay · average + (1 - decay) · weights`` after each optimizer step, from the
     weights after the first one (Polyak & Juditsky 1992, with a memory of ``1 / (1 - decay)``
     steps; as `torch.optim.swa_utils.AveragedModel` does it).
 
-    In fp32 also of weights in bf16, in which a small change to an average would be lost. Floating
-    buffers (running statistics) are averaged like weights, others are copied. Each rank keeps
-    its own; of buffers that differ from rank to rank, as a user's own module may have them, that
-    of rank 0 is the one in checkpoints, and whoever evaluates shares it.
+    Averages of bf16 weights are fp32, since bf16 would lose small changes. Floating-point buffers
+    (running statistics) are averaged like weights, other ones are copied. Each rank keeps its own
+    average. If buffers of a user's module differ between ranks, checkpoints hold rank 0's, and
+    evaluation shares them.
 
-    To be given to the trainer before the callbacks that evaluate and save.
+    Its place is before the callbacks that evaluate and save.
     """
 
     def __init__(self, decay: float):
@@ -166,7 +166,7 @@ class Averaging(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = trainer.global_step
-        values = _values(module)  # on their device, where a checkpoint's are not
+        values = _values(module)  # on their device, unlike a checkpoint's
         for name, child in module.named_modules():
             fold_biases(child, self.average, f"{name}.")
         self.average = {n: a.to(values[n].device) for n, a in self.average.items()}
@@ -187,7 +187,7 @@ class Averaging(pl.Callback):
 
     @contextmanager
     def applied(self, module: pl.LightningModule) -> Iterator[None]:
-        """The module has the average's values here."""
+        """Let the module have the averages in the block."""
         values = _values(module)
         kept = {name: value.clone() for name, value in values.items()}
         self.put(module)
@@ -200,7 +200,7 @@ class Averaging(pl.Callback):
 
     @torch.no_grad()
     def put(self, module: pl.LightningModule) -> None:
-        """Give the module the average's values, if there was a step."""
+        """Copy the averages to the module, if there was a step."""
         if not self.average:
             return
         for name, value in _values(module).items():
@@ -219,15 +219,15 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """fp32 at least."""
+    """Return a low-precision tensor in fp32, another one as it is."""
     half = value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if half else value
 
 
 class Phases(pl.Callback):
-    """Notes the phases of each step: ``batch`` (waiting for it), ``forward``, ``backward``,
-    ``optimizer``, ``between`` (callbacks: records, checkpoints, evaluation). To be the first of
-    the callbacks, with `Waiting` as the last."""
+    """Records the phases of each step: ``batch`` (waiting for it), ``forward``, ``backward``,
+    ``optimizer``, ``between`` (callbacks). It is the first of the callbacks, and `Waiting` the
+    last."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         blackbox.note("batch")
@@ -237,7 +237,7 @@ class Phases(pl.Callback):
     ) -> None:
         epoch = getattr(batch, "epoch", trainer.current_epoch)
         blackbox.note("forward", epoch=epoch, step=getattr(batch, "step", batch_idx))
-        seen = weakref.ref(batch)  # the batch shall go when training is through with it
+        seen = weakref.ref(batch)  # so that training can free the batch
         blackbox.remember(lambda: describe(seen()))
 
     def on_before_backward(self, *_: Any) -> None:
@@ -254,10 +254,10 @@ class Phases(pl.Callback):
 
 
 def user_hooks(config: TrainConfig) -> list[pl.Callback]:
-    """The user's, made with their arguments.
+    """Construct the user's callbacks.
 
     Raises:
-        ConfigError: one cannot be imported or constructed, or is none.
+        ConfigError: one cannot be imported or constructed, or is not a callback.
     """
     made = []
     for spec, args in config.callbacks.items():
@@ -267,14 +267,14 @@ def user_hooks(config: TrainConfig) -> list[pl.Callback]:
 
 
 class Waiting(pl.Callback):
-    """Notes, as the last of the callbacks, that they are through and the next batch is awaited."""
+    """Records, as the last of the callbacks, that the next batch is awaited."""
 
     def on_train_batch_end(self, *_: Any) -> None:
         blackbox.note("batch")
 
 
 def describe(batch: Any) -> dict[str, Any]:
-    """Dtypes and shapes of what a batch holds, without its contents."""
+    """Return the dtypes and shapes of a batch's tensors."""
     return {
         path: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         for path, tensor in tensors(batch)

@@ -1,10 +1,9 @@
-"""What the driver, Ray Train's controller and the ranks of a job tell each other.
+"""Live protocol between the driver, Ray Train's controller and the ranks of a job.
 
-A `Control` holds it all: requests and their answers, how often the ranks were started and where,
-what each of them does, what rank 0 has to say. The driver makes one as an actor of Ray's beside
-itself; the others reach it through a `ControlHandle`, which has the same methods. Tests, and ranks
-that run without Ray, use a `Control` itself. Nothing of this outlives the job: what must is in
-files.
+A `Control` holds the state: orders and requests with their answers, the starts of the ranks and
+their nodes, the ranks' heartbeats, and rank 0's result. The driver creates it as a Ray actor on its
+own node; the other processes use a `ControlHandle`, which has the same methods. Tests, and ranks
+that run without Ray, use a `Control` itself. Nothing here outlives the job.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raygnn.errors import TrainingError
 from raygnn.util.files import json_text
 
-_PATIENCE = 60.0  # seconds for an answer that a rank cannot do without
-_SHORT = 10.0  # seconds for one that it can do without
+_PATIENCE = 60.0  # seconds to wait for an answer that is needed
+_SHORT = 10.0  # seconds to wait for one that is not
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Where a rank of a start runs: names of the host, and of the node as Ray numbers it."""
+    """Host name and Ray's node id of a rank."""
 
     host: str
     node: str
@@ -55,8 +54,8 @@ class RankProgress:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the ranks are asked for: to end, and for checkpoints, by the requests' ids; ``last``
-    if no step is to follow the next one."""
+    """Orders to the ranks: to exit, and to write checkpoints, by the requests' ids; ``last`` if no
+    step is to follow the next checkpoint."""
 
     stop: bool = False
     saves: frozenset[str] = frozenset()
@@ -65,15 +64,15 @@ class Orders:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a `Control` holds at one moment.
+    """State of a `Control`.
 
     Attributes:
         attempt: number of the newest start, over all commands of the run.
-        starts: how many of them are this command's.
-        workers: of the newest start, by rank.
-        progress: of the newest start, by rank; of those that have said something.
-        answers: of requests for a checkpoint: whether it was written.
-        sending: whether checkpoints are being uploaded to an object store.
+        starts: number of starts of this command.
+        workers: those of the newest start, by rank.
+        progress: newest heartbeat of each rank of the newest start, if there was one.
+        answers: request for a checkpoint → whether it was written.
+        sending: checkpoints are being uploaded to an object store.
         result: rank 0's, as JSON.
     """
 
@@ -95,121 +94,107 @@ class Snapshot:
 
 
 class Control:
-    """The state; every method returns at once.
+    """State of a job; every method returns at once.
 
     Args:
-        attempts: how often the run's ranks were started before this command.
+        attempts: number of starts of the run's ranks before this command.
         server: serves files to ranks that do not see the command's, see
             `raygnn.worker.node_files.FileServer`.
     """
 
     def __init__(self, attempts: int = 0, server: Any = None):
         self._server = server
-        self._attempts_before = attempts
-        self._starts = 0
-        self._workers: tuple[Worker, ...] = ()
-        self._progress: dict[int, RankProgress] = {}
-        self._stopped = False
-        self._saves: set[str] = set()
-        self._last = False
-        self._answers: dict[str, bool] = {}
-        self._facts: dict[str, Any] = {}
+        self._state = Snapshot(attempt=attempts)
 
     def files(self, method: str, *args: Any) -> Any:
-        """What a method of the server of files returns."""
+        """Call a method of the file server."""
         return getattr(self._server, method)(*args)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(
-            attempt=self._attempts_before + self._starts,
-            starts=self._starts,
-            workers=self._workers,
-            progress=dict(self._progress),
-            orders=self._orders(),
-            answers=dict(self._answers),
-            **self._facts,
-        )
+        return self._state
 
     def begin(self, workers: Sequence[Worker]) -> None:
-        """The ranks are started, once more; what those of the start before said is over."""
-        self._starts += 1
-        self._workers = tuple(workers)
-        self._progress.clear()
-        self._facts.pop("sending", None)
+        """Record a start of the ranks; reports of the previous start are dropped."""
+        self.tell(
+            attempt=self._state.attempt + 1,
+            starts=self._state.starts + 1,
+            workers=tuple(workers),
+            progress={},
+            sending=False,
+        )
 
     def is_current(self, attempt: int) -> bool:
-        """Whether no later start has taken over."""
-        return self._attempts_before + self._starts == attempt
+        """Return whether no later start has taken over."""
+        return self._state.attempt == attempt
 
     def stop(self) -> None:
-        """Have the ranks end, whatever they wait for."""
-        self._stopped = True
+        """Order the ranks to exit, whatever they wait for."""
+        self._order(stop=True)
 
     def ask_save(self, request: str, *, last: bool = False) -> None:
-        """Have a checkpoint written, of a state that is not older than this.
+        """Request a checkpoint of a state that is not older than the request.
 
         Args:
-            last: the ranks will be ended after it, so that no step is to follow.
+            last: the ranks will be terminated after it, so that no step is to follow.
         """
-        self._saves.add(request)
-        self._last |= last
+        orders = self._state.orders
+        self._order(saves=orders.saves | {request}, last=orders.last or last)
 
     def withdraw_save(self, request: str) -> None:
-        """Forget a request and its answer; those of others stay."""
-        self._saves.discard(request)
-        self._answers.pop(request, None)
+        """Forget a request and its answer; other requests stay."""
+        self._order(saves=self._state.orders.saves - {request})
+        self.tell(answers={r: a for r, a in self._state.answers.items() if r != request})
 
     def pending_saves(self) -> frozenset[str]:
-        return frozenset(self._saves)
+        return self._state.orders.saves
 
     @property
     def ends_after_save(self) -> bool:
-        """True if no step is to follow the checkpoint that is asked for."""
-        return self._last
+        """True if no step is to follow the requested checkpoint."""
+        return self._state.orders.last
 
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None:
-        """Answer requests; those that were withdrawn need no answer."""
-        answered = self._saves & set(requests)
-        self._saves -= answered
-        self._answers.update(dict.fromkeys(answered, saved))
+        """Answer requests, unless they were withdrawn."""
+        saves = self._state.orders.saves
+        answered = saves & set(requests)
+        self._order(saves=saves - answered)
+        self.tell(answers={**self._state.answers, **dict.fromkeys(answered, saved)})
 
     def report(self, progress: RankProgress) -> Orders:
-        """What a rank does, in exchange for what is asked of it."""
+        """Record a rank's heartbeat; return the orders."""
         if self.is_current(progress.attempt):
-            self._progress[progress.rank] = progress
-        return self._orders()
+            self.tell(progress={**self._state.progress, progress.rank: progress})
+        return self._state.orders
 
     def tell(self, **facts: Any) -> None:
-        """Attributes of the `Snapshot` that rank 0 sets: ``sending``, ``steps_per_epoch``,
-        ``result``."""
-        self._facts |= facts
+        """Set attributes of the `Snapshot`; rank 0 sets ``sending`` and ``steps_per_epoch``."""
+        self._state = replace(self._state, **facts)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Leave rank 0's result."""
+        """Record rank 0's result."""
         self.tell(result=json_text(result))
 
-    def _orders(self) -> Orders:
-        return Orders(self._stopped, frozenset(self._saves), self._last)
+    def _order(self, **orders: Any) -> None:
+        self.tell(orders=replace(self._state.orders, **orders))
 
 
 class ControlHandle:
-    """A way to the actor that holds a job's `Control`; it can be pickled.
+    """Handle of the actor that holds a job's `Control`, with its methods; it can be pickled.
 
-    Its methods are those of the `Control`. Only `snapshot` and `finish` wait for an answer for
-    long; the others do not wait, or do without: an actor that is slow holds up no rank. When it is
-    gone the driver is, too, and Ray ends the job.
+    Only `files`, `snapshot`, `begin` and `finish` wait long for an answer, so that a slow actor
+    blocks no rank. If the actor is gone, so is the driver, and Ray ends the job.
     """
 
     def __init__(self, actor: Any):
         self._actor = actor
-        self._orders = Orders()  # as of the last answer
-        self._answered: frozenset[str] = frozenset()  # requests that may still be in there
-        self._reply: Any = None  # that is awaited
+        self._orders = Orders()  # of the newest answer
+        self._answered: frozenset[str] = frozenset()  # requests that may still be among the orders
+        self._reply: Any = None  # reference to the awaited answer
         self._newest = Snapshot()
 
     @classmethod
     def create(cls, attempts: int, server: Any = None) -> ControlHandle:
-        """Make the actor, beside this process, on which it depends."""
+        """Create the actor, on the node of this process, which owns it."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -226,21 +211,21 @@ class ControlHandle:
         """See `Control`.
 
         Raises:
-            TrainingError: it failed, or no answer comes.
+            TrainingError: the call failed, or no answer came.
         """
         return self._call("files", method, *args, timeout=_PATIENCE)
 
     def snapshot(self) -> Snapshot:
-        """The state, waited for.
+        """Wait for the state.
 
         Raises:
-            TrainingError: no answer comes.
+            TrainingError: no answer came.
         """
         snapshot: Snapshot = self._call("snapshot", timeout=_PATIENCE)
         return snapshot
 
     def newest(self) -> Snapshot:
-        """The newest state that has arrived here; asks for the next one, and waits for nothing.
+        """Return the newest state that has arrived, and request the next one without waiting.
 
         Raises:
             ray.exceptions.RayActorError: the actor has died.
@@ -252,7 +237,7 @@ class ControlHandle:
         self._call("begin", list(workers), timeout=_PATIENCE)
 
     def is_current(self, attempt: int) -> bool:
-        """See `Control`; an actor that does not answer denies nothing."""
+        """See `Control`; True if the actor does not answer."""
         try:
             return bool(self._call("is_current", attempt, timeout=_SHORT))
         except TrainingError:
@@ -269,12 +254,12 @@ class ControlHandle:
         self._post("withdraw_save", request)
 
     def pending_saves(self) -> frozenset[str]:
-        """As of the last `report`."""
+        """See `Control`; as of the last `report`."""
         return self._orders.saves - self._answered
 
     @property
     def ends_after_save(self) -> bool:
-        """As of the last `report`."""
+        """See `Control`; as of the last `report`."""
         return self._orders.last
 
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None:
@@ -284,7 +269,7 @@ class ControlHandle:
             self._post("answer_saves", answered, saved=saved)
 
     def report(self, progress: RankProgress) -> Orders:
-        """See `Control`; returns what was asked for when the last answer came."""
+        """See `Control`; return the orders of the newest answer."""
         with contextlib.suppress(Exception):  # the actor is gone, and so is the driver
             self._orders = self._poll("report", progress, default=self._orders)
         return self._orders
@@ -296,7 +281,7 @@ class ControlHandle:
         """See `Control`.
 
         Raises:
-            TrainingError: the driver did not get it.
+            TrainingError: the driver did not receive it.
         """
         self._call("tell", timeout=_PATIENCE, result=json_text(result))
 
@@ -313,11 +298,11 @@ class ControlHandle:
         except RayError as error:
             raise TrainingError(
                 f"the command that started this job does not answer: {type(error).__name__}",
-                remedy="look after the process of raygnn train, and go on with --resume",
+                remedy="check the process of raygnn train, and continue with --resume",
             ) from error
 
     def _poll(self, method: str, *args: Any, default: Any) -> Any:
-        """The answer to the call before, if it has come by now, and the next call."""
+        """Return the answer to the previous call, if it has come, and call again."""
         import ray
 
         answer, reply = default, self._reply
@@ -331,7 +316,7 @@ class ControlHandle:
 
 
 class SaveRequest:
-    """Request for a checkpoint that is answered; its id keeps it apart from other requests."""
+    """Request for a checkpoint, with an id of its own."""
 
     def __init__(self, control: Control | ControlHandle, *, last: bool = False):
         self._control = control
@@ -339,7 +324,7 @@ class SaveRequest:
         control.ask_save(self._id, last=last)
 
     def answer(self, snapshot: Snapshot) -> bool | None:
-        """Whether it was written, as of then; None = there is no answer yet."""
+        """Return whether the checkpoint was written; None = there is no answer yet."""
         return snapshot.answers.get(self._id)
 
     def withdraw(self) -> None:
@@ -347,5 +332,5 @@ class SaveRequest:
 
 
 def read_result(snapshot: Snapshot) -> dict[str, Any] | None:
-    """What rank 0 left, if it did."""
+    """Return rank 0's result, if there is one."""
     return None if snapshot.result is None else dict(json.loads(snapshot.result))

@@ -1,4 +1,4 @@
-"""The process of a dry run: see `raygnn.driver.dry_run`."""
+"""Process of a dry run: see `raygnn.driver.dry_run`."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from raygnn.worker.planes import open_plane
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type
 _BATCH = 8  # seeds
-_NOW = 1_700_000_000  # of times, for what a date or a duration is among them
-_WHOLE = 2  # arrays of whole numbers that are no classes hold those below
+_NOW = 1_700_000_000  # of times, so that dates and durations of the config apply
+_WHOLE = 2  # integer arrays that are not classes hold smaller numbers
 
-_OWN = ("model.", "task.", "train.callbacks")  # keys that name the user's own classes
+_OWN = ("model.", "task.", "train.callbacks")  # keys that name the user's classes
 _REMEDY = (
-    "correct the model there: forward is given the features and as many DGL blocks as "
-    "sampling.fanout has numbers, with no data in them but the arrays of model.edge_features"
+    "correct the model there: forward gets the features and as many DGL blocks as "
+    "sampling.fanout has numbers, whose only data are the arrays of model.edge_features"
 )
 _FUNCTION_REMEDY = (
-    "correct the function there: it is called as function(outputs, targets), with tensors of a row "
-    "for each seed"
+    "correct the function there: it is called as function(outputs, targets), with tensors of one "
+    "row per seed"
 )
-_GRAPH_REMEDY = "correct the model there: forward is given a batched DGL graph and its features"
+_GRAPH_REMEDY = "correct the model there: forward gets a batched DGL graph and its features"
 
 
 def main() -> None:
-    """Do what standard input asks, and leave the outcome in the directory that is named."""
+    """Run the request of standard input, and write the outcome to the directory in ``argv``."""
     directory = Path(sys.argv[1])
     request: DryRunRequest = pickle.load(sys.stdin.buffer)
     signal.alarm(request.lifetime)
@@ -62,24 +62,24 @@ def main() -> None:
     try:
         _join_group()
         trial.run()
-    except BaseException as error:  # whatever a model may raise, SystemExit too
+    except BaseException as error:  # a model may raise SystemExit, too
         outcome = describe(error, request.config, sure=trial.stepping)
     sys.stdout.flush()
     write_atomic(directory / OUTCOME, json.dumps(outcome))
-    os._exit(0)  # threads that the model has left need not end
+    os._exit(0)  # do not wait for the model's threads
 
 
 def _join_group() -> None:
-    """A process group of this process alone: a model may ask for its rank."""
+    """Create a process group of this process alone, since a model may read its rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 class DryRunRank:
-    """A rank with a small graph, or a few graphs, for one batch.
+    """A rank that trains on one batch of a small graph, or of a few graphs.
 
     Attributes:
-        stepping: whether the model has been given the batch.
+        stepping: the model has received the batch.
     """
 
     def __init__(self, request: DryRunRequest, directory: Path):
@@ -88,16 +88,16 @@ class DryRunRank:
         self.stepping = False
 
     def run(self) -> None:
-        """Make the callbacks, take a batch as a rank does, and go forward and backward.
+        """Construct the callbacks, build a batch as a rank does, and run forward and backward.
 
         Raises:
-            BaseException: whatever the model raises, or what is said of its outputs.
+            BaseException: as the model does, or about its outputs.
         """
         job = self._job()
         config = job.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
         ranks = Ranks(config, World(0, 1), torch.device("cpu"))
-        if hooks := user_hooks(config.train):  # Lightning prints what nobody asked for
+        if hooks := user_hooks(config.train):  # Lightning prints its own lines
             check_callbacks(hooks)
         plane = open_plane(job, ranks)
         task: Any = plane.task().train()
@@ -141,16 +141,16 @@ class DryRunRank:
 
 
 def check_callbacks(callbacks: list[pl.Callback]) -> None:
-    """See that a trainer takes them, and that their states can be read back from a checkpoint.
+    """Check that a trainer accepts callbacks, and that checkpoints can hold their states.
 
     Raises:
         ConfigError: it does not, or they cannot.
     """
-    what, remedy = "Lightning refuses the callbacks", "checkpoints are raygnn's own"
+    what, remedy = "Lightning refuses the callbacks", "remove those that write checkpoints"
     try:
         pl.Trainer(accelerator="cpu", callbacks=callbacks, enable_checkpointing=False, logger=False)
         for callback in callbacks:
-            what = f"no checkpoint takes the state of {type(callback).__name__}"
+            what = f"a checkpoint cannot hold the state of {type(callback).__name__}"
             remedy = "return plain values and tensors from state_dict"
             kept = io.BytesIO()
             torch.save(callback.state_dict(), kept)
@@ -161,16 +161,16 @@ def check_callbacks(callbacks: list[pl.Callback]) -> None:
 
 
 def _alone(config: Config, directory: Path) -> Config:
-    """The configuration for one process, which keeps nothing elsewhere."""
+    """Return the configuration of a process that stages its data in ``directory``."""
     staging = config.staging.model_copy(update={"path": directory / "stage"})
     return config.model_copy(update={"staging": staging})
 
 
 def small_graph(request: DryRunRequest) -> GraphData:
-    """A graph of random numbers with the types and arrays of the real one.
+    """Return a graph of random numbers with the types and arrays of the real one.
 
-    Every node has in-edges of each type that leads to it: some layers of ``dgl.nn`` refuse one
-    without, and whether the real graph has such nodes is not known here.
+    Every node has in-edges of each possible type, since some layers of ``dgl.nn`` refuse nodes
+    without, and it is unknown whether the real graph has such nodes.
     """
     facts, rng = request.facts, np.random.default_rng(0)
     classes, times = _classes(request), _times(request.config)
@@ -193,7 +193,7 @@ def small_graph(request: DryRunRequest) -> GraphData:
 
 
 def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
-    """Node or edge type and name of an array of classes → how many there are."""
+    """Return node or edge type and name of each array of classes → number of classes."""
     found: dict[tuple[str | EdgeType, str], int] = {}
     for name, goal in request.goals.items():
         kind = goal.edges.etype if goal.edges else goal.ntype
@@ -203,7 +203,7 @@ def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
 
 
 def _times(config: Config) -> set[str | None]:
-    """The arrays that say when nodes or edges are."""
+    """Return the names of the arrays of times."""
     time = config.sampling.time
     splits = {one.split_time for one in config.by_task.values()}
     return splits if time is None else {*splits, time.edges, time.seeds}
@@ -217,9 +217,9 @@ def _array(
     classes: int | None,
     times: set[str | None],
 ) -> Any:
-    """An array of a column's dtype and width; of classes the greatest is there."""
+    """Return an array of a column's dtype and width; one of classes holds the greatest."""
     shape, dtype = (num, *column.shape), column.dtype
-    if name in MASKS:  # six of eight train; of the in-edges of each node, too
+    if name in MASKS:  # six of eight are for training, also of each node's in-edges
         split = np.maximum(np.arange(num) % _DEGREE - (_DEGREE - 3), 0)
         return (split == MASKS.index(name)).astype(dtype).reshape(num, *[1] * len(column.shape))
     if classes is not None:
@@ -231,23 +231,23 @@ def _array(
     if re.match("u?int", dtype):
         whole = rng.integers(0, _WHOLE, shape)
         return (whole + _NOW if name in times else whole).astype(dtype)
-    # from 0 to 1, since a model may index a table by them, and weights are not negative
+    # from 0 to 1, since a model may use them as indices, and weights are not negative
     numbers = torch.from_numpy(rng.random(shape))
     return numbers.bfloat16() if dtype == "bfloat16" else numbers.numpy().astype(dtype)
 
 
 def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, Any]:
-    """What to say of an error.
+    """Describe an error.
 
     Args:
-        sure: whether it was raised while the model worked on the batch; of one before that it is
-            the model's if the trace or the error says so.
+        sure: the error was raised while the model worked on the batch; an earlier one is the
+            model's only if the trace or the error says so.
     """
     place = where(frames(trace_text(error), own_modules(config.to_dict())))
     at = str(place) if place is not None and place.whose == "user" else None
     remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY
     if not config.model.takes_dgl:
-        remedy = "correct it there: docs/models.md says what your own classes are given"
+        remedy = "correct it there: docs/models.md describes the arguments of your own classes"
     if not any(":" in kind for kind in (config.model.kind, config.task.kind)):
         remedy = _FUNCTION_REMEDY
     ours = error if isinstance(error, RaygnnError) else None
@@ -256,7 +256,7 @@ def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, A
         "where": at or (ours and ours.where),
         "remedy": (ours and ours.remedy) or remedy,
         "key": ours.where if isinstance(ours, ClassError) else None,
-        # a trainer is what the real step has, and this one has not
+        # the real step has a trainer
         "sure": (sure or at is not None or str(ours and ours.where).startswith(_OWN))
         and "not attached to a `Trainer`" not in str(error),
     }

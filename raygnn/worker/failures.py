@@ -1,4 +1,4 @@
-"""A rank's log, and what it leaves behind when it fails: its own cause, not the others'."""
+"""A rank's log, and the record of its failure: its own cause, not a consequence of another's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raygnn.worker.ray_nodes import Lost
 
 _LONGEST = 4000  # characters of an error's text
 
-# how torch, gloo and our alarm word it when another rank has gone: a consequence, never the cause
+# texts of torch, gloo and our alarm when another rank has gone: a consequence, never the cause
 _CONSEQUENCES = (
     "connection reset",
     "connection closed",
@@ -43,16 +43,15 @@ _CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank died of.
+    """Failure of one rank.
 
     Attributes:
-        reached: the newest checkpoint at that time.
-        final: a new start would meet it again, so there shall be none.
+        reached: newest checkpoint at that time.
+        final: a restart would meet the failure again.
         kind: name of the exception's class.
-        attempt: which start of the run it ended.
-        blamed: the rank whose fault the error itself says it is.
-        telling: the trace says more to the user than where we noticed bad input; logs have it
-            anyway.
+        attempt: number of the start that it ended.
+        blamed: rank that the error itself blames.
+        telling: the trace helps the user, since it shows more than where we found bad input.
     """
 
     rank: int
@@ -88,14 +87,13 @@ class Failure:
 
 
 def describe(error: BaseException, rank: int, reached: str, earlier: list[Failure]) -> Failure:
-    """What to say of an exception; of another's text and trace as much as `error_text` and
-    `trace_text` keep, in all that is made of it.
+    """Return the failure that an exception stands for.
 
     Args:
         reached: name of the newest checkpoint.
-        earlier: what the ranks died of in the start before. The same cause on the same rank
-            again, without a new checkpoint in between, is final; bad input is so at once, as
-            is storage that stays full or read-only.
+        earlier: failures of the previous start. The same cause on the same rank again, without a
+            new checkpoint in between, is final. Bad input is final at once, and so is storage
+            that stays full or read-only.
     """
     trace, kind = trace_text(error), type(error).__name__
     found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
@@ -117,20 +115,20 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
 
 
 def record(run_dir: Path, failure: Failure) -> None:
-    """Leave the failure in ``logs/rank-<r>.failure.json``; a full disk must not hide the cause."""
+    """Write ``logs/rank-<r>.failure.json``; a full disk must not hide the cause."""
     with contextlib.suppress(OSError):
         path = file_of(run_dir / "logs", failure.rank, FAILURE)
         path.write_text(json.dumps(failure.__dict__))
 
 
 def log_failure(run_dir: Path, rank: int, what: str) -> None:
-    """Say in a rank's log what ended it, where it cannot do so itself."""
+    """Write to a rank's log what ended it, if it cannot do so itself."""
     with contextlib.suppress(OSError), _appending(run_dir / "logs" / f"rank-{rank}.log") as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 ERROR raygnn: failed\n{what}\n")
 
 
 def recorded(run_dir: Path) -> list[Failure]:
-    """The failures that the ranks left, causes first, then by time."""
+    """Return the recorded failures, causes first, then by time."""
     found = []
     for path in (run_dir / "logs").glob(f"rank-*{FAILURE}"):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -147,14 +145,14 @@ def record_driver(
     *,
     ray_died: bool = False,
 ) -> None:
-    """Leave in ``logs/driver.json`` what Ray Train says of workers that could say nothing.
+    """Write ``logs/driver.json``: what Ray Train reports of workers that recorded nothing.
 
     Args:
-        error: what the user is told.
-        cause: what Ray Train raised.
-        oom_kills: processes that the driver's machine killed for memory during the run.
+        error: as the user sees it.
+        cause: as Ray Train raised it.
+        oom_kills: number of processes that the driver's machine killed for memory during the run.
         lost: ranks whose nodes are gone.
-        ray_died: the error is the death of a process of Ray's own.
+        ray_died: the error is the death of one of Ray's processes.
     """
     workers = getattr(cause, "worker_failures", {})
     facts = {
@@ -179,7 +177,7 @@ def record_driver(
 
 
 def clear(run_dir: Path) -> None:
-    """Forget the failures, and what else was told, of an earlier command."""
+    """Remove the failures and notices of an earlier command."""
     logs = run_dir / "logs"
     told = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
     for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *told):
@@ -187,13 +185,13 @@ def clear(run_dir: Path) -> None:
 
 
 class _Tee:
-    """A stream that also goes to the log file, for what user code prints."""
+    """Stream that also writes to the log file what user code prints."""
 
     def __init__(self, stream: IO[str], log: IO[str]):
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # a full disk shall not fail what prints
+        with contextlib.suppress(OSError):  # a full disk must not fail the print
             self._log.write(text)
         return self._stream.write(text)
 
@@ -208,7 +206,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def _appending(path: Path) -> Iterator[IO[str]]:
-    """The file, by lines; what a full disk has no room for is lost, and hides no other error."""
+    """Open a file for lines; those that a full disk does not take are lost without an error."""
     file = open(  # noqa: SIM115
         path, "a", encoding="utf-8", errors="backslashreplace", buffering=1
     )
@@ -221,14 +219,14 @@ def _appending(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Send this rank's logging, warnings and prints to ``path``, too."""
+    """Copy this rank's logging, warnings and prints to ``path``."""
     with _appending(path) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root, ours = logging.getLogger(), logging.getLogger("raygnn")
         root.addHandler(handler)
         ours.addHandler(handler)
-        ours.propagate = False  # others' handlers write to the streams that go here, too
+        ours.propagate = False  # other handlers write to the streams that are copied here
         ours.setLevel(logging.INFO)
         logging.captureWarnings(True)
         warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own

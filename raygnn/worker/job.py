@@ -1,4 +1,4 @@
-"""What the driver hands to every rank; light, so that the driver need not import what ranks do."""
+"""What the driver passes to every rank; light, since the driver imports it, too."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from raygnn.preflight.facts import PartitionFacts
     from raygnn.storage.remote import AnyPath, RemotePath
 
-TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
-OUTCOME = "outcome.json"  # in the directory of a dry run: what came of it
+TRIALS = "trials.jsonl"  # in the run directory of a sweep: its measurements
+OUTCOME = "outcome.json"  # in the directory of a dry run: its result
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
@@ -32,8 +32,7 @@ T = TypeVar("T")
 
 
 def attempts(run_dir: Path) -> int:
-    """How often the ranks of a run have been started: before each, the backend leaves rank 0 a
-    line."""
+    """Return how often the ranks of a run were started: the backend writes a line for each."""
     try:
         with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
             return sum(1 for _ in file)
@@ -43,26 +42,25 @@ def attempts(run_dir: Path) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a trained model.
+    """Request for predictions or metrics of a trained model.
 
     Attributes:
-        weights: to predict with.
+        weights: weights to predict with.
         split: ``train``, ``val``, ``test`` or ``all``.
-        rows: write a row for each node, edge or graph; else only measure.
-        scores: also a score for each class.
-        calibration: scale and bias of a `Calibration`; None = probabilities are the model's own.
-        wanted: only these, see `raygnn.worker.planes.prediction_rows.read_wanted`; None = all
+        rows: write a row for each node, edge or graph; else only compute metrics.
+        scores: also write a score for each class.
+        calibration: scale and bias of a `Calibration`; None = the model's own probabilities.
+        wanted: requested rows, see `raygnn.worker.planes.prediction_rows.read_wanted`; None = all
             of the split.
-        fanout: neighbours of the wanted nodes, from them outward; None = all.
-        at: the time, before which all must be that they are predicted from (see
-            `raygnn.graph.times.moment`); None = their own, where they have times.
-        since: edges before this time are skipped; None = none are.
-        embeddings: what the rows have: the last hidden layer's output in place of predictions.
-        ntype: of the nodes that embeddings are for; None = the one that the task is about.
-        task: which of several tasks; "" = the only one, and of metrics all.
-        sizes: what the data of the training had of what data are counted for, if these are others:
-            see `Sizes`; None = they are the same.
-        kept: where nodes fetch the weights that do not see the command's directory.
+        fanout: sampled neighbours of the wanted nodes, from them outward; None = all.
+        at: predict from what was before this time (see `raygnn.graph.times.moment`); None = before
+            each seed's own time, if it has one.
+        since: skip edges before this time; None = none.
+        embeddings: rows hold the last hidden layer's output in place of predictions.
+        ntype: node type of the embeddings; None = the task's.
+        task: name of one of several tasks; "" = the only one, or all for metrics.
+        sizes: the `Sizes` of the training data, if the request is for other data; else None.
+        kept: location of the weights for nodes that do not see the command's directory.
     """
 
     weights: Weights
@@ -83,15 +81,14 @@ class Request:
 
 @dataclass(frozen=True)
 class DryRunRequest:
-    """What the process of a dry run is told: see `raygnn.driver.dry_run`.
+    """Request to the process of a dry run: see `raygnn.driver.dry_run`.
 
     Attributes:
-        goals: what each task predicts for, by name.
-        classes: of each task that classifies, by name.
-        collection: directory of the graphs, for a task on whole graphs; None for a dataset of the
-            user's own.
+        goals: target of each task, by name.
+        classes: number of classes of each classification task, by name.
+        collection: directory of the graphs, for a task on whole graphs; None for a user's dataset.
         path: ``sys.path``.
-        lifetime: seconds after which the process ends, if the command that started it is gone.
+        lifetime: seconds after which the process ends, in case the command is gone.
     """
 
     config: Config
@@ -104,15 +101,15 @@ class DryRunRequest:
 
 
 class Sizes:
-    """What a model must know of the data and only counting tells: classes, categories, relations.
+    """Sizes of a model that are counted in the data: classes, categories, relations.
 
     Args:
-        trained: what was counted when the model was trained, by name; other data may have less.
+        trained: name → size of the trained model; other data may have less.
 
     Attributes:
-        found: name → what the model is made for.
-        like: what many graphs have in common, see `raygnn.graph.graph_sample.Sample.described`;
-            None of one graph.
+        found: name → size of the model.
+        like: schema of many graphs, see `raygnn.graph.graph_sample.Sample.described`; None of one
+            graph.
         latest: see `raygnn.checkpoint.weights.About`.
     """
 
@@ -124,17 +121,17 @@ class Sizes:
         self.found: dict[str, int] = {}
         self.latest: dict[str, int] = {}
 
-    def settle(self, name: str, counted: int) -> int:
-        """How many of something the model is made for.
+    def resolve(self, name: str, counted: int) -> int:
+        """Return and record a size of the model.
 
         Raises:
-            DataError: the data have more than the model knows.
+            DataError: the data have more than the model was trained for.
         """
         known = counted if self._trained is None else self._trained.get(name, 0)
         if counted > known:
             raise DataError(
-                f"the data have {counted:,} {name}, and the model was trained for {known:,}",
-                remedy="predict for data that have what it was trained on, or train on them, too",
+                f"the data have {counted:,} {name}, but the model was trained for {known:,}",
+                remedy="predict for data like those of the training, or train on these, too",
             )
         self.found[name] = known
         return known
@@ -142,11 +139,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TaskTarget:
-    """What one task predicts for.
+    """Nodes or edges that one task predicts for.
 
     Attributes:
-        ntype: nodes of this type; None where the seeds are edges or graphs.
-        edges: what edges; None where the seeds are others.
+        ntype: node type; None if the seeds are edges or graphs.
+        edges: target edges; None if the seeds are nodes or graphs.
     """
 
     ntype: str | None = None
@@ -158,27 +155,26 @@ class Job:
     """One run, as every rank sees it.
 
     Attributes:
-        config: of the run.
         partition: directory of the partition, or of a collection of graphs; it may appear after
-            the ranks have started. None for a dataset of the user's own.
-        run_dir: of the run, visible on every node.
+            the ranks have started. None for a user's dataset.
+        run_dir: run directory.
         ntype: see `TaskTarget`, of the only task.
-        replicated: whether every rank holds the whole structure.
+        replicated: every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
-        global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
-            workers was then.
-        tune: seconds that a trial of a sweep takes; None to train.
-        profile: steps to record with torch's profiler.
+        global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
+            number of workers is now.
+        tune: seconds of a trial of a sweep; None to train.
+        profile: number of steps to record with torch's profiler.
         request: what to predict; None to train.
         edges: see `TaskTarget`, of the only task.
-        goals: of several tasks, by name; empty where there is but one.
-        task: name of the task that this job is about, of several; "" = of all, or the only one.
-        lists: name of each task on links that has some → use → what
-            `raygnn.graph.negative_lists.lists_of` gives; or where Ray has them.
-        token: see `raygnn.runs.run_directory.RunDir`; "" = none is looked for.
-        control: what the driver asks of the ranks, and they tell it.
-        program: ``module:Class`` of what a rank runs: called with the job and the runtime, and
-            its ``run`` returns the result.
+        goals: target of each of several tasks, by name; empty if there is one task.
+        task: name of the one of several tasks that this job is for; "" = all, or the only one.
+        lists: name of each task with lists of negatives → use → result of
+            `raygnn.graph.negative_lists.lists_of`; or Ray's reference to that.
+        token: see `raygnn.runs.run_directory.RunDir`; "" = do not check.
+        control: requests of the driver, and the ranks' reports.
+        program: ``module:Class`` that a rank constructs with the job and the runtime; its ``run``
+            returns the result.
     """
 
     config: Config
@@ -201,18 +197,18 @@ class Job:
 
     @property
     def lost(self) -> str | None:
-        """What has become of the run directory: see `raygnn.runs.run_directory.lost`."""
+        """State of the run directory: see `raygnn.runs.run_directory.lost`."""
         return lost(self.run_dir, self.token)
 
     @property
     def patience(self) -> float:
-        """Seconds for which storage may be away; the other ranks may wait in a collective."""
+        """Seconds for which storage may be away while the other ranks wait in a collective."""
         config = self.config
         return min(config.fault.storage_timeout.seconds, config.comm.timeout.seconds / 2)
 
     @cached_property
     def meta(self) -> PartitionMeta:
-        """The partition's description; raises as `read` does."""
+        """Description of the partition; raises as `read` does."""
         from raygnn.graph.partition.layout import read_meta
 
         assert self.partition is not None
@@ -220,11 +216,11 @@ class Job:
         return self.read(lambda: read_meta(place))
 
     def read(self, act: Callable[[], T]) -> T:
-        """Call what reads the partition, again and again while the place is away.
+        """Call a function that reads the partition, again while its storage is away.
 
         Raises:
-            DataError: what is there is bad.
-            TrainingError: the place was away for longer than `patience`.
+            DataError: the partition is bad.
+            TrainingError: the storage was away for longer than `patience`.
         """
         try:
             return retry(act, self.patience, self._is_away)
@@ -235,11 +231,11 @@ class Job:
                 f"the partition could not be read for {self.patience:.0f} s: "
                 f"{getattr(error, 'what', error)}",
                 where=str(self.partition),
-                remedy="see to the place, then go on with --resume",
+                remedy="check that storage, then train with --resume",
             ) from error
 
     def _is_away(self, error: Exception) -> bool:
-        """Whether what preflight found to be good cannot be read now."""
+        """Return whether an error means that storage is away, and not that the partition is bad."""
         if self.partition is None or not isinstance(error, (DataError, OSError)):
             return False
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
@@ -247,7 +243,7 @@ class Job:
             return True
         if not isinstance(cause, OSError):
             return False
-        # pyarrow's errors of an object store's service have no number; of files they mean damage
+        # pyarrow's errors of an object store have no number; those of files without one mean damage
         unnumbered = cause.errno is None and not isinstance(self.partition, Path)
         return unnumbered or cause.errno in AWAY
 
@@ -267,20 +263,20 @@ class Job:
 
     @property
     def negatives(self) -> Mapping[str, NegativeLists]:
-        """The lists of this task."""
+        """Lists of negatives of this task, by use."""
         found: Mapping[str, NegativeLists] = self.lists.get(self.task, {})
         return found
 
     @property
     def digests(self) -> str:
-        """Of all files of lists, "" where there are none: a run goes on with those that it had."""
+        """Digests of all files of lists of negatives; a run resumes only with the same ones."""
         lists = [one for by_use in self.lists.values() for one in by_use.values()]
         return "".join(sorted({one.digest for one in lists}))
 
     @property
     def hidden(self) -> list[EdgeSplit]:
-        """Splits whose edges for validation and test no message may pass along: where seeds see
-        what was before them, later edges need not be hidden."""
+        """Splits whose held-out edges carry no messages. With temporal sampling by the split's time
+        none need be hidden, since seeds see earlier edges only."""
         goals = self.goals.values() or [TaskTarget(edges=self.edges)]
         splits = dict.fromkeys(goal.edges.split for goal in goals if goal.edges)
         timed = self.config.ordered
@@ -288,17 +284,17 @@ class Job:
 
     @property
     def others(self) -> Weights | None:
-        """What is asked about data that it was not trained on; None where none is."""
+        """Weights of a request for other data than those of the training; else None."""
         request = self.request
         return None if request is None or request.sizes is None else request.weights
 
     @property
     def trains(self) -> bool:
-        """Whether a trained model is what comes of it."""
+        """True if the job trains a model."""
         return self.tune is None and self.request is None
 
     @property
     def planned(self) -> float:
-        """How many ranks the global batch is made for; a run that goes on takes its learning rate
-        from the checkpoint."""
+        """Number of ranks that the global batch was chosen for; a resumed run takes its learning
+        rate from the checkpoint."""
         return self.global_batch / self.config.sampling.batch_size

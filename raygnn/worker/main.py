@@ -1,7 +1,6 @@
 """The training function that Ray Train calls on every worker.
 
-It imports what a rank needs when it runs, so that the driver and the controller, which only pass
-it on, do not.
+It imports a rank's modules when it runs, since the driver and the controller import this one, too.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from raygnn.worker.node_files import forwarded
 if TYPE_CHECKING:
     from raygnn.storage.remote import AnyPath
 
-_POLL, _POLL_REMOTE = 0.1, 1.0  # seconds between looks for the partition
-_WATCH = 1.0  # seconds between signs of life
+_POLL, _POLL_REMOTE = 0.1, 1.0  # seconds between polls for the partition
+_WATCH = 1.0  # seconds between heartbeats
 
 log = logging.getLogger("raygnn")
 
@@ -40,9 +39,9 @@ log = logging.getLogger("raygnn")
 def train_loop(job: Job) -> None:
     """Run this worker's rank.
 
-    A rank that fails raises, whatever the cause, since the others wait for it in a collective
-    and only Ray Train can end them. If a new start would meet the failure again, the ranks of
-    that start find it recorded, and return at once.
+    A rank that fails raises, whatever the cause, since the other ranks wait for it in a collective
+    and only Ray Train can end them. If a restart would meet the failure again, its ranks find it
+    recorded and return at once.
 
     Raises:
         TrainingError: whatever went wrong on this rank, with its traceback as ``trace``.
@@ -52,7 +51,7 @@ def train_loop(job: Job) -> None:
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     with forwarded(job, rank) as send_files:
-        if job.lost is None:  # else what lies there is not this run's
+        if job.lost is None:  # else the directory is another run's
             _train(job, rank, size, send_files)
 
 
@@ -73,15 +72,15 @@ def _train(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> No
 def recorded(
     job: Job, rank: int, size: int, attempt: int, earlier: list[failures.Failure]
 ) -> Iterator[None]:
-    """Leave behind what happens in the block: see `raygnn.worker.blackbox`.
+    """Record what happens in the block: see `raygnn.worker.blackbox`.
 
     Args:
-        attempt: which start of the run this is.
-        earlier: what the ranks of the start before died of.
+        attempt: number of this start of the run.
+        earlier: failures of the previous start.
 
     Raises:
-        TrainingError: in place of any exception, when the other ranks had time to say what they
-            were doing: Ray Train ends them as soon as it hears of it.
+        TrainingError: in place of any exception, after the other ranks had time to write their
+            crash dumps: Ray Train ends them as soon as it gets the error.
     """
     recorder = blackbox.start(
         job.run_dir / "logs",
@@ -96,7 +95,7 @@ def recorded(
     watch.start()
     try:
         yield
-    except BaseException as error:  # SystemExit, too, which would end the rank without a word
+    except BaseException as error:  # SystemExit, too, which would end the rank silently
         reached = store.newest(job.run_dir / "checkpoints")
         failure = failures.describe(error, rank, reached, earlier)
         failure = replace(failure, attempt=attempt)
@@ -109,10 +108,10 @@ def recorded(
 
 
 def _watch(job: Job, recorder: blackbox.Recorder) -> None:
-    """Tell the driver what this rank does, and end this process when the driver asks for it,
-    whatever collective it waits in, or when the run directory is gone.
+    """Send heartbeats to the driver, and end this process when the driver requests it, whatever
+    collective the rank waits in, or when the run directory is gone.
 
-    Only this thread does, so nothing that goes wrong with the records may end it.
+    No other thread does this, so no failure of the recorder may end it.
     """
     said = False
     patience, last_seen = job.config.fault.storage_timeout.seconds, time.monotonic()
@@ -125,7 +124,7 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
             recorder.watch()
         except Exception:
             if not said:
-                log.warning("the black box cannot be kept up", exc_info=True)
+                log.warning("the crash recorder fails", exc_info=True)
             said = True
         time.sleep(_WATCH)
     with suppress(Exception):
@@ -134,7 +133,7 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
 
 def _own_packages(config: Config) -> set[str]:
-    """Top-level packages of the user's own classes."""
+    """Return the top-level packages of the user's classes."""
     graph = config.graph
     opened = graph.dataset if isinstance(graph, ManyGraphs) else None  # by every rank
     classes = (*config.own_steps, opened)
@@ -174,8 +173,8 @@ def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None
 
 
 def _await_partition(directory: AnyPath, config: Config) -> None:
-    """Wait until the driver has put the partition there, which it does at one stroke; a collection
-    of graphs is fetched, if this node does not see the driver's."""
+    """Wait until the driver has published the partition. Download a collection of graphs if this
+    node does not see the driver's."""
     from raygnn.graph.partition.make import is_partition
     from raygnn.storage.remote import RemotePath
     from raygnn.storage.replica import download_directory
@@ -188,5 +187,7 @@ def _await_partition(directory: AnyPath, config: Config) -> None:
     deadline = time.monotonic() + timeout
     while not is_partition(directory):
         if time.monotonic() > deadline:
-            raise TrainingError(f"no partition came within {timeout:g} s", where=str(directory))
+            raise TrainingError(
+                f"no partition was published within {timeout:g} s", where=str(directory)
+            )
         time.sleep(_POLL_REMOTE if isinstance(directory, RemotePath) else _POLL)

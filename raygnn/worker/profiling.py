@@ -1,4 +1,4 @@
-"""A few steps under torch's profiler, on every rank."""
+"""Recording of a few steps with torch's profiler, on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raygnn.worker.records import Records
 
 PROFILE = "profile"  # in the run directory
 
-_SKIPPED = 3  # steps: the first ones lay out buckets and warm up allocators
+_SKIPPED = 3  # first steps, which set up buckets and warm up allocators
 _PHASES = ("forward", "backward", "optimizer")
 _TOP = 15  # operators in the table
 
@@ -32,13 +32,13 @@ class Profiling(pl.Callback):
     Nsight Systems shows.
 
     Args:
-        directory: made when it is needed.
-        steps: how many to record, after the first three of this start.
-        records: whose times leave out what the recording itself takes.
+        directory: created when it is needed.
+        steps: number of steps to record, after the first three of this start.
+        records: pauses its times for the overhead of the recording.
 
     Attributes:
-        recorded: steps.
-        operators: the top ones by their own time: ``operator``, ``calls``, ``self_ms`` and
+        recorded: number of recorded steps.
+        operators: top operators by their own time: ``operator``, ``calls``, ``self_ms`` and
             ``total_ms``, over the recorded steps.
     """
 
@@ -55,8 +55,8 @@ class Profiling(pl.Callback):
         self.operators: list[dict[str, Any]] = []
 
     def summary(self) -> dict[str, Any] | None:
-        """The top operators of this rank; None, where no steps were recorded, takes those of an
-        earlier command out of the run's summary."""
+        """Return the top operators of this rank. None, without recorded steps, removes those of an
+        earlier command from the run's summary."""
         return {"steps": self.recorded, "top": self.operators} if self.operators else None
 
     def on_train_batch_start(
@@ -100,7 +100,7 @@ class Profiling(pl.Callback):
         self._finish()
 
     def _begin(self, phase: str | None) -> None:
-        """End the range of the phase before, and begin this one's."""
+        """Close the range of the previous phase and open the next one's."""
         if self._range is not None:
             self._range.close()
             self._range = None

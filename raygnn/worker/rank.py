@@ -1,6 +1,6 @@
 """One rank of a run: data plane → model → Lightning → exact test.
 
-All ranks go through the same sequence and the same collectives.
+All ranks run the same sequence and the same collectives.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from raygnn.worker.records import Closing, Records, open_writers
 
 T = TypeVar("T")
 
-_LAST_WORDS = 5.0  # seconds that a rank that failed waits for a checkpoint under way
+_LAST_WORDS = 5.0  # seconds that a failed rank waits for a checkpoint under way
 
 log = logging.getLogger("raygnn")
 
 
 class Rank(RankSetup):
-    """One rank of a run; continues from the run's newest checkpoint, if there is one."""
+    """One rank of a run; resumes from the run's newest checkpoint, if there is one."""
 
     def __init__(self, job: Job, runtime: Runtime):
         super().__init__(job, runtime)
         self.directory = job.run_dir / "checkpoints"
-        # where the run's checkpoints are, if that is not the directory; None = it is
+        # the run's remote checkpoints; None = they are in the directory
         self.place = RemoteCheckpoints.from_config(job.config)
         self.storage_timeout = job.config.fault.storage_timeout.seconds
 
     def run(self) -> dict[str, Any]:
-        """Train, then test; returns the summary's figures (the same on all ranks)."""
+        """Train, then test; return the summary's figures, which are equal on all ranks."""
         config, job = self.config, self.job
         plane = open_plane(job, self.ranks)
         task = plane.task()
@@ -71,14 +71,14 @@ class Rank(RankSetup):
             evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
         checkpoints = self._checkpoints(maker.identity, task.total_steps, rows, records)
-        # read now: the partition's storage may be away when training ends
+        # the partition's storage may be away when training ends
         facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
         positives = plane.positives()
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
         unsaid = any(one.split_time or one.task.of_edges for one in config.by_task.values())
         for split in ("val", "test") if unsaid and step is None else ():
-            if not plane.count(split) and first:  # of other splits the preflight has said it
+            if not plane.count(split) and first:  # preflight reports empty masks
                 self.events.tell(f"no {config.task.seeds} are in the split {split!r}")
         for text in plane.warnings() if step is None else ():
             if first:
@@ -100,19 +100,19 @@ class Rank(RankSetup):
         except BaseException as error:
             interrupt = error.__context__
             if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error.__cause__:
-                # which Lightning takes for Ctrl-C: it ends the process, or fails in this thread
+                # Lightning treats it as Ctrl-C: it ends the process, or fails in this thread
                 raise TrainingError(
                     "user code raised KeyboardInterrupt in training",
-                    remedy="raise an error that says what is wrong; to end training early, set "
-                    "trainer.should_stop on every rank",
+                    remedy="raise another error; to end training early, set trainer.should_stop on "
+                    "every rank",
                 ) from interrupt
             if loader.failure in (None, error) or not isinstance(error, Exception):
                 raise
-            cause = loader.failure  # of which the others ended, and so this rank
+            cause = loader.failure  # the other ranks' failure is its consequence
         finally:
             loader.close()
             if not trained:
-                records.settle(wait=False)
+                records.write_pending(wait=False)
                 checkpoints.give_up(_LAST_WORDS)
         if cause is not None:
             raise cause
@@ -121,8 +121,8 @@ class Rank(RankSetup):
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
             raise TrainingError(
-                f"the gradient was finite in none of {guard.skipped_steps} steps, so nothing was "
-                "learnt",
+                f"the gradient was finite in none of {guard.skipped_steps} steps, so the model was "
+                "not trained",
                 remedy="look for values that are not finite in the data, the model and the loss; "
                 "lower train.lr",
             )
@@ -148,7 +148,7 @@ class Rank(RankSetup):
             if plane.count(split)
             for name, value in evaluate(split, kept if split == "val" else None).items()
         }
-        # those of the validation split are another epoch's, if the best weights were put back
+        # metrics of the validation split are another epoch's, if the best weights were loaded
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
         records.close(job.patience)
@@ -166,7 +166,7 @@ class Rank(RankSetup):
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "operators": profiling.summary(),
         }
-        if records.first_step is not None:  # else the figures of an earlier start stay
+        if records.first_step is not None:  # else figures of an earlier start stay
             result |= {
                 **records.speed(),
                 **self._communication(plane, task),
@@ -177,7 +177,7 @@ class Rank(RankSetup):
         return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
-        """The summary's figures of what went between ranks. Collective."""
+        """Return the summary's figures of the communication between ranks. Collective."""
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
         reduction = self.reduction
         counts = torch.tensor([traffic.rows, traffic.hits, ranks.fetched_bytes])
@@ -189,14 +189,14 @@ class Rank(RankSetup):
             learned = dict(zip(("rows", "remote", "bytes"), ranks.control.sum(counts).tolist()))
         return {
             "remote": {"rows": rows, "cache_hits": hits, "hit_rate": hit_rate, "bytes": sent},
-            # of learned rows and their gradients; None where there are none
+            # embedding rows and their gradients; None if there are none
             "embeddings": learned,
-            # None where DDP does not exchange them
+            # None if DDP does not exchange them
             "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
         }
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """Do what the run cannot do without, though the storage is full or away for a while.
+        """Call a function that the run needs, again while the storage is full or away.
 
         Raises:
             TrainingError: it was so for too long.
@@ -205,11 +205,10 @@ class Rank(RankSetup):
             return retry(act, self.job.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
-        """The state to go on from, and its step: rank 0 chooses, so that all take the same.
+        """Return the state to resume from, and its step, as rank 0 finds them. Collective.
 
         Raises:
-            InputError: there are checkpoints, and none can be used: nobody is to start over where
-                they would be replaced.
+            InputError: checkpoints exist but none is usable.
         """
         directory = self.directory
         step = -1
@@ -232,8 +231,7 @@ class Rank(RankSetup):
         return state, step
 
     def _find(self, data: str) -> tuple[store.Checkpoint | None, list[str]]:
-        """See `store.find`; of a run that is kept elsewhere, in this rank's copy of what is
-        there."""
+        """See `store.find`; remote checkpoints are downloaded first."""
         if self.place is None:
             return store.find(self.directory, self.config, data)
         with as_storage():
@@ -244,7 +242,7 @@ class Rank(RankSetup):
         return newest, [f"{name}: {why}" for name, why in rejected.items()]
 
     def _fetch(self, checkpoint: Path) -> None:
-        """Have the checkpoint that rank 0 has chosen on this node, too."""
+        """Download the checkpoint that rank 0 has chosen to this node."""
         assert self.place is not None
         with as_storage():
             changed = store.read(self.place.fetch(checkpoint.name, checkpoint.parent))
@@ -259,7 +257,7 @@ class Rank(RankSetup):
     def _check_schedule(self, has_val: bool) -> None:
         if self.config.train.schedule.kind == "plateau" and not has_val:
             raise ConfigError(
-                "plateau follows the validation metric, and there is nothing to validate on",
+                "plateau follows the validation metric, but the validation split is empty",
                 where="train.schedule.kind",
                 remedy="choose another kind, or give the data a validation split",
             )

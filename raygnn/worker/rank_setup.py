@@ -1,4 +1,4 @@
-"""What a training on one rank is made of, be it a run or a trial of a sweep."""
+"""Parts of a training on one rank, for a run or a trial of a sweep."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from raygnn.worker.stragglers import Stragglers
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a rank runs: what Ray Train, or a test, decides.
+    """Environment of a rank, which Ray Train, or a test, provides.
 
     Attributes:
-        strategy: Lightning's data parallelism, as a class.
-        environment: tells Lightning about the ranks.
-        send_files: brings what this rank has written, checkpoints aside, to the directory of the
-            command, where that is another one.
+        strategy: class of Lightning's data-parallel strategy.
+        environment: describes the ranks to Lightning.
+        send_files: sends this rank's files, checkpoints aside, to the command's run directory, if
+            that is another one.
     """
 
     world: World
@@ -71,7 +71,6 @@ class RankSetup:
         self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
 
     def records(self, writers: Sequence[RecordWriter]) -> Records:
-        """``writers``: see `Records`."""
         train = self.config.train
         return Records(
             self.control,
@@ -105,17 +104,17 @@ class RankSetup:
         )
 
     def _pin(self) -> torch.device | None:
-        """The GPU for which batches are copied to page-locked memory, if they are."""
+        """GPU for which batches are copied to page-locked memory; None without one."""
         device = self.runtime.device
         return device if device.type == "cuda" else None
 
     def _side(self) -> SideStream | None:
-        """Where batches come to the GPU while it trains; None without one."""
+        """Stream on which batches are copied to the GPU while it trains; None without a GPU."""
         device = self.runtime.device
         return SideStream(device) if device.type == "cuda" else None
 
     def _ddp(self) -> dict[str, Any]:
-        """What `DistributedDataParallel` is told."""
+        """Arguments of `DistributedDataParallel`."""
         comm = self.config.comm
         return {
             "bucket_cap_mb": comm.bucket_cap_mb,
@@ -124,7 +123,7 @@ class RankSetup:
         }
 
     def options(self) -> dict[str, Any]:
-        """Whatever decides how steps are made, and must be alike on all ranks."""
+        """Return all options of the training that must be equal on all ranks."""
         config = self.config
         sections = {"train": config.train, "guard": config.guard, "task": config.task}
         sections |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
@@ -149,7 +148,7 @@ class RankSetup:
         }
 
     def trainer(self, callbacks: list[pl.Callback], saver: CheckpointIO | None) -> pl.Trainer:
-        """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
+        """Return Lightning's trainer; ``saver`` None = no checkpoints."""
         config = self.config
         strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
-"""The nodes of a running Ray: which are there, what is free on them, which ranks went with one.
+"""Nodes of a running Ray: which are alive, their free resources, and the ranks lost with one.
 
-Ray counts a node as alive until it has missed its health checks for about half a minute. Whoever
-decides before that has to ask the node itself.
+Ray counts a node as alive until it has missed its health checks for about half a minute. Earlier
+than that only a connection to the node tells.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from typing import Any
 from raygnn import compat
 from raygnn.worker.control import Worker
 
-_REACH = 2.0  # seconds for a node to take a connection
+_REACH = 2.0  # seconds for a node to accept a connection
 _ANSWER = 30.0  # seconds for a function that is run on nodes
-_AT_ONCE = 64  # nodes that are asked at once
+_AT_ONCE = 64  # nodes to which connections are opened at once
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank whose node is gone.
-
-    Attributes:
-        why: what is to be seen of the node from here.
-    """
+    """Rank whose node is gone; ``why`` says how that shows."""
 
     rank: int
     host: str
@@ -45,7 +41,7 @@ def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
         needs: resource → amount for one worker.
         running: workers that will give up theirs.
     """
-    going = compat.draining_nodes()  # where Ray starts nothing any more
+    going = compat.draining_nodes()  # where Ray starts no more workers
     alive = [node for node in living() if node["NodeID"] not in going]
     free, held = compat.free_resources(), Counter(worker.node for worker in running)
     fits = {}
@@ -61,7 +57,7 @@ def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
 
 
 def on_each(nodes: Iterable[str], act: Callable[..., object], *args: Any) -> None:
-    """Run a function on nodes, as Ray numbers them; what does not answer in time is left."""
+    """Run a function on nodes, by Ray's ids; ignore those that do not answer in time."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -74,7 +70,7 @@ def on_each(nodes: Iterable[str], act: Callable[..., object], *args: Any) -> Non
 
 
 def lost(workers: Sequence[Worker]) -> list[Lost]:
-    """The ranks whose nodes are gone, of those that were started last."""
+    """Return the ranks of the newest start whose nodes are gone."""
     alive = {node["NodeID"]: node for node in living()}
     used = {worker.node for worker in workers} & alive.keys()
     answering = _answering(alive[node] for node in used)
@@ -82,7 +78,7 @@ def lost(workers: Sequence[Worker]) -> list[Lost]:
         Lost(
             rank,
             worker.host,
-            "it takes no connection" if worker.node in alive else "Ray counts it as dead",
+            "it accepts no connection" if worker.node in alive else "Ray counts it as dead",
         )
         for rank, worker in enumerate(workers)
         if worker.node not in answering
@@ -90,28 +86,25 @@ def lost(workers: Sequence[Worker]) -> list[Lost]:
 
 
 def living() -> list[dict[str, Any]]:
-    """Those that Ray counts as alive, as it lists them."""
+    """Return the nodes that Ray counts as alive, as it lists them."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The ids of those whose raylet takes a connection."""
+    """Return the ids of the nodes whose raylet accepts a connection."""
     asked = list(nodes)
     if not asked:
         return set()
     with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
-        answers = pool.map(_answers, asked)
+        addresses = [(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in asked]
+        answers = pool.map(takes_connection, *zip(*addresses))
         return {node["NodeID"] for node, yes in zip(asked, answers) if yes}
 
 
-def _answers(node: Mapping[str, Any]) -> bool:
-    return takes_connection(node["NodeManagerAddress"], node["NodeManagerPort"])
-
-
 def takes_connection(host: str, port: int) -> bool:
-    """Whether something listens there, and the host answers."""
+    """Return whether a process there accepts a connection."""
     try:
         with socket.create_connection((host, port), timeout=_REACH):
             return True

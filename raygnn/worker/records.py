@@ -1,4 +1,4 @@
-"""Records of training: losses and times of all ranks, in windows of some steps."""
+"""Records of training: losses and times of all ranks, in windows of steps."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from raygnn.worker.stragglers import Stragglers
 
 PARTS = (*LOADER, *STEP)
 BYTES = ("bytes/gradients", "bytes/exchange")
-_BINS = 256  # of a window's reductions that are compared one by one
+_BINS = 256  # bins of a window's reductions
 
 log = logging.getLogger("raygnn")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What others count on this rank, so far.
+    """Counters of this rank.
 
     Attributes:
-        gradients, exchange: bytes handed to collectives: of gradients, and of the data.
-        skipped: steps that were left out, the same on all ranks.
+        gradients, exchange: bytes sent to collectives: of gradients, and of the data.
+        skipped: number of skipped steps, equal on all ranks.
     """
 
     gradients: Callable[[], int]
@@ -64,7 +64,7 @@ class _Window:
 
 
 class RecordWriter(Protocol):
-    """What takes records: a `MetricsWriter`."""
+    """Interface of `MetricsWriter`."""
 
     waiting: OSError | None
 
@@ -74,29 +74,28 @@ class RecordWriter(Protocol):
 
 
 def open_writers(run_dir: Path, keep: int | None, patience: float) -> list[MetricsWriter]:
-    """Those of `Records`; ``keep``: the step up to which records of an earlier start stay."""
+    """Open the writers of `Records`; ``keep``: last step whose earlier records stay."""
     return [MetricsWriter(run_dir / name, keep, patience) for name in (METRICS, RANKS)]
 
 
 class Records(pl.Callback):
-    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last;
-    one about each rank in ``ranks.jsonl``.
+    """Writes a line of ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's
+    last, and one about all ranks of ``ranks.jsonl``.
 
-    Collective: losses and times are summed over the ranks, while the next step is made; rank 0
-    writes. ``seconds/<part>`` are mean seconds of a batch and rank: see
-    `raygnn.runs.metrics_files`. ``ranks/slowest`` is the rank whose own work and wait for data
-    together took longest, which is ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is
-    the median over the ranks.
+    Collective: losses and times are summed over the ranks during the next step; rank 0 writes.
+    ``seconds/<part>`` are mean seconds per batch and rank: see `raygnn.runs.metrics_files`.
+    ``ranks/slowest`` is the rank whose own work and wait for data took longest,
+    ``ranks/slowest_seconds`` per batch; ``ranks/median_seconds`` is the median over the ranks.
 
-    To be the first of the callbacks that take time; `Closing` is to be the last.
+    It is the first of the callbacks that take time, and `Closing` the last.
 
     Args:
-        writers: rank 0's, of ``metrics.jsonl`` and of ``ranks.jsonl``; none elsewhere.
-        stragglers: told of all ranks' times.
+        writers: rank 0's writers of ``metrics.jsonl`` and ``ranks.jsonl``; empty on other ranks.
+        stragglers: receives the times of all ranks.
         counters: of this rank.
         accumulate: batches of a step.
         started: when the command began, seconds since the epoch.
-        cpus: that a rank was given.
+        cpus: number of CPUs of a rank.
     """
 
     def __init__(
@@ -120,12 +119,12 @@ class Records(pl.Callback):
         self._expected = max(1, log_every * accumulate)  # batches in a window
         self._started = started
         self._cpus = cpus
-        self._clock = StepClock()  # where there are no steps left to make
+        self._clock = StepClock()  # if no steps are left
         self._logged = -1
         self._seen = False
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
-        # writes the newest window's records, where that is to be done, once the work is done
+        # work to wait for, and what writes the newest window's records then
         self._pending: tuple[torch.distributed.Work | None, Callable[[], None]] | None = None
         self._rate = 0.0
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
@@ -135,15 +134,15 @@ class Records(pl.Callback):
         self.loss: float | None = None  # of the newest window
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write one record (rank 0), after those of steps; ``time`` is added."""
-        self.settle()
+        """Write a record (rank 0) after those of steps; ``time`` is added."""
+        self.write_pending()
         self._write(step, epoch, self._elapsed(), values)
 
-    def settle(self, *, wait: bool = True) -> None:
-        """Write the records of the newest window, when the other ranks' figures are there.
+    def write_pending(self, *, wait: bool = True) -> None:
+        """Write the records of the newest window, with the other ranks' figures.
 
         Args:
-            wait: for them; else they are left out, as where a rank has failed.
+            wait: wait for the figures; else skip records without them, as after a failure.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -163,14 +162,14 @@ class Records(pl.Callback):
                 log.warning("records wait for the storage: %s", self._writer.waiting)
 
     def close(self, patience: float) -> None:
-        """Close the files; waits no longer than ``patience`` seconds for their storage."""
-        self.settle()
+        """Close the files; wait at most ``patience`` seconds for their storage."""
+        self.write_pending()
         for writer in (self._writer, self._ranks_writer):
             if writer is not None:
                 writer.close(patience)
 
     def speed(self) -> dict[str, Any]:
-        """Seeds a second and where the time went, without evaluations and checkpoints."""
+        """Return seeds per second and the times of a step, without evaluations and checkpoints."""
         busy = sum(self.totals[name] for name in STEP)
         compute = sum(self.totals[name] for name in COMPUTE)
         return {
@@ -202,7 +201,7 @@ class Records(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, module: TaskModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        self._rate = optimizer.param_groups[0]["lr"]  # a schedule moves on before the batch's end
+        self._rate = optimizer.param_groups[0]["lr"]  # a schedule changes it before the batch ends
 
     def _came(self) -> None:
         self._clock.lap("backward")
@@ -215,7 +214,7 @@ class Records(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         self._clock.lap("optimizer")
-        self.settle()
+        self.write_pending()
         self._clock.batches += 1
         step = trainer.global_step
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
@@ -226,13 +225,13 @@ class Records(pl.Callback):
             self._flush(trainer, module)
 
     def on_train_end(self, *_: Any) -> None:
-        self.settle()
+        self.write_pending()
         self._last_gradient.forget()
 
     @contextmanager
     def pause(self, phase: str = "between") -> Iterator[None]:
         """Keep the time of the block, such as an evaluation or a checkpoint, out of the steps'."""
-        self.settle()  # a run that resumes from the checkpoint has the record, too
+        self.write_pending()  # a run that resumes from the checkpoint has the record, too
         self._clock.lap("rest")
         began = time.perf_counter()
         blackbox.note(phase)
@@ -242,7 +241,7 @@ class Records(pl.Callback):
         self._window_start += time.perf_counter() - began
 
     def meet(self) -> None:
-        """Wait for all ranks, in a pause, so that none is waited for in a step. Collective."""
+        """Wait for all ranks within a pause, so that no step includes it. Collective."""
         self._exchange.max(0)
 
     def _flush(self, trainer: pl.Trainer, module: TaskModule) -> None:
@@ -254,7 +253,7 @@ class Records(pl.Callback):
         own |= {f"loss/{name}": loss for name, loss in window.parts.items()}  # of several tasks
         counted = self._counters.read()
         own |= zip(BYTES, (a - b for a, b in zip(counted, self._counted)))
-        own |= self._usage.look()
+        own |= self._usage.read()
         self._counted = counted
         table = torch.zeros(world.size, len(own) + _BINS, dtype=torch.float64)
         table[world.rank, : len(own)] = torch.tensor(list(own.values()), dtype=torch.float64)
@@ -282,13 +281,13 @@ class Records(pl.Callback):
         window.reset()
         self._window_start = now
         if work is None:
-            self.settle()
+            self.write_pending()
 
     def _bin(self, batch: int) -> int:
         return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
 
     def _put(self, window: _Window, ranks: dict[str, list[float]]) -> None:
-        """Make records of a window: of the mean over ranks, and of each rank."""
+        """Write the records of a window: means over the ranks, and figures of each rank."""
         size = self._exchange.world.size
         means = {name: sum(ranks[name]) / size for name in PARTS}
         for name, value in means.items():
@@ -348,18 +347,18 @@ class Records(pl.Callback):
 
 
 class Closing(pl.Callback):
-    """Tells the clock, as the last of the callbacks, that they are through."""
+    """Ends the clock's part of the callbacks, as the last of them."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         module.clock.lap("rest")
 
 
 def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:
-    """Divide the ranks' time in the exchange of gradients into what the exchange took and what
-    they waited for others: the rank that came last waited for nobody.
+    """Divide the ranks' time in reductions into the exchange itself and the wait for other ranks:
+    the last rank to arrive does not wait.
 
     Args:
-        bins: ``[W, _BINS]`` seconds; what lies in one bin happened at the same time on all ranks.
+        bins: ``[W, _BINS]`` seconds; values in one bin are of the same reductions on all ranks.
     """
     exchange = float(bins.min(dim=0).values.sum())
     for rank, waited in enumerate(bins.sum(dim=1).tolist()):
@@ -367,15 +366,15 @@ def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:
         ranks["communicate"][rank] = exchange
 
 
-# of a rank since the last look, or at that moment
+# figures of a rank since the last reading, or at that moment
 FACTS = ("cpu", "gpu", "rss", "gpu_memory", "gpu_share", "sent", "received")
 
 
 class Usage:
-    """Looks at this process and its host; never raises, what is not known is NaN.
+    """Resource usage of this process and its host. Unknown values are NaN; nothing raises.
 
     Args:
-        cpus: that the rank was given.
+        cpus: number of the rank's CPUs.
         device: of the rank.
     """
 
@@ -385,15 +384,15 @@ class Usage:
         self._process = psutil.Process()
         self._at = self._cpu = 0.0
         self._sent = self._received = 0
-        self.look()
+        self.read()
 
-    def look(self) -> dict[str, float]:
-        """One value for each of `FACTS`, for the time since the last look.
+    def read(self) -> dict[str, float]:
+        """Return a value for each of `FACTS`, for the time since the last call.
 
-        ``cpu``: busy share of the rank's CPUs (above 1 where it took more); ``gpu``: busy share of
-        its GPU at this moment, of all that use it; ``rss``, ``gpu_memory``: bytes held now;
-        ``gpu_share``: of the GPU's memory; ``sent``, ``received``: bytes a second of the whole
-        host, its loopback left out.
+        ``cpu``: busy share of the rank's CPUs (above 1 if it uses more); ``gpu``: current busy
+        share of its GPU, by all processes; ``rss``, ``gpu_memory``: bytes held; ``gpu_share``:
+        share of the GPU's memory; ``sent``, ``received``: bytes per second of the whole host,
+        without its loopback.
         """
         now, cpu = time.monotonic(), time.process_time()
         seconds = max(now - self._at, 1e-9)
@@ -407,7 +406,7 @@ class Usage:
             facts["received"] = (received - self._received) / seconds
             self._sent, self._received = sent, received
         if self._device.type == "cuda":
-            with suppress(Exception):  # NVML may be missing, or another version than the driver's
+            with suppress(Exception):  # NVML may be missing, or not fit the driver
                 facts["gpu"] = torch.cuda.utilization(self._device) / 100
             with suppress(RuntimeError):
                 free, total = torch.cuda.mem_get_info(self._device)
@@ -417,7 +416,7 @@ class Usage:
 
 
 def _network() -> tuple[int, int]:
-    """Bytes that this host has sent and received, but for those to itself."""
+    """Return the bytes that this host has sent and received, without its loopback."""
     counters = psutil.net_io_counters(pernic=True)
     real = [counter for name, counter in counters.items() if name != "lo"]
     return sum(c.bytes_sent for c in real), sum(c.bytes_recv for c in real)

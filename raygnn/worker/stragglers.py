@@ -1,4 +1,4 @@
-"""Ranks that hold up the others: who, how much, since when. Pure; rank 0 tells."""
+"""Ranks that are slower than the other ranks, as rank 0 reports them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 from raygnn.runs.metrics_files import COMPUTE
 
-_WINDOWS = 3  # in a row, until something is said
-_STARVES = 0.2  # of a batch's time that a rank waits for its loader
-_LEAST = 5e-3  # seconds of a batch: what is shorter is noise
-_LATE = 5.0  # seconds that a rank's first batch may come after the others'
+_WINDOWS = 3  # in a row, until a report
+_STARVES = 0.2  # share of a batch's time that a rank waits for its loader
+_LEAST = 5e-3  # seconds of a batch; less is noise
+_LATE = 5.0  # seconds that a rank's first batch may come after the other ranks'
 
 
 @dataclass
 class _Streak:
-    """A condition of one rank that has to last until it is told, once: one that comes and goes
-    would fill the screen."""
+    """Condition of one rank that is reported once, after it has lasted."""
 
     since: int = 0
     windows: int = 0
@@ -40,14 +39,14 @@ class _Streak:
 class Stragglers:
     """Watches the times of all ranks, window after window.
 
-    In step with each other as they are, all ranks take the same time for a step; what tells them
-    apart is how long each was busy on its own before it waited for the others.
+    All ranks take the same time for a step, since they wait for each other. A slow one is busy for
+    longer on its own before it waits.
 
     Args:
-        factor: a rank is slow that is busy for so many times the median of the other ranks; None
-            to say nothing.
-        tell: takes a sentence for the user.
-        host: rank → where it runs, as far as that is known.
+        factor: a rank is slow if it is busy for more than ``factor`` times the median of the other
+            ranks; None = no reports.
+        tell: shows a sentence to the user.
+        host: rank → its host, if known.
     """
 
     factor: float | None
@@ -65,17 +64,17 @@ class Stragglers:
     def add(
         self, step: int, seconds: Mapping[str, Sequence[float]], batches: int = 1
     ) -> dict[str, float]:
-        """Take in a window that ended with this optimizer step.
+        """Add a window that ended with this optimizer step.
 
         Args:
-            seconds: part of a step (`raygnn.runs.metrics_files.STEP`) → of a batch, of each rank.
-            batches: in the window.
+            seconds: part of a step (`raygnn.runs.metrics_files.STEP`) → seconds per batch, by rank.
+            batches: number in the window.
 
         Returns:
-            What belongs into the record of the window.
+            Values for the record of the window.
         """
         waits = seconds["wait"]
-        if self._first:  # what the first batch took is no matter of speed
+        if self._first:  # the first batch includes the start of the loaders
             self._first = False
             self._start([batches * wait for wait in waits])
             waits = [0.0] * len(waits)
@@ -96,9 +95,9 @@ class Stragglers:
         }
 
     def summary(self) -> list[dict[str, Any]]:
-        """Each rank's mean ``busy`` and ``wait`` (seconds of a batch), ``host``, and the share of
-        the windows in which it was ``slow``: 0 where these are few, or on the whole others took as
-        long."""
+        """Return each rank's mean ``busy`` and ``wait`` (seconds per batch), ``host``, and share of
+        windows in which it was ``slow``; 0 if there are few, or if the other ranks took as long on
+        the whole."""
         count = max(1, self._windows)
         return [
             {
@@ -115,7 +114,7 @@ class Stragglers:
 
     def _was_slow(self, rank: int) -> bool:
         more = self._busy[rank] - median(_others(self._busy, rank))
-        # half of what it takes at least in windows in which it is slow, and others are not
+        # half of the least excess that makes a window slow
         return self._windows >= _WINDOWS and more > _LEAST / 2 * self._slow_windows[rank]
 
     def _start(self, waits: Sequence[float]) -> None:
@@ -126,9 +125,8 @@ class Stragglers:
         latest = max(ranks, key=waits.__getitem__)
         late = waits[latest] - median(_others(waits, latest))
         if self.factor is not None and late > _LATE:
-            self.tell(
-                f"{self._name(latest)} was ready for its first batch {late:.1f} s after the others"
-            )
+            who = self._name(latest)
+            self.tell(f"{who} was ready for its first batch {late:.1f} s after the other ranks")
 
     def _see_slow(self, rank: int, step: int, busy: Sequence[float]) -> None:
         usual = median(_others(busy, rank))
@@ -151,11 +149,11 @@ class Stragglers:
             return
         self._starved_told = True  # the remedy is the same for all ranks
         worst = max(news, key=shares.__getitem__)
-        who = (
-            self._name(worst) if len(news) == 1 else f"{len(news)} ranks, {self._name(worst)} most,"
-        )
+        who = f"{self._name(worst)} waits"
+        if len(news) > 1:
+            who = f"{len(news)} ranks, {self._name(worst)} most, wait"
         self.tell(
-            f"{who} {'waits' if len(news) == 1 else 'wait'} for the next batch "
+            f"{who} for the next batch "
             f"{shares[worst]:.0%} of the time, since step {self._starved[worst].since:,}: a higher "
             "sampling.prefetch or smaller fanouts may help"
         )

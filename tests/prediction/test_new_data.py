@@ -150,7 +150,7 @@ def test_a_partition_with_other_words(tmp_path: Path) -> None:
 def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     run = train_on_ranks(make_job(train={"epochs": 1}))
     found = asked(run, "graph.classes=6")
-    with pytest.raises(RuntimeError, match="6 classes, and the model was trained for 4"):
+    with pytest.raises(RuntimeError, match="6 classes, but the model was trained for 4"):
         ask(run, found.config, 1, sizes=found.weights.sizes)
     found = asked(run, "graph.features=9")
     with pytest.raises(RuntimeError, match="do not belong to the model"):
@@ -193,11 +193,11 @@ def _trained(make_job: JobFactory) -> Run:
 
 def test_sizes() -> None:
     first = Sizes()
-    assert first.settle("classes", 3) == 3
+    assert first.resolve("classes", 3) == 3
     assert first.found == {"classes": 3}
     later = Sizes(first.found)
-    assert later.settle("classes", 2) == 3
+    assert later.resolve("classes", 2) == 3
     with pytest.raises(DataError, match="4 classes"):
-        later.settle("classes", 4)
+        later.resolve("classes", 4)
     with pytest.raises(DataError, match="1 relations"):
-        later.settle("relations", 1)
+        later.resolve("relations", 1)

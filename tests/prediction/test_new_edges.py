@@ -178,7 +178,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     data.edges[LIKES].data["label"] = data.edges[LIKES].data["label"] + 3
     (tmp_path / "more").mkdir()
     found = asked(run, new(tmp_path / "more", data))
-    with pytest.raises(RuntimeError, match="7 classes, and the model was trained for 4"):
+    with pytest.raises(RuntimeError, match="7 classes, but the model was trained for 4"):
         ask(run, found.config, 2, sizes=found.weights.sizes)
 
     data = shop()

@@ -282,14 +282,14 @@ def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match=r"node types \['a'\], those of the training have"):
         answer(from_files, 1, typed_)
     for rows in (True, False):
-        with pytest.raises(RuntimeError, match="none of the graphs of split all can be had"):
+        with pytest.raises(RuntimeError, match="none of the graphs of split all can be loaded"):
             answer(from_files, 2, wide, "guard.bad_samples=100", rows=rows)
 
 
 @pytest.mark.dgl
 def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: Path) -> None:
     where = save(tmp_path / "new.bin", [0, 1], label=torch.tensor([0, 4]))
-    with pytest.raises(RuntimeError, match="5 classes, and the model was trained for 2"):
+    with pytest.raises(RuntimeError, match="5 classes, but the model was trained for 2"):
         answer(from_files, 1, f"graph.path={where}")
     name = "graph.dataset=tests.datasets:Labelled"
     with pytest.raises(RuntimeError, match="graph 5 has the target 3, expected 0 to 1"):
@@ -345,7 +345,7 @@ def test_records_of_older_versions_and_damaged_ones(
         with pytest.raises(InputError, match="no record"):
             asked(Run(target), "graph.args.num=3")
     else:
-        with pytest.raises(RuntimeError, match="graphs of the training makes no sense"):
+        with pytest.raises(RuntimeError, match="schema of the training graphs is invalid"):
             answer(Run(target), 1, "graph.args.num=3")
 
 

@@ -70,7 +70,7 @@ def state(rank: int, *, ago: float = 0.0, phase: str = "forward", **more: Any) -
 
 def box(rank: int, *frames: dict[str, Any], **more: Any) -> dict[str, Any]:
     thread = {"name": "T", "role": "training", "frames": list(frames), "samples": []}
-    found = {"rank": rank, "attempt": 1, "time": NOW, "reason": "rank 1 left a record of a failure"}
+    found = {"rank": rank, "attempt": 1, "time": NOW, "reason": "rank 1 recorded a failure"}
     return {**found, "host": f"node{rank}", "threads": [thread] if frames else [],
             "collectives": [], "oom_kills": 0, **more}  # fmt: skip
 

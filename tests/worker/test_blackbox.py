@@ -367,7 +367,7 @@ def test_another_ranks_failure_is_noticed(tmp_path: Path) -> None:
     assert not state(tmp_path).life.boxed
     os.utime(tmp_path / "rank-1.failure.json", (1, 1))  # written again
     mine.watch()
-    assert box(tmp_path)["reason"] == "rank 1 left a record of a failure"
+    assert box(tmp_path)["reason"] == "rank 1 recorded a failure"
     first = state(tmp_path).life.boxed
     mine.watch()
     assert state(tmp_path).life.boxed == first  # once is enough

@@ -269,7 +269,7 @@ def test_a_training_with_locked_pages_is_the_same(
         plain = trained(tmp_path, "plain", {"features_on": "cpu"})
     monkeypatch.setattr(device_features, "runtime", lambda device: Cudart(most))
     room = Room("gpu", "pinned", 0.3, copies)
-    monkeypatch.setattr(Room, "of", lambda *sizes: room)
+    monkeypatch.setattr(Room, "from_sizes", lambda *sizes: room)
     used(monkeypatch, DeviceSampler, store)
     assert trained(tmp_path, "device", {"features_on": features_on}) == plain
 

@@ -322,7 +322,7 @@ def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
     assert run.summary["metrics"]["test/left_out"] == 1
     assert "val/left_out" not in run.summary["metrics"]
     graph = dataset("Chosen", num=20, bad=[18, 19], val=[15, 16, 17], test=[18, 19])
-    with pytest.raises(RuntimeError, match="none of the graphs of split test can be had"):
+    with pytest.raises(RuntimeError, match="none of the graphs of split test can be loaded"):
         train_on_ranks(make(tmp_path, name="none", graph=graph, guard=guard))
 
 

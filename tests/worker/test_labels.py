@@ -48,7 +48,7 @@ def test_of_graphs(tmp_path: Path) -> None:
     ("args", "cause"),
     [
         ({"odd": 2.0}, "a label is 2, expected 0, 1, or -1 or NaN"),
-        ({"missing": 1}, "of no graph a label 'label' is known"),
+        ({"missing": 1}, "no graph has a known label 'label'"),
     ],
 )
 def test_labels_that_are_none(args: dict[str, Any], cause: str, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_the_guard_may_be_off(make_job: JobFactory) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "no callback": ([f"{OWN}:Plain"], "Plain is not a lightning.pytorch.Callback"),
     "arguments": ({f"{OWN}:Count": {"where": "x"}}, "unexpected keyword argument 'where'"),
-    "state": ([f"{OWN}:Unkept"], "no checkpoint takes the state of Unkept"),
+    "state": ([f"{OWN}:Unkept"], "a checkpoint cannot hold the state of Unkept"),
     "checkpoints": ([f"{OWN}:SaveAll"], "Lightning refuses the callbacks: .*ModelCheckpoint"),
     "import": (["tests.graphless:Watch"], "tests.graphless:Watch could not be imported"),
 }

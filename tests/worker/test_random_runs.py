@@ -139,7 +139,7 @@ def _check(sections: dict[str, Any]) -> None:
         # the same cause, whether others had to be told of it or not
         assert isinstance(together, str), f"alone: {alone}\ntogether: {together}"
         assert isinstance(alone, str), f"alone: {alone}\ntogether: {together}"
-        causes = ("is unreadable", "can be had", "is left to train on", "guard.bad_samples")
+        causes = ("is unreadable", "can be loaded", "is left to train on", "guard.bad_samples")
         found = [cause for cause in causes if cause in alone]
         assert found, alone
         assert any(cause in together for cause in found), together

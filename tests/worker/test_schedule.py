@@ -190,7 +190,7 @@ def test_the_threshold_of_a_plateau_is_a_difference() -> None:
 
 def test_plateau_needs_a_validation(make_job: JobFactory) -> None:
     config = make_job(graph={"val": 0.0}, train={"schedule": "plateau"}, cluster={"workers": 1})
-    with pytest.raises(RuntimeError, match="nothing to validate on"):
+    with pytest.raises(RuntimeError, match="the validation split is empty"):
         train_on_ranks(config)
 
 

@@ -375,7 +375,7 @@ def test_a_twin_without_shards_is_a_copy() -> None:
         model[0].weight.add_(1)
         model[1].running_mean.add_(1)
     x = torch.randn(4, 3)
-    copy = twin.of(model)
+    copy = twin.unsharded(model)
     assert torch.equal(copy(x), model(x))
     assert not copy.training
     assert copy[1].running_mean is not model[1].running_mean

@@ -139,7 +139,7 @@ def test_a_rank_that_is_late_after_a_start() -> None:
     stragglers, told = watch()
     for step in range(9):
         stragglers.add(step, window([0.1, 0.1, 0.1], [1.0, 31.0, 1.2] if step == 0 else None))
-    assert told == ["rank 1 was ready for its first batch 29.9 s after the others"]
+    assert told == ["rank 1 was ready for its first batch 29.9 s after the other ranks"]
     assert all(rank["busy"] == pytest.approx(0.1) for rank in stragglers.summary())
 
 

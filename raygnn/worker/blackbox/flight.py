@@ -1,8 +1,7 @@
-"""What this process is doing: the stacks of its threads (places only, no values) and its last
-collectives, from torch's flight recorder, as plain JSON.
+"""Stacks of this process's threads, without values, and its last collectives, as plain JSON.
 
-torch's own reader of these traces fails on those of gloo, which have no finishing times: what a
-collective came to is seen from ``retired`` alone there.
+Collectives come from torch's flight recorder, whose own reader fails on traces of gloo: they have
+no finishing times, and only ``retired`` shows whether a collective has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 from raygnn import compat
 
-_DEPTH = 40  # frames of a stack, the innermost ones
+_DEPTH = 40  # innermost frames of a stack
 _THREADS = 64
 _RAYGNN = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -27,10 +26,10 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def whose(file: str, module: str, own: Collection[str]) -> str:
-    """Whose code a frame runs: ``user``, ``raygnn`` or ``library``.
+    """Return whose code a frame runs: ``user``, ``raygnn`` or ``library``.
 
     Args:
-        own: top-level packages that are the user's, wherever they are installed.
+        own: top-level packages of the user, wherever they are installed.
     """
     if module.partition(".")[0] in own:
         return "user"
@@ -44,16 +43,16 @@ def whose(file: str, module: str, own: Collection[str]) -> str:
 def sample(
     roles: Mapping[int, str], own: Collection[str] = (), *, times: int = 4, pause: float = 0.1
 ) -> list[dict[str, Any]]:
-    """Every thread's name, role, stack and where it was in each of a few samples.
+    """Sample the stacks of all threads.
 
     Args:
         roles: thread id → ``training``, ``prefetch``, …
-        times: samples, ``pause`` seconds apart.
+        times: number of samples, ``pause`` seconds apart.
 
     Returns:
-        A dict for each thread: ``name``, ``role``, ``user`` and ``raygnn`` (the innermost frame
-        of each kind, or None), ``frames`` (innermost first) and ``samples`` (the innermost frame
-        of all, of each sample); a frame is ``{file, line, function, whose}``.
+        A dict for each thread: ``name``, ``role``, ``user`` and ``raygnn`` (innermost frame of
+        each kind, or None), ``frames`` (innermost first) and ``samples`` (innermost frame of each
+        sample); a frame is ``{file, line, function, whose}``.
     """
     mine = threading.get_ident()
     found: dict[int, dict[str, Any]] = {}
@@ -63,7 +62,7 @@ def sample(
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, top in list(sys._current_frames().items())[:_THREADS]:
             if ident == mine:
-                continue  # who asks; what it did before, its traceback tells
+                continue  # its traceback is in the failure record
             frames = _frames(top, own)
             thread = found.setdefault(ident, {"samples": []})
             thread["name"], thread["role"] = names.get(ident, "?"), roles.get(ident, "")
@@ -91,17 +90,17 @@ def _frames(top: FrameType, own: Collection[str]) -> list[dict[str, Any]]:
     return frames
 
 
-_LAST = 60  # entries of each process group
+_LAST = 60  # collectives of each process group
 _GROUPS = 8
 
 
 def collectives(own: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The last collectives of each process group, oldest first.
+    """Return the last collectives of each process group, oldest first.
 
     Returns:
-        Dicts of ``group``, ``seq`` (counts a group's collectives, alike on all ranks), ``op``,
+        Dicts of ``group``, ``seq`` (number within the group, equal on all ranks), ``op``,
         ``inputs`` and ``outputs`` (each ``{sizes, dtypes}``), ``created`` (seconds since the
-        epoch), ``pending`` and ``at`` (the innermost frame of the user's, else of raygnn's).
+        epoch), ``pending`` and ``at`` (innermost frame of the user's code, else of raygnn's).
     """
     kept: dict[str, int] = {}
     found = []
@@ -116,20 +115,20 @@ def collectives(own: Collection[str] = ()) -> list[dict[str, Any]]:
 
 
 def longest_wait() -> float:
-    """Seconds since the oldest collective began that is still under way; 0 when none is."""
+    """Return the seconds since the oldest pending collective began; 0 if there is none."""
     begun = [e["time_created_ns"] for e in _entries(stacks=False) if _pending(e)]
     return time.time() - min(begun) / 1e9 if begun else 0.0
 
 
 def _entries(*, stacks: bool) -> list[dict[str, Any]]:
-    torch = sys.modules.get("torch")  # where nobody imported it, there are no collectives
+    torch = sys.modules.get("torch")  # without it there are no collectives
     if torch is None or not torch.distributed.is_available():
         return []
     entries: list[dict[str, Any]] = []
     for dump in compat.flight_recorders():
         try:
             trace = pickle.loads(dump(True, stacks, False))  # of this process: plain values
-        except Exception:  # it differs between versions, and what we are after is another error
+        except Exception:  # formats differ, and the rank's own failure must not be hidden
             continue
         entries += trace.get("entries") or []
     return sorted(entries, key=lambda entry: entry.get("time_created_ns", 0))

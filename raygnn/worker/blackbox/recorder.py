@@ -1,4 +1,4 @@
-"""One rank's recorder: its state file, its black box, and where a crash leaves its traceback."""
+"""One rank's recorder: its state file, its crash dump, and the traceback of a crash."""
 
 from __future__ import annotations
 
@@ -43,20 +43,19 @@ from raygnn.worker.control import RankProgress
 PREFETCH_THREAD = "raygnn-prefetch"
 
 _SLOW = 1e-3  # seconds of a write above which only the watcher writes
-_APART = 5e-3  # seconds between a thread's own writes; what comes sooner is left to the watcher
-_LARGEST = 900_000  # characters of a black box
+_APART = 5e-3  # seconds between a thread's own writes; the watcher writes the rest
+_LARGEST = 900_000  # characters of a crash dump
 _LONGEST = 4000  # characters of a reason
-_WITNESSES = 3.0  # seconds that a failed rank waits for the others' black boxes
+_WITNESSES = 3.0  # seconds that a failed rank waits for the other ranks' crash dumps
 _POLL = 0.1
-_LATE = 0.8  # of the timeout: how long a collective may wait before the black box is written
+_LATE = 0.8  # share of the timeout that a collective may wait before a crash dump is written
 
 
 class Recorder:
-    """Leaves in ``logs`` what this rank does, so that a failure can be explained afterwards.
+    """Records in ``logs`` what this rank does, so that a failure can be explained afterwards.
 
-    Nothing here raises for want of storage: without it there are no records, and training goes
-    on. The state is written, not mapped: a mapped page that storage has no room for any more
-    ends the process (SIGBUS).
+    A lack of storage raises nothing here: training continues without records. The state file is not
+    memory-mapped, since a page that a full disk cannot store ends the process (SIGBUS).
 
     Args:
         command: when the command began, seconds since the epoch.
@@ -84,23 +83,23 @@ class Recorder:
         self._places = {TRAINING: ThreadPhase(), PREFETCH: ThreadPhase()}
         self._life = self._breath(0.0)
         self._written = {TRAINING: 0.0, PREFETCH: 0.0}  # when, by the monotonic clock
-        self._lock = threading.RLock()  # of the file; `note` waits for it, so it is held briefly
-        self._boxing = threading.Lock()  # one black box at a time
+        self._lock = threading.RLock()  # of the file; held briefly, since `note` waits for it
+        self._boxing = threading.Lock()  # one crash dump at a time
         self._batch: Callable[[], Any] | None = None
         self._before: dict[str, Any] | None = None
-        self._final = False  # the black box tells of this rank's own failure
+        self._final = False  # the crash dump is of this rank's own failure
         self._oom_kills = oom_kills()
-        self._seen = self._signs()  # what others left in an earlier start
+        self._seen = self._signs()  # of an earlier start
         self._next_look = 0.0
         self._file = self._open()
         self._slow = self._cost() > _SLOW
         self._crash = self._catch_crashes()
 
     def note(self, phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
-        """Say what this thread does from now on; an epoch or step not given stays as it was.
+        """Record what this thread does from now on; None keeps the epoch or step.
 
-        Threads other than the training thread and the prefetch thread are passed over. In the
-        file it may be found only after the next `watch`: most phases are too short for a write.
+        Only the training thread and the prefetch thread are recorded. A phase may reach the file
+        with the next `watch`, since most are too short for a write.
         """
         at = self._slot()
         if at is None:
@@ -118,7 +117,7 @@ class Recorder:
             self._write_place(at)
 
     def remember(self, describe: Callable[[], Any]) -> None:
-        """Keep what can describe the batch at hand, in plain JSON types; it is called if needed."""
+        """Keep the function that describes the current batch as plain JSON, if that is needed."""
         self._batch = describe
 
     def progress(self) -> RankProgress:
@@ -128,8 +127,8 @@ class Recorder:
         return RankProgress(*rank, place.phase, place.epoch, place.step, place.wall)
 
     def watch(self) -> None:
-        """Give a sign of life, and write the black box if another rank failed or a collective
-        has waited for most of its timeout. To be called about once a second."""
+        """Update the state file, and write a crash dump if another rank failed or a collective
+        has waited for most of its timeout. Call it about once a second."""
         self._life = self._breath(self._life.boxed)
         self._write(LIFE, self._life.pack())
         self._write_places()
@@ -138,18 +137,17 @@ class Recorder:
         self._seen = signs
         if news:
             other = min(news).partition(".")[0].replace("-", " ")
-            self.write(f"{other} left a record of a failure")
+            self.write(f"{other} recorded a failure")
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._timeout / 10
             if not self._life.boxed and (waited := flight.longest_wait()) > _LATE * self._timeout:
                 self.write(f"a collective has waited for {waited:.0f} s")
 
     def write(self, reason: str, *, final: bool = False) -> None:
-        """Write the black box, over an earlier one.
+        """Write the crash dump, in place of an earlier one.
 
         Args:
-            final: it tells of this rank's own failure, whose text ``reason`` is; none will be
-                written over it.
+            final: ``reason`` is this rank's own failure; later calls write nothing.
         """
         with self._boxing:
             if self._final:
@@ -166,7 +164,7 @@ class Recorder:
                 self._sync()
 
     def await_others(self, seconds: float = _WITNESSES) -> None:
-        """Wait until the other ranks have written their black boxes, or have ended; bounded."""
+        """Wait until the other ranks have written their crash dumps, or have ended; bounded."""
         deadline = time.monotonic() + seconds
         others = [r for r in range(self._start.world) if r != self._start.rank]
         while others and self._file is not None and time.monotonic() < deadline:
@@ -174,7 +172,7 @@ class Recorder:
             time.sleep(_POLL if others else 0)
 
     def close(self) -> None:
-        """The rank came to its end."""
+        """Record that the rank has finished."""
         self.note(DONE)
         with self._lock:
             self._write_places()
@@ -195,7 +193,7 @@ class Recorder:
         return Life(time.time(), time.monotonic(), *memory_usage(), boxed)
 
     def _is_awaited(self, rank: int) -> bool:
-        """Whether a rank may still write its black box of this start."""
+        """Return whether a rank may still write its crash dump of this start."""
         try:
             state = read_state(file_of(self._logs, rank, STATE))
         except DataError:
@@ -207,7 +205,7 @@ class Recorder:
         return state.start.host != self._start.host or Path(f"/proc/{state.start.pid}").exists()
 
     def _signs(self) -> dict[str, int]:
-        """The others' records of failures and black boxes, and when each was written."""
+        """Return the other ranks' failure records and crash dumps, with their times."""
         mine = f"rank-{self._start.rank}."
         found = {}
         with contextlib.suppress(OSError), os.scandir(self._logs) as entries:
@@ -235,7 +233,7 @@ class Recorder:
             "batch": self._described(),
             "collectives": flight.collectives(self._own),
             "threads": flight.sample(roles, self._own, times=times),
-            "before": self._before,  # what was under way when it still waited
+            "before": self._before,  # the previous crash dump's collectives
         }
         self._before = {key: box[key] for key in ("time", "reason", "collectives")}
         text = json.dumps(box, default=str)
@@ -249,7 +247,7 @@ class Recorder:
         try:
             return None if self._batch is None else self._batch()
         except Exception as error:
-            return f"not to be described: {type(error).__name__}: {error}"
+            return f"cannot be described: {type(error).__name__}: {error}"
 
     def _open(self) -> int | None:
         try:
@@ -264,7 +262,7 @@ class Recorder:
         return None
 
     def _cost(self) -> float:
-        """Seconds of a write, at best."""
+        """Return the seconds of the fastest of three writes."""
         times = []
         for _ in range(3):
             begin = time.perf_counter()
@@ -278,7 +276,7 @@ class Recorder:
                 os.pwrite(self._file, data, at)
 
     def _write_place(self, at: int) -> None:
-        with self._lock:  # read under the lock, so that no older place is written over a newer
+        with self._lock:  # read under the lock, so that no older value replaces a newer one
             self._written[at] = time.monotonic()
             self._write(at, self._places[at].pack())
 
@@ -287,8 +285,7 @@ class Recorder:
             self._write_place(at)
 
     def _sync(self) -> None:
-        """Without the lock, since it can take long; by a copy, since the file may be closed."""
-        with self._lock:
+        with self._lock:  # which is released for the sync, since that can take long
             if self._file is None:
                 return
             copy = os.dup(self._file)
@@ -298,14 +295,13 @@ class Recorder:
             os.close(copy)
 
     def _catch_crashes(self) -> IO[str] | None:
-        """Let SIGSEGV, SIGABRT and their like leave a traceback of all threads in a file."""
+        """Let SIGSEGV, SIGABRT and similar signals write a traceback of all threads to a file."""
         try:
             path = file_of(self._logs, self._start.rank, CRASH)
             file = open(path, "a")  # noqa: SIM115
             file.write(f"start {self._start.attempt} pid {self._start.pid}\n")
             file.flush()
-            # Enabled twice, faulthandler only changes files: where another library (Ray's core)
-            # has put its own handler over it since, that one would stay.
+            # a second `enable` alone would keep a handler that Ray's core has installed since
             faulthandler.disable()
             faulthandler.enable(file)
         except (OSError, ValueError):
@@ -314,13 +310,13 @@ class Recorder:
 
 
 def memory_usage() -> tuple[int, int, int]:
-    """Bytes resident of this process, used of the machine or container, in all."""
+    """Return the bytes resident in this process, used of the machine or container, and in all."""
     total, available = memory()
     return psutil.Process().memory_info().rss, total - available, total
 
 
 def oom_kills() -> int:
-    """Processes that this machine's kernel has killed for want of memory; 0 where it hides it."""
+    """Return the number of processes that this machine has killed for memory; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

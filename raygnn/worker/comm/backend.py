@@ -1,8 +1,8 @@
-"""How Ray Train sets up the process group: the communication plan, before it exists.
+"""Ray Train backend that applies the communication plan before the process group exists.
 
-The training function runs after the group was made, which is too late for communication
-variables; a backend's ``on_start`` runs before, on every start and restart. Afterwards every
-worker compares what it got with what was planned.
+The training function runs after the group was created, which is too late for communication
+variables; a backend's ``on_start`` runs before, on every start and restart. Afterwards each worker
+compares the result with the plan.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ _GOODBYE = 5  # seconds for ranks to leave their process groups
 
 @dataclass
 class CommBackendConfig(TorchConfig):
-    """A TorchConfig that carries out a plan.
+    """TorchConfig that applies a plan.
 
     Attributes:
-        plan: wins over Ray's own choices.
-        logs: directory for a record per rank of what it was given, ``comm-rank-<r>.jsonl``, a
-            line for each start.
-        control: is told of each start, and where its ranks run.
+        plan: overrides Ray's own choices.
+        logs: directory of ``comm-rank-<r>.jsonl``, with a line of each rank's variables per start.
+        control: records each start, and the nodes of its ranks.
     """
 
     plan: CommPlan | None = None
@@ -63,7 +62,7 @@ class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
         started = worker_group.execute(_describe)
-        if logs is not None:  # here, where the command sees them
+        if logs is not None:  # on the driver's node
             logs.mkdir(parents=True, exist_ok=True)
             for record in started:
                 with open(logs / f"comm-rank-{record['rank']}.jsonl", "a") as file:
@@ -74,13 +73,13 @@ class _CommBackend(TorchConfig().backend_cls):  # type: ignore[misc]
             backend_config.control.begin([workers[rank] for rank in sorted(workers)])
 
     def on_shutdown(self, worker_group, backend_config: CommBackendConfig) -> None:  # type: ignore[no-untyped-def]
-        # its default is to wait half a minute for ranks that may have gone; they are killed next
+        # default: half a minute for ranks that may be gone, and are killed next
         os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", str(_GOODBYE))
         super().on_shutdown(worker_group, backend_config)
 
 
 def _apply(plan: CommPlan) -> None:
-    """Set this rank's variables. A node that joined after the plan was made gets its own now."""
+    """Set this rank's variables; compute those of a node that joined after the plan was made."""
     context = ray.get_runtime_context()
     variables = plan.nodes.get(context.get_node_id()) or plan.nodes.get("")
     if variables is None:
@@ -93,11 +92,11 @@ def _apply(plan: CommPlan) -> None:
     compat.listen_on_own_address()
 
 
-_given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
+_given: dict[str, str] = {}  # in a worker: variables that _apply has set
 
 
 def _in_force() -> dict[str, Any]:
-    """The variables that were set, as they are now, the backend and the timeout."""
+    """Return the current values of the variables that were set, the backend and the timeout."""
     backend = dist.get_backend()
     timeout = compat.group_timeout(torch.device("cuda" if backend == "nccl" else "cpu"))
     variables = {name: os.environ.get(name) for name in _given}
@@ -106,7 +105,7 @@ def _in_force() -> dict[str, Any]:
 
 
 def _describe() -> dict[str, Any]:
-    """The rank, where it runs, and what it was given."""
+    """Return the rank, its node, and its variables."""
     given = {name: _shown(name, value) for name, value in _in_force().items()}
     return {
         "rank": dist.get_rank(),
@@ -119,10 +118,10 @@ def _describe() -> dict[str, Any]:
 
 
 def _verify(plan: CommPlan) -> None:
-    """Compare the process group, and the variables it was made with, with the plan.
+    """Compare the process group and its variables with the plan.
 
     Raises:
-        TrainingError: naming what is not as planned.
+        TrainingError: they differ.
     """
     rank, host = dist.get_rank(), socket.gethostname()
     found = _in_force()
@@ -130,10 +129,10 @@ def _verify(plan: CommPlan) -> None:
     for name, wanted in planned.items():
         if name in found and found[name] != wanted:
             raise TrainingError(
-                f"{name} is {_shown(name, found[name])!r} after the process group was made, "
-                f"planned {_shown(name, wanted)!r}",
+                f"{name} is {_shown(name, found[name])!r} after the process group was created, "
+                f"instead of {_shown(name, wanted)!r}",
                 where=f"rank {rank} on {host}",
-                remedy="look for what sets it in that node's start-up or in the model's module",
+                remedy="find what sets it in that node's start-up or in the model's module",
                 rank=rank,
             )
 

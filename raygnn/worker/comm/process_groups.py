@@ -1,4 +1,4 @@
-"""The ranks of a run and the ways between them: one group each for gradients, ids and control."""
+"""The ranks of a run and their process groups: one each for gradients, batches and control."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from raygnn.tasks.lightning_modules import TaskModule
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among the others.
+    """This rank and its process groups.
 
-    Whoever started the ranks has made the default process group, which gradients use; the data
-    plane and the control messages each have a gloo group of their own, so that no two threads
-    share one. All groups are made in one order: `data`, `control`, `step`, then others.
+    Gradients use the default group, which exists already. The data plane and the control messages
+    each have a gloo group of their own, so that no two threads share one. All ranks create the
+    groups in one order: `data`, `control`, `step`, then the other groups.
     """
 
     config: Config
@@ -33,7 +33,7 @@ class Ranks:
 
     @classmethod
     def join(cls, config: Config, world: World, device: torch.device) -> Ranks:
-        """Make the groups. Collective."""
+        """Create the groups. Collective."""
         ranks = cls(config, world, device)
         assert ranks.data is not ranks.control
         assert world.rank in ranks.host.ranks
@@ -42,7 +42,7 @@ class Ranks:
         return ranks
 
     def for_config(self, config: Config) -> Ranks:
-        """The same groups for another configuration."""
+        """Return the same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
         made = ("data", "control", "step", "host", "compared_group", "device_rows")
         other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
@@ -50,50 +50,48 @@ class Ranks:
 
     @cached_property
     def compared_group(self) -> dist.ProcessGroup:
-        """For gradients where collectives are compared, made when it is first needed. Collective
-        then."""
+        """Group of gradients where collectives are compared. Collective at first use."""
         return self.group(dist.get_backend())
 
     @cached_property
     def data(self) -> Exchange:
-        """The collectives of batches."""
+        """Collectives of batches."""
         return self._exchange()
 
     @cached_property
     def control(self) -> Exchange:
-        """The collectives of everything else but gradients."""
+        """Collectives of everything else but gradients."""
         return self._exchange()
 
     @cached_property
     def step(self) -> Exchange:
-        """The collectives within a step but those of gradients: learned rows and their gradients,
-        the moments of batch normalisation. Of the thread that trains alone."""
+        """Collectives of embedding rows, their gradients and batch normalization within a step; for
+        the training thread alone."""
         return self._exchange()
 
     @cached_property
     def device_rows(self) -> Exchange:
-        """Rows of other hosts that a GPU awaits, over the group that gradients use: NCCL's kernels
-        of two groups can wait for each other for ever. Of the thread that trains alone, before
-        each forward pass. Collective when it is first needed."""
+        """Rows of other hosts for a GPU, over the group of gradients, since NCCL's kernels of two
+        groups can deadlock. For the training thread alone, before each forward pass. Collective at
+        first use."""
         if self.world.size == 1:
             return Exchange(self.world)
         return Exchange(self.world, self.compared_group if self.compared else dist.group.WORLD)
 
     @cached_property
     def host(self) -> Host:
-        """The ranks that share this one's memory, over `control`. Collective when it is first
-        needed."""
+        """Ranks that share this one's memory. Collective at first use."""
         return Host.discover(self.control)
 
     @property
     def fetched_bytes(self) -> int:
-        """What this rank sent for batches so far, of structure and features."""
+        """Bytes of structure and features that this rank has sent for batches."""
         rows = self.__dict__.get("device_rows")
         return self.data.sent_bytes + (rows.sent_bytes if rows else 0)
 
     @property
     def sent_bytes(self) -> int:
-        """The same with learned rows and their gradients."""
+        """`fetched_bytes` and the bytes of embedding rows and their gradients."""
         learned = self.__dict__.get("step")
         return self.fetched_bytes + (learned.sent_bytes if learned else 0)
 
@@ -103,24 +101,24 @@ class Ranks:
 
     @property
     def compared(self) -> bool:
-        """Whether each collective is compared over the ranks before it runs."""
+        """True if each collective is compared over the ranks before it runs."""
         deep = self.config.comm.debug or self.config.guard.mode == "deep"
         return deep and self.world.size > 1
 
     def alarm(self) -> FailureBroadcast:
-        """What tells ranks of each other's failures."""
+        """Return the broadcast of failures between ranks."""
         store = None
         if self.world.size > 1:
             store = dist.PrefixStore("raygnn/alarm", compat.default_store())
         return FailureBroadcast(self.world, store)
 
     def group(self, backend: str) -> dist.ProcessGroup:
-        """A process group of all ranks; one that compares if `compared`. Collective."""
+        """Create a process group of all ranks, which compares if `compared`. Collective."""
         timeout = timedelta(seconds=self.config.comm.timeout.seconds)
         level = dist.get_debug_level()
         if self.compared:
-            # Not by the variable: the default group would be one of these, too, and DDP's logger
-            # dies of a segmentation fault on it (seen with torch 2.13).
+            # Not by the variable: with the default group of this kind, too, DDP's logger ends in a
+            # segmentation fault (torch 2.13).
             dist.set_debug_level(dist.DebugLevel.DETAIL)
         try:
             return dist.new_group(backend=backend, timeout=timeout)
@@ -128,11 +126,11 @@ class Ranks:
             dist.set_debug_level(level)
 
     def share_buffers(self, module: nn.Module) -> None:
-        """Give all ranks rank 0's buffers, of which a user's own module may have some that differ,
-        such as the running statistics of torch's batch normalisation. Collective.
+        """Copy rank 0's buffers to all ranks. Collective.
 
-        DDP gives them to the others before each forward pass, too, and a checkpoint holds them:
-        what is evaluated after a resume is what was before.
+        A user's module may have buffers that differ, such as torch's running statistics. DDP copies
+        rank 0's before each forward pass, too, and a checkpoint holds those, so that an evaluation
+        after a resume has the same result.
         """
         if self.world.size == 1:
             return
@@ -142,12 +140,12 @@ class Ranks:
                 buffer.copy_(self.control.sum(own if self.first else torch.zeros_like(own)))
 
     def synchronise(self, task: TaskModule) -> None:
-        """Have batch normalisation take the rows of all ranks."""
+        """Let batch normalization use the rows of all ranks."""
 
         def over_ranks(values: Tensor, part: str) -> Tensor:
             task.clock.lap(part)
             self.step.sum(values)
-            task.clock.lap("communicate")  # and a wait, which is not this rank's own time
+            task.clock.lap("communicate")  # includes the wait for other ranks
             return values
 
         for module in task.modules():

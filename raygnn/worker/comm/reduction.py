@@ -1,6 +1,5 @@
-"""How gradients are reduced: DDP's own way, in fewer bits, all at the end of the backward pass, or
-over a group that compares.
-"""
+"""Reduction of gradients: DDP's own, in fewer bits, after the backward pass, or over a group that
+compares."""
 
 from __future__ import annotations
 
@@ -21,24 +20,20 @@ _NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Reduction(pl.Callback):
-    """Gives DDP the hook that ``comm.compression``, ``comm.overlap: false`` and comparing process
-    groups need, and counts what is reduced.
+    """Registers the DDP hook for ``comm.compression``, ``comm.overlap: false`` and process groups
+    that compare, and counts the reduced bytes.
 
-    Not through Lightning's strategy, which leaves hooks out wherever there is no CUDA.
+    Lightning's strategy registers hooks on CUDA only.
 
-    DDP lays out its buckets after the first backward pass of each start, by the order in which
-    gradients came. An element's place decides in which order ranks' values of it are added, which
-    from three ranks on shows in the last bits of the sum. So checkpoints have that order, and a run
-    that goes on has the buckets of the one before it from its first step on.
-
-    Args:
-        ranks: whose group the gradients go over, where collectives are compared.
+    DDP rebuilds its buckets after the first backward pass of each start, in the order in which
+    gradients arrived. An element's position decides the order in which the ranks' values are added,
+    which changes the last bits of the sum from three ranks on. So checkpoints hold that order, and
+    a resumed run has the same buckets from its first step on.
 
     Attributes:
-        whole: bytes of all gradients, uncompressed; 0 where DDP does not exchange them.
-        buckets: after the fit, bytes of each of DDP's buckets, as it laid them out; none where it
-            came to no second step.
-        bytes: handed to the collectives by this rank so far.
+        whole: bytes of all gradients, uncompressed; 0 if DDP does not exchange them.
+        buckets: after the fit, bytes of each of DDP's rebuilt buckets; none before a second step.
+        bytes: sent to collectives by this rank so far.
     """
 
     def __init__(self, ranks: Ranks):
@@ -47,23 +42,23 @@ class Reduction(pl.Callback):
         self._group: dist.ProcessGroup | None = None
         self._ddp: DistributedDataParallel | None = None
         self._late: list[tuple[Tensor, Future[Tensor]]] = []  # buckets that wait for the last one
-        self._came: list[Tensor] = []  # parameters, as their gradients come for the first time
+        self._came: list[Tensor] = []  # parameters, in the order of their first gradients
         self._watching: list[RemovableHandle] = []
-        self._order: list[int] = []  # of the same, by their numbers
+        self._order: list[int] = []  # their numbers
         self.bytes = 0
         self.whole = 0
         self.buckets: list[int] = []
         self._hooked = False
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Collective where collectives are compared: a group is made."""
+        """Register the hook. Collective if collectives are compared."""
         if self._ranks.world.size == 1 or not isinstance(trainer.model, DistributedDataParallel):
             return
         ddp = self._ddp = trainer.model
         gradients = trained(ddp)
         self.whole = sum(p.numel() * p.element_size() for p in gradients)
         compression, overlap = self._comm.compression, self._comm.overlap
-        relaid = not self._comm.find_unused_parameters  # else the first buckets stay
+        relaid = not self._comm.find_unused_parameters  # else DDP keeps the first buckets
         if relaid and sorted(self._order) == list(range(len(gradients))) and self._can_lay_out(ddp):
             ordered = [gradients[number] for number in self._order]
             relaid = not compat.lay_out_buckets(ddp, ordered)
@@ -71,12 +66,12 @@ class Reduction(pl.Callback):
             came = self._came.append
             self._watching = [p.register_post_accumulate_grad_hook(came) for p in gradients]
         if compression == "none" and overlap and not self._ranks.compared:
-            return  # DDP's own way costs nothing in Python
+            return  # DDP's own reduction costs no Python
         self._hooked = True
         if self._ranks.compared:
             self._group = self._ranks.compared_group
 
-        # DDP refuses annotations that are text
+        # DDP refuses annotations that are strings
         def hook(state, bucket):  # type: ignore[no-untyped-def]
             buffer = bucket.buffer()
             return self._reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
@@ -84,10 +79,9 @@ class Reduction(pl.Callback):
         ddp.register_comm_hook(None, hook)
 
     def _can_lay_out(self, ddp: DistributedDataParallel) -> bool:
-        """Whether DDP takes gradients of nothing but zeros for those of a backward pass."""
+        """Return whether DDP accepts dense gradients of zeros in place of a backward pass."""
         embeddings = (m for m in ddp.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
-        sparse = any(embedding.sparse for embedding in embeddings)
-        return not sparse
+        return not any(embedding.sparse for embedding in embeddings)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._late.clear()  # of a backward pass that raised
@@ -98,7 +92,7 @@ class Reduction(pl.Callback):
             return
         if self._watching:
             self._learn_order(self._ddp)
-        if not self._hooked:  # all gradients once, as they are
+        if not self._hooked:  # DDP has reduced all gradients once
             self.bytes += self.whole
 
     def _learn_order(self, ddp: DistributedDataParallel) -> None:
@@ -112,10 +106,10 @@ class Reduction(pl.Callback):
         if self._ddp is not None:
             kept = self._comm.find_unused_parameters
             self.buckets = compat.bucket_sizes(self._ddp, rebuilt=not kept)
-        self._ddp = None  # whose hook this is: the two would keep each other for ever
+        self._ddp = None  # whose hook refers to this object
 
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
-        """The mean of a bucket over the ranks, in place, in as many bits as are configured."""
+        """Average a bucket over the ranks, in place, with ``comm.compression``."""
         size = self._ranks.world.size
         dtype = _NARROW.get(self._comm.compression)
         if dtype is None:
@@ -129,7 +123,7 @@ class Reduction(pl.Callback):
         return work.get_future().then(lambda done: done.value()[0])
 
     def _at_the_end(self, buffer: Tensor, last: bool) -> Future[Tensor]:
-        """Begin no reduction before the last bucket is full."""
+        """Reduce all buckets after the last one is full."""
         self._late.append((buffer, _future(buffer.device)))
         future = self._late[-1][1]
         if last:
@@ -148,7 +142,7 @@ class Reduction(pl.Callback):
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that get gradients, as DDP numbers them."""
+    """Return the parameters that get gradients, as DDP numbers them."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 

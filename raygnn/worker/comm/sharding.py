@@ -1,13 +1,13 @@
-"""What data parallelism keeps whole on every rank, and what it shards: ``comm.shard``.
+"""Sharding of parameters, gradients and the optimizer's state: ``comm.shard``.
 
-With ``full``, torch's `fully_shard` under Lightning, on any device: Lightning's own strategies
-for it need CUDA.
+``full`` is torch's `fully_shard` under Lightning, on any device: Lightning's own strategies for it
+need CUDA.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,10 +24,10 @@ from raygnn.worker.comm.process_groups import Ranks
 
 
 class Sharding:
-    """How a run is sharded; one rank alone shards nothing.
+    """Sharding of a run; a single rank shards nothing.
 
     Attributes:
-        full: whether parameters and gradients are, too.
+        full: parameters and gradients are sharded, too.
     """
 
     def __init__(self, ranks: Ranks):
@@ -38,10 +38,10 @@ class Sharding:
         self._twin: Twin | None = None
 
     def prepare(self, task: TaskModule) -> None:
-        """Before training begins.
+        """Prepare a model for training.
 
         Raises:
-            TrainingError: the model cannot be sharded so.
+            TrainingError: it cannot be sharded.
         """
         if self._optimizer or self.full:
             check_shardable(task.model, self._ranks.config.comm.shard)
@@ -51,7 +51,7 @@ class Sharding:
             self._twin = Twin(task.model)
 
     def strategy(self, base: type[DDPStrategy], ddp: dict[str, Any]) -> DDPStrategy:
-        """``base`` knows about devices and ranks; ``ddp``: what DDP is told, where there is one."""
+        """Return ``base`` with the arguments ``ddp``, or a fully sharded strategy on it."""
         if not self.full:
             return base(**ddp)
         kind: Any = type("FullySharded", (FullyShardedStrategy, base), {})
@@ -60,28 +60,28 @@ class Sharding:
 
     @contextmanager
     def whole(self, task: TaskModule) -> Iterator[None]:
-        """``task.model`` has all its parameters in the block, and needs no other rank to run.
+        """Let ``task.model`` have all its parameters in the block, and run without the other ranks.
         Collective."""
         if self._twin is None:
             yield
             return
         sharded = task.model
-        task.model = self._twin.of(sharded)
+        task.model = self._twin.unsharded(sharded)
         try:
             yield
         finally:
             task.model = sharded
 
     def collect(self, task: TaskModule) -> None:
-        """The same for good: when training is over. Collective."""
+        """Give ``task.model`` all its parameters after training. Collective."""
         if self._twin is not None:
-            task.model, self._twin = self._twin.of(task.model), None
+            task.model, self._twin = self._twin.unsharded(task.model), None
 
     def _make_optimizer(
         self, kind: type[torch.optim.Optimizer], params: Any, options: dict[str, Any]
     ) -> torch.optim.Optimizer:
-        """Each rank keeps the state of some parameters, updates those and sends them to all (ZeRO
-        stage 1: Rajbhandari et al., SC 2020)."""
+        """Return an optimizer in which each rank keeps the state of some parameters, updates those
+        and sends them to all (ZeRO stage 1: Rajbhandari et al., SC 2020)."""
         from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a quarter of a second
 
         return ZeroRedundancyOptimizer(
@@ -93,7 +93,7 @@ class Sharding:
         )
 
     def _group(self) -> dist.ProcessGroup | None:
-        """For what else is exchanged but gradients of DDP. Collective if ranks compare."""
+        """Return the group of the exchanges that are not DDP's. Collective if ranks compare."""
         return self._ranks.group(dist.get_backend()) if self._ranks.compared else None
 
 
@@ -102,14 +102,14 @@ class FullyShardedStrategy(DDPStrategy):
     "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et al.,
     "PyTorch FSDP", VLDB 2023).
 
-    Each of `units` gathers its parameters for its own forward and backward pass and shares out its
-    gradients, averaged over the ranks as DDP averages them. Buffers are rank 0's at the beginning
-    of every window of accumulated batches, also as with DDP.
+    Each of `units` gathers its parameters for its own forward and backward pass and scatters its
+    gradients, averaged over the ranks. Buffers are rank 0's at the beginning of every window of
+    accumulated batches. Both are as with DDP.
 
-    What Lightning takes for the state of model and optimizers is whole, on rank 0, under the names
-    and numbers that an unsharded run has; each rank takes its share of such a state.
+    The state of model and optimizers that Lightning saves is complete, on rank 0, under the names
+    and numbers of an unsharded run. Each rank loads its shard of such a state.
 
-    To be mixed into the strategy that knows about devices and ranks, in front of it.
+    A mixin in front of the strategy that knows about devices and ranks.
 
     Args:
         group: of all ranks; None = the default group.
@@ -123,7 +123,7 @@ class FullyShardedStrategy(DDPStrategy):
         self._exchanges = True  # the next backward pass exchanges gradients
 
     def configure_ddp(self) -> None:
-        """Called by Lightning where DDP would be wrapped around the model."""
+        """Shard the model, where Lightning would wrap it in DDP."""
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard
 
@@ -153,7 +153,7 @@ class FullyShardedStrategy(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
-        """Gradients are added up unsharded while batches accumulate."""
+        """Add up gradients unsharded while batches accumulate."""
         assert self.lightning_module is not None
         model: Any = self.lightning_module.model
         model.set_requires_gradient_sync(False)
@@ -165,17 +165,17 @@ class FullyShardedStrategy(DDPStrategy):
             self._exchanges = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole on rank 0. Collective."""
+        """Return the complete state on rank 0. Collective."""
         state: dict[str, Any] = super().lightning_module_state_dict()
         return self._gathered(state)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Whole on rank 0. Collective."""
+        """Return the complete state on rank 0. Collective."""
         return self._gathered(super().optimizer_state(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"]):
-            optimizer.load_state_dict(_shared_out(state, optimizer))
+            optimizer.load_state_dict(_sharded(state, optimizer))
 
     def _gathered(self, state: dict[str, Any]) -> dict[str, Any]:
         from torch.distributed.tensor import DTensor
@@ -188,7 +188,7 @@ class FullyShardedStrategy(DDPStrategy):
         return gathered
 
     def _share_buffers(self) -> None:
-        """Rank 0's to all, in one broadcast for each type."""
+        """Copy rank 0's buffers to all ranks, in one broadcast per dtype."""
         assert self.lightning_module is not None
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for buffer in self.lightning_module.buffers():
@@ -201,9 +201,7 @@ class FullyShardedStrategy(DDPStrategy):
 
 
 class Twin:
-    """The same model with whole parameters, made anew whenever it is asked for.
-
-    It runs without collectives, so that ranks may call it as often as each needs to.
+    """Builds unsharded copies of a model, which run without collectives.
 
     Args:
         model: before it is sharded; a copy of it without parameters is kept.
@@ -221,33 +219,32 @@ class Twin:
             self._empty = copy.deepcopy(model, empty)
         except Exception as error:
             raise TrainingError(
-                f"the model cannot be copied, which comm.shard: full needs in order to evaluate "
-                f"it: {error}",
+                f"the model cannot be copied, as comm.shard: full does to evaluate it: {error}",
                 where="model.kind",
-                remedy="leave out of the module what copy.deepcopy refuses, or set comm.shard to "
+                remedy="remove from the module what copy.deepcopy refuses, or set comm.shard to "
                 "optimizer",
             ) from error
 
-    def of(self, model: nn.Module) -> nn.Module:
-        """Of the sharded model as it is now. Collective."""
+    def unsharded(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the sharded model as it is now. Collective."""
         twin = copy.deepcopy(self._empty)
         state = {name: whole(value) for name, value in model.state_dict().items()}
         twin.load_state_dict(state, assign=True)
         for own, there in zip(twin.buffers(), model.buffers()):
-            own.copy_(there)  # those that a state leaves out, too
+            own.copy_(there)  # non-persistent ones, too
         return twin.to(next(model.parameters()).device).train(model.training)
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """What gathers its parameters at a time: each layer, and then the model with all the rest.
+    """Return the modules that gather their parameters at once: each layer, and then the model.
 
-    Of a user's own class nobody knows which modules read others' parameters: it is one unit.
+    A module of a user's class may read another one's parameters, so such a model is one unit.
     """
     return [*model.layers, model] if isinstance(model, Stack) else [model]
 
 
 def check_shardable(model: nn.Module, shard: str) -> None:
-    """See that torch shares the parameters out so.
+    """Check that torch can shard the parameters.
 
     Args:
         shard: the config's ``comm.shard``.
@@ -258,14 +255,14 @@ def check_shardable(model: nn.Module, shard: str) -> None:
     scalars = [name for name, p in model.named_parameters() if not p.dim()]
     if scalars and shard == "full":
         raise TrainingError(
-            f"comm.shard: full cannot share out a scalar, which {scalars[0]} is",
+            f"comm.shard: full cannot shard a scalar, which {scalars[0]} is",
             where="model.kind",
             remedy="give it one dimension, torch.zeros(1), or set comm.shard to optimizer",
         )
     dtypes = {str(p.dtype): name for name, p in model.named_parameters()}
     if len(dtypes) > 1:
         raise TrainingError(
-            f"comm.shard: {shard} needs parameters of one type, and there are: "
+            f"comm.shard: {shard} needs parameters of one dtype, but there are: "
             + ", ".join(f"{name} ({dtype})" for dtype, name in sorted(dtypes.items())),
             where="model.kind",
             remedy="convert them, or set comm.shard to none",
@@ -273,16 +270,16 @@ def check_shardable(model: nn.Module, shard: str) -> None:
 
 
 class _Used:
-    """Tells whether a loss depends on all parameters, before gradients are exchanged.
+    """Checks that a loss depends on all parameters, before gradients are exchanged.
 
-    A rank that has no gradient of one exchanges less than the others, who would wait for it, or
-    take what comes for another parameter's.
+    A rank without the gradient of one exchanges less than the other ranks, which would wait, or
+    take what arrives for another parameter's.
     """
 
     def __init__(self, model: nn.Module, found: list[nn.Module]):
         names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._names = set(names.values())
-        self._seen: dict[int, str] = {}  # of the tensors that the forward passes read
+        self._seen: dict[int, str] = {}  # ids of tensors that forward passes read → names
         taken: set[nn.Module] = set()
         for unit in found:
             modules = [module for module in unit.modules() if module not in taken]
@@ -303,25 +300,38 @@ class _Used:
         return note
 
     def check(self, loss: Tensor, rank: int) -> None:
-        """
+        """Check a loss.
+
         Raises:
-            GuardError: there are others.
+            GuardError: it does not depend on all parameters.
         """
         seen, self._seen = self._seen, {}
         missing = sorted(self._names - {seen[i] for i in _leaves(loss) if i in seen})
         if missing:
-            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-            raise GuardError(
-                f"no gradient for {', '.join(missing[:10])}{more} on rank {rank}, for which the "
-                "others would wait",
-                remedy="use the parameter in every branch of the model, or set comm.shard to "
-                "none and comm.find_unused_parameters to true",
-                rank=rank,
+            raise no_gradient(
+                missing,
+                rank,
+                "use the parameter in every branch of the model, or set comm.shard to none and "
+                "comm.find_unused_parameters to true",
             )
 
 
+def no_gradient(
+    names: Sequence[str], rank: int, remedy: str, where: str | None = None
+) -> GuardError:
+    """Return the error for parameters without a gradient."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return GuardError(
+        f"no gradient for {', '.join(names[:10])}{more} on rank {rank}, for which the other ranks "
+        "would wait",
+        where=where,
+        remedy=remedy,
+        rank=rank,
+    )
+
+
 def _leaves(loss: Tensor) -> Iterator[int]:
-    """The ids of the tensors that gradients end in."""
+    """Yield the ids of the leaf tensors of a loss."""
     pending, known = [loss.grad_fn], {loss.grad_fn}
     while pending:
         node: Any = pending.pop()
@@ -335,8 +345,8 @@ def _leaves(loss: Tensor) -> Iterator[int]:
                 pending.append(inner)
 
 
-def _shared_out(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's whole state with this rank's shards in place of tensors. Collective."""
+def _sharded(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's complete state with this rank's shards of its tensors. Collective."""
     from torch.distributed.tensor import distribute_tensor
 
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -357,7 +367,7 @@ def _shared_out(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> d
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, gathered from all ranks if it is sharded. Collective then."""
+    """Return a complete tensor, gathered from all ranks if it is sharded. Collective then."""
     if not is_sharded(tensor):
         return tensor
     full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""When ranks compare, and what becomes of steps that cannot be made: a Lightning callback."""
+"""Lightning callback that compares the ranks and skips steps without finite gradients."""
 
 from __future__ import annotations
 
@@ -19,56 +19,53 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.comm.sharding import is_sharded
+from raygnn.worker.comm.sharding import is_sharded, no_gradient
 from raygnn.worker.guard import fingerprint
 from raygnn.worker.guard.compare import compare, ranks_text
 
 log = logging.getLogger("raygnn")
 
-_PENDING = 64  # steps on a GPU that the host may not know yet whether they were made
+_PENDING = 64  # steps on a GPU whose outcome the host may not know yet
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class Guard(pl.Callback):
-    """Makes ranks that are about to do different things fail together, with the reason.
+    """Makes ranks that differ fail together, with the reason, and skips steps that are not finite.
 
-    - Before anything is reduced, DDP's own broadcasts included: `check_model`, to be called right
-      before ``trainer.fit``, compares parameters, buffers, options, arithmetic and software.
-    - At the first batch of every start and each ``every`` batches from there: position, batch,
-      optimizer and parameters before the step; autocast, as the model met it, before the
-      backward pass, which is where gradients are first reduced.
-    - Where code of the user's takes part in steps, at the same batches and at the end: contents of
-      parameters, and of the gradients that the optimizer is given next, but for sharded ones; and
-      whether a callback has changed the loss since the last time.
-    - Where there are callbacks of the user's, after them, at both ends of an epoch and the end of
-      each batch: whether training stops, the loop's counts, and the modules' mode. A rank that
-      stopped alone would leave the others waiting.
-    - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
-      rather than the next forward pass; the others wait for it in the reduction.
-    - Before each optimizer step: gradients are rescaled for samples that were left out, and a
-      step whose gradient is not finite is left out, with the running statistics that its forward
-      passes left in buffers. Once reduced, gradients are the same on all ranks, so that each
-      alone comes to the same decision; only where they are sharded is a number exchanged. With
-      fp16-mixed that is left to the gradient scaler. On a GPU adam and adamw see for themselves
-      whether they make a step; the host learns of it with the next record, or of 64 steps at once.
+    - Before anything is reduced, DDP's own broadcasts included, `check_model` compares parameters,
+      buffers, options, arithmetic and software. Call it right before ``trainer.fit``.
+    - At the first batch of every start, and at each ``every``-th one from there, it compares
+      position, batch, optimizer and parameters before the step, and the autocast that the model
+      ran in before the backward pass, which is where gradients are first reduced.
+    - If user code takes part in steps, it also compares, at the same batches and at the end, the
+      contents of unsharded parameters and gradients, and whether a callback has changed the loss.
+    - If there are user callbacks, it compares, after them, at both ends of an epoch and the end of
+      each batch, whether training stops, the loop's counts, and the modules' mode. The other ranks
+      would wait for one that stopped alone.
+    - After a backward pass that reduces, a rank on which a parameter got no gradient fails at once,
+      since the other ranks wait for it in the reduction.
+    - Before each optimizer step, gradients are rescaled for samples that were skipped. A step whose
+      gradient is not finite is skipped, and the running statistics of its forward passes are
+      restored. Reduced gradients are equal on all ranks, and so is the decision; only sharded ones
+      need an exchange. With fp16-mixed the gradient scaler does this. On a GPU, adam and adamw
+      decide themselves; the host learns of it with the next record, or of 64 steps at once.
 
-    With ``mode: off`` only the last is done. ``deep`` is ``on``, and the process groups compare,
-    too, which whoever makes them sees to.
+    ``mode: off`` does the last alone. With ``mode: deep`` the process groups compare, too.
 
-    To be given to the trainer after the user's callbacks, and before those that checkpoint. The
-    module needs ``model``, the network; it may have ``window_scale()``: planned seeds of the window
-    that ends now over those that it had, the same number on all ranks, 0 or infinite where it had
-    none; and ``returned``, what its ``training_step`` gave.
+    Its place is after the user's callbacks, and before those that checkpoint. The module has
+    ``model``, the network. It may have ``window_scale()``: planned over actual seeds of the window
+    that ends now, equal on all ranks, 0 or infinite if there were none; and ``returned``, the
+    result of its ``training_step``.
 
     Args:
-        exchange: of the control messages, used by the thread that trains alone.
+        exchange: control messages, for the training thread alone.
         config: the ``guard`` section.
-        own_steps: whether code of the user's takes part in steps.
-        callbacks: names of the user's.
+        own_steps: user code takes part in steps.
+        callbacks: names of the user's callbacks.
 
     Attributes:
-        skipped_steps: steps left out since their gradient was not finite, over the whole run.
+        skipped_steps: number of steps of the whole run whose gradient was not finite.
     """
 
     def __init__(
@@ -84,16 +81,16 @@ class Guard(pl.Callback):
         self._contents = own_steps and config.mode != "off"
         self._callbacks = ", ".join(callbacks) if config.mode != "off" else ""
         self._checking_step = False
-        self._changed = torch.tensor(False)  # whether the loss was, since ranks last compared
-        self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
+        self._changed = torch.tensor(False)  # the loss was changed since the last comparison
+        self._batches = 0  # since the start: equal on all ranks, also if their positions differ
         self._checking = False
-        self._place = (0, 0)  # epoch and step of the batch, which itself is not held on to
+        self._place = (0, 0)  # epoch and step of the batch
         self._numerics: fingerprint.FingerprintSection = {}
         self._ddp: DistributedDataParallel | None = None  # if its reductions are watched
         self._names: list[str] = []
         self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
         self._in_a_row = self._skipped = 0
-        # of steps that the GPU decides on: whether it left them out, losses, where
+        # steps that the GPU decides on: whether it skipped them, losses, place
         self._pending: list[tuple[Tensor, list[tuple[int, int, Tensor]], str]] = []
         self._gradients = _Gradients()
         self._buffers: _Buffers | None = None  # if the module has any
@@ -101,15 +98,15 @@ class Guard(pl.Callback):
 
     @property
     def skipped_steps(self) -> int:
-        """See above. Collective, as `settle`."""
-        self.settle()
+        """See above. Collective, as `count_skipped`."""
+        self.count_skipped()
         return self._skipped
 
     def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
-        """Compare what there is before the trainer runs. Collective.
+        """Compare the ranks before the trainer runs. Collective.
 
         Args:
-            options: all that the strategy and the trainer are told and must not differ.
+            options: options of the strategy and the trainer that must not differ.
 
         Raises:
             GuardError: ranks differ.
@@ -130,7 +127,7 @@ class Guard(pl.Callback):
         self._losses.clear()
         watched = self._config.mode != "off" and isinstance(trainer.model, DistributedDataParallel)
         self._ddp = trainer.model if watched else None
-        # in the order of DDP's own numbers
+        # as DDP numbers them
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
         self._buffers = _Buffers.from_module(module)
         self._begins = True
@@ -196,7 +193,7 @@ class Guard(pl.Callback):
                 self._buffers.put_back(bad)
             self._pending.append((bad, losses, _where(trainer)))
             if len(self._pending) == _PENDING:
-                self.settle()
+                self.count_skipped()
             return
         if self._are_finite(gradients, optimizer):
             self._in_a_row = 0
@@ -204,8 +201,8 @@ class Guard(pl.Callback):
         self._drop(optimizer)
         self._count(losses, _where(trainer))
 
-    def settle(self) -> None:
-        """Count the steps that a GPU has left out. Collective: there may be too many in a row."""
+    def count_skipped(self) -> None:
+        """Count the steps that a GPU has skipped. Collective: there may be too many in a row."""
         pending, self._pending = self._pending, []
         left_out = torch.stack([bad for bad, _, _ in pending]).tolist() if pending else []
         for bad, (_, losses, where) in zip(left_out, pending):
@@ -215,18 +212,17 @@ class Guard(pl.Callback):
                 self._in_a_row = 0
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.settle()
+        self.count_skipped()
         if self._contents:
             compare(self._exchange, {"contents": self._parameters(module)}, _where(trainer))
 
     def _parameters(self, module: nn.Module) -> fingerprint.FingerprintSection:
-        """What is in them, and whether the loss was changed."""
+        """Return the contents of the parameters, and whether the loss was changed."""
         changed, self._changed = bool(self._changed), torch.tensor(False)
         named = ((f"contents of {name}", parameter) for name, parameter in _whole(module))
         return {"loss changed": json.dumps(changed), **fingerprint.contents(named)}
 
     def state_dict(self) -> dict[str, int]:
-        # which counts first those that are not known yet
         return {"skipped_steps": self.skipped_steps, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -243,8 +239,8 @@ class Guard(pl.Callback):
         if self._contents:
             sections["contents"] = self._parameters(module)
         compare(self._exchange, sections, _where(trainer))
-        # Lightning enters autocast around training_step, which may do so itself: only where the
-        # model runs is it as it is. Compared later, since a rank may not come to this place.
+        # training_step may enter autocast, too, so its state is read where the model runs. It is
+        # compared later, since a rank may not reach this point.
         self._numerics = {}
 
         def note(*_: Any) -> None:
@@ -260,20 +256,16 @@ class Guard(pl.Callback):
             found = _UNUSED.search(str(error))
             if found is None:
                 raise
-            names = [self._names[int(number)] for number in found[1].split()]
-            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            rank = self._exchange.world.rank
-            raise GuardError(
-                f"no gradient for {', '.join(names[:10])}{more} on rank {rank}, for which the "
-                "others would wait",
-                where=_where(trainer),
-                remedy="set comm.find_unused_parameters: true, or use the parameter in every "
-                "branch of the model",
-                rank=rank,
+            raise no_gradient(
+                [self._names[int(number)] for number in found[1].split()],
+                self._exchange.world.rank,
+                "set comm.find_unused_parameters: true, or use the parameter in every branch of "
+                "the model",
+                _where(trainer),
             ) from None
 
     def _are_finite(self, gradients: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
-        """Collective where gradients are sharded: each rank sees a part of them only."""
+        """Return whether all gradients are finite. Collective if they are sharded."""
         finite = self._gradients.are_finite(gradients)
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if any(map(is_sharded, parameters)):
@@ -281,8 +273,8 @@ class Guard(pl.Callback):
         return finite
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:
-        # Lightning clips after this, and only then do optimizers look for gradients: those that
-        # are gone move neither parameters nor an optimizer's state, by weight decay neither
+        # without gradients an optimizer changes neither parameters, by weight decay either, nor its
+        # own state; Lightning clips after this
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
@@ -293,12 +285,12 @@ class Guard(pl.Callback):
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row == 1:
-            log.warning("%s left out: its gradient is not finite", where)
+            log.warning("%s skipped: its gradient is not finite", where)
         if self._in_a_row > self._config.nan_steps:
             raise self._not_finite(losses, where)
 
     def _not_finite(self, losses: list[tuple[int, int, Tensor]], where: str) -> GuardError:
-        """The error about steps in a row. Collective: only now does it matter whose they were."""
+        """Return the error about steps in a row, with the ranks whose loss was bad. Collective."""
         bad = [(e, s) for e, s, loss in losses if not math.isfinite(loss)]
         epoch, step = bad[0] if bad else losses[-1][:2]
         own = torch.tensor([[bool(bad), epoch, step]])
@@ -314,23 +306,21 @@ class Guard(pl.Callback):
             f"the gradient was not finite in {self._in_a_row} steps in a row (guard.nan_steps: "
             f"{limit}): {cause}, in epoch {epoch}, batch {step}",
             where=where,
-            remedy="lower train.lr, set train.clip, take a precision with a wider range (fp32, "
+            remedy="lower train.lr, set train.clip, use a precision with a wider range (fp32, "
             "bf16-mixed), or look for values in the data that are not finite",
             rank=ranks[0] if ranks else None,
         )
 
 
 class _Buffers:
-    """What a module's buffers held when a window of batches began.
+    """Copies of a module's buffers at the beginning of a window of batches.
 
-    Running statistics (batch normalisation) are written by the forward pass, long before it is
-    known whether the step is made, and what is not finite would stay in them for good.
-
-    Each rank keeps its own: DDP sends rank 0's around in the next window's first forward pass,
-    as it would have without the step.
+    The forward pass updates running statistics (batch normalization) before it is known whether the
+    step is skipped, and values that are not finite would stay in them. Each rank keeps its own: DDP
+    copies rank 0's in the next window's first forward pass.
 
     Args:
-        buffers: of one type and device each, so that a copy is one kernel on a GPU.
+        buffers: groups of one dtype and device each, so that a copy is one kernel on a GPU.
     """
 
     def __init__(self, buffers: list[list[Tensor]]):
@@ -338,7 +328,7 @@ class _Buffers:
 
     @classmethod
     def from_module(cls, module: nn.Module) -> _Buffers | None:
-        """Of those that are floating-point, and of the counts beside them; None without any."""
+        """Copy floating-point buffers and their counts; return None if there are none."""
         groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for name, buffer in module.named_buffers():
             moves = buffer.is_floating_point() or name.endswith("num_batches_tracked")
@@ -351,7 +341,7 @@ class _Buffers:
             compat.copy_all(copies, own)
 
     def put_back(self, bad: Tensor | None = None) -> None:
-        """``bad``: whether they are to be; None: they are."""
+        """Restore the buffers; with ``bad``, a tensor of 0 or 1, only if that is 1."""
         for own, copies in self._pairs:
             if bad is not None:
                 copies = [torch.where(bad > 0, a, b) for a, b in zip(copies, own)]
@@ -359,12 +349,12 @@ class _Buffers:
 
 
 def _whole(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that every rank has."""
+    """Return the unsharded parameters."""
     return ((name, p) for name, p in module.named_parameters() if not is_sharded(p))
 
 
 def _local(gradient: Tensor) -> Tensor:
-    """This rank's own part of it, if it is sharded, in the same memory."""
+    """Return this rank's shard of a gradient, in the same memory."""
     part: Tensor = gradient.to_local() if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
     return part
 
@@ -376,8 +366,8 @@ def _where(trainer: pl.Trainer) -> str:
 def _decides_itself(
     optimizer: torch.optim.Optimizer, gradients: list[Tensor], module: pl.LightningModule
 ) -> bool:
-    """Whether the optimizer's kernel may leave out a step that nobody has looked at: adam's on a
-    GPU, where all ranks have all gradients, and no learned rows go with the parameters."""
+    """Return whether the optimizer's kernel can skip a step itself: adam's on a GPU, if all ranks
+    have all gradients, and no embedding tables are trained."""
     return (
         type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
         and all(group["fused"] for group in optimizer.param_groups)
@@ -393,8 +383,8 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 def _rescale(gradients: list[Tensor], module: Any) -> bool:
-    """Make up for samples that were left out; whether there were any others."""
-    known = getattr(module, "window_scale", None)  # not every module knows of samples left out
+    """Rescale gradients for skipped samples; return whether other samples were left."""
+    known = getattr(module, "window_scale", None)  # a user's module may have none
     scale: float = known() if known else 1.0
     if scale == 0 or not math.isfinite(scale):
         return False
@@ -405,19 +395,19 @@ def _rescale(gradients: list[Tensor], module: Any) -> bool:
 
 
 class _Gradients:
-    """Tells whether all elements of gradients are finite, exactly, for the price of one sum.
+    """Checks exactly, for the price of one sum, whether all elements of gradients are finite.
 
-    Such a sum, or norm, is not finite if an element is not. Only the reverse may fail, by
-    overflow, which might depend on the processor; so then the elements are looked at.
+    A sum, or norm, is not finite if an element is not. The reverse may fail by overflow, which
+    might depend on the processor, so then the elements are checked.
 
-    On a CPU most parameters have so few elements that to call torch costs more than to add them
-    up. So gradients that fill one storage, as in DDP's buckets, are added up as one tensor, which
-    is remembered for as long as they lie where they lay.
+    On a CPU most parameters have so few elements that a call of torch costs more than their sum. So
+    gradients that fill one storage, as in DDP's buckets, are summed as one tensor, which is cached
+    while their addresses stay the same.
     """
 
     def __init__(self) -> None:
         self._places: list[int] = []
-        self._merged: list[Tensor] = []  # holds the storage, so that no other takes its place
+        self._merged: list[Tensor] = []  # keeps the storage, so that no other one gets its address
 
     def are_finite(self, gradients: list[Tensor]) -> bool:
         if not gradients:
@@ -439,18 +429,18 @@ class _Gradients:
 
 
 def not_finite(gradients: list[Tensor]) -> Tensor:
-    """Whether an element of any is not finite, 1 or 0: float32 ``[]`` on their device, which is
-    not waited for."""
+    """Return 1 if an element of any gradient is not finite, else 0: float32 ``[]`` on their device,
+    without waiting for it."""
     return (~_norms(gradients).isfinite()).float()
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:
-    """Not by the kernel of torch's gradient scaler, which has no bf16 (pytorch#127176)."""
+    # the kernel of torch's gradient scaler has no bf16 (pytorch#127176)
     return torch.stack([norm.float() for norm in compat.norms(gradients)]).sum()
 
 
 def _merge(gradients: list[Tensor]) -> list[Tensor]:
-    """The same elements in fewer tensors, where gradients fill a storage together."""
+    """Return one tensor for all gradients that fill a storage together."""
     by_storage: dict[int, list[Tensor]] = {}
     for gradient in gradients:
         by_storage.setdefault(gradient.untyped_storage().data_ptr(), []).append(gradient)

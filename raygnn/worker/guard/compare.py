@@ -1,7 +1,7 @@
-"""Whether all ranks say the same of themselves, and, where they do not, who says what.
+"""Comparison of the ranks' fingerprints.
 
-As long as they agree, one all-reduce of two numbers says so. Else each rank sends its whole
-description to all others, some 100 bytes for each parameter, and all come to the same conclusion.
+While they agree, that takes one all-reduce of two numbers. Else each rank sends its fingerprint to
+all ranks, some 100 bytes per parameter, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.guard.fingerprint import Sections, hash64
 
 LISTED = 10  # differences in a message
-_LONGEST = 300  # characters of a key or a value that travel
+_LONGEST = 300  # characters of a key or a value that are sent
 
 FingerprintEntry = tuple[str, str, str]  # section, key and value
 
@@ -46,11 +46,10 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """What ranks say of one thing, where they do not say the same.
+    """Entry in which ranks differ.
 
     Attributes:
-        by_field: field ("" = the whole) → texts and the ranks that say them; what most say
-            comes first.
+        by_field: field ("" = the whole value) → values with their ranks, the most frequent first.
     """
 
     section: str
@@ -67,21 +66,20 @@ class Difference:
 
     @property
     def odd(self) -> int:
-        """The rank to blame: of the fewest that say something, the lowest."""
+        """Rank to blame: the lowest one with the rarest value."""
         groups = next(iter(self.by_field.values()))
         return min((len(ranks), ranks[0]) for _, ranks in groups)[1]
 
 
 def compare(exchange: Exchange, sections: Sections, where: str) -> None:
-    """Raise on every rank if not all ranks describe the same. Collective; bounded by the
-    group's timeout.
+    """Raise on every rank if ranks differ. Collective; bounded by the group's timeout.
 
     Args:
-        sections: what this rank says of itself (see :mod:`fingerprint`).
-        where: when this is, for the message.
+        sections: this rank's fingerprint, see `raygnn.worker.guard.fingerprint`.
+        where: point in training, for the message.
 
     Raises:
-        GuardError: the same on all ranks: what differs, on which ranks, what to do.
+        GuardError: equal on all ranks: what differs, on which ranks, what to do.
     """
     if exchange.world.size == 1:
         return
@@ -92,31 +90,31 @@ def compare(exchange: Exchange, sections: Sections, where: str) -> None:
 
 
 def _max(exchange: Exchange, values: Tensor) -> Tensor:
-    """The largest of any rank, elementwise, in place."""
+    """Return the elementwise maximum over the ranks, in place."""
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=exchange.group)
     return values
 
 
-# What follows is pure, so that ranks come to the same conclusion from the same numbers.
+# The rest is pure, so that all ranks come to the same conclusion.
 
 
 def both_ends(value: int) -> Tensor:
-    """Two numbers whose maxima over the ranks tell the largest and the smallest value."""
-    return torch.tensor([value, ~value])  # ~v = -v - 1: the order turned round, exactly
+    """Return two numbers whose maxima over the ranks yield the largest and the smallest value."""
+    return torch.tensor([value, ~value])  # ~v = -v - 1 reverses the order exactly
 
 
 def differ(largest: Tensor) -> bool:
-    """Whether ranks differ; ``largest``: the maxima of all ranks' `both_ends`."""
+    """Return whether ranks differ; ``largest``: maxima of all ranks' `both_ends`."""
     return bool(largest[0] != ~largest[1])
 
 
 def entries(sections: Sections) -> list[FingerprintEntry]:
-    """Section, key and value, in order."""
+    """Return section, key and value of all entries, in order."""
     return [(s, k, v) for s, section in sections.items() for k, v in section.items()]
 
 
 def excerpt(sections: Sections) -> list[FingerprintEntry]:
-    """The entries, with long texts cut."""
+    """Return the entries, with long texts cut."""
     return [
         (name, _cut(key), value if len(value) <= _LONGEST else json.dumps(_cut(value)))
         for name, key, value in entries(sections)
@@ -124,8 +122,8 @@ def excerpt(sections: Sections) -> list[FingerprintEntry]:
 
 
 def differences(said: Sequence[Sequence[Sequence[str]]]) -> list[Difference]:
-    """What differs between the ranks' entries, in the order of the first rank that has them; of the
-    same entries in another order, what stands in the same places."""
+    """Return the differences between the ranks' entries, in the order of the first rank that has
+    them; or, of equal entries in another order, the differences by position."""
     ranks: list[Mapping[tuple[str, str], str]] = [
         {(name, key): value for name, key, value in rank} for rank in said
     ]
@@ -139,7 +137,7 @@ def differences(said: Sequence[Sequence[Sequence[str]]]) -> list[Difference]:
 
 
 def _places(rank: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
-    """What stands where, counted by kind: "parameter 3" → its name."""
+    """Return position, counted by kind → name, as in "parameter 3"."""
     places: dict[tuple[str, str], str] = {}
     counts: Counter[str] = Counter()
     for _, key in rank:
@@ -150,11 +148,11 @@ def _places(rank: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
 
 
 def disagreement(said: Sequence[Sequence[Sequence[str]]], where: Sequence[str]) -> GuardError:
-    """The error that tells what ranks differ in.
+    """Return the error about ranks that differ.
 
     Args:
-        said: per rank, its entries as section, key and value.
-        where: per rank, when it spoke.
+        said: entries of each rank, as section, key and value.
+        where: point in training of each rank.
     """
     differing = differences(said)
     listed = [str(difference) for difference in differing[:LISTED]]
@@ -170,7 +168,7 @@ def disagreement(said: Sequence[Sequence[Sequence[str]]], where: Sequence[str]) 
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``[0]`` → "rank 0", ``[0, 1, 2, 5]`` → "ranks 0-2 and 5"; sorted input."""
+    """Return ``[0]`` as "rank 0", ``[0, 1, 2, 5]`` as "ranks 0-2 and 5"; sorted input."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -186,7 +184,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[int]]]]:
-    """Field → who says what, of the fields in which ranks differ."""
+    """Return field → values with their ranks, of the fields in which ranks differ."""
     if len(set(values)) == 1:
         return {}
     if None in values:
@@ -202,13 +200,13 @@ def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[in
 
 
 def _groups(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Each value, given as JSON, with the ranks that say it; the most first, then the lowest."""
+    """Return each value (JSON) with its ranks: the most frequent first, then by rank."""
     by_text: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         by_text.setdefault(text, []).append(rank)
     groups = sorted(by_text.items(), key=lambda item: (-len(item[1]), item[1][0]))
     plain = [_unquoted(text) for text, _ in groups]
-    if len(set(plain)) == len(groups):  # not where the number 1 is held against the text "1"
+    if len(set(plain)) == len(groups):  # not if the number 1 differs from the text "1"
         groups = [(text, ranks) for text, (_, ranks) in zip(plain, groups)]
     return groups
 
@@ -219,7 +217,7 @@ def _unquoted(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text, or its beginning and a hash of all of it."""
+    """Return the text, or its beginning and a hash of all of it."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST - 24]}… #{hash64(text) & (1 << 64) - 1:016x}"

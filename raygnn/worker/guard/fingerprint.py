@@ -1,8 +1,8 @@
-"""What a rank is about to do, as text: sections of ``key -> value``, the same on all ranks.
+"""Fingerprint of what a rank is about to do: sections of ``key -> value`` texts.
 
-A key names the thing ("parameter model.layers.0.weight", "batch x/_N"); a value is JSON: one
-value, or an object of fields of which each is compared alone. Only what must agree is in it:
-neither the rank, nor its device's number, nor how many rows its batch has.
+A key names an object ("parameter model.layers.0.weight", "batch x/_N"). A value is JSON: one value,
+or an object whose fields are compared one by one. It holds only what must be equal on all ranks,
+and so no rank, no number of a device, and no number of rows of a batch.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from raygnn import __version__
 from raygnn.sampling.batch import Share
 
-FingerprintSection = dict[str, str]  # in an order that counts
+FingerprintSection = dict[str, str]  # the order is compared, too
 Sections = dict[str, FingerprintSection]
 
-# which dimension of a share's tensor counts rows, where it is not the first: it differs per rank
+# dimension of a share's tensor that counts rows, and so differs between ranks, if not the first
 _ROWS = {"pairs": 1}
-_PART = re.compile(r"^parts/[^/]*/")  # of one of several tasks, whose tensors have the same names
+_PART = re.compile(r"^parts/[^/]*/")  # tensors of several tasks have the same names
 
 
 def hash64(value: Any) -> int:
-    """The hash of anything that JSON can say, a signed number of 64 bits; order counts."""
+    """Return the hash of a JSON value as a signed 64-bit number; the order of keys counts."""
     digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def parameters(module: nn.Module) -> FingerprintSection:
-    """Parameters and buffers, in the order of their registration, in which DDP reduces them."""
+    """Describe parameters and buffers, in the order in which DDP reduces them."""
     named: list[tuple[str, str, Tensor]] = [
         ("parameter", *pair) for pair in module.named_parameters()
     ]
@@ -55,7 +55,7 @@ def parameters(module: nn.Module) -> FingerprintSection:
 
 
 def contents(named: Iterable[tuple[str, Tensor | None]]) -> FingerprintSection:
-    """A sum over the bits of each tensor: another one where a number is another."""
+    """Return a sum over the bits of each tensor, which differs if a number does."""
     found = {name: _bits(tensor) for name, tensor in named if tensor is not None}
     sums = torch.stack(list(found.values())).tolist() if found else []  # at once
     return {name: _text(total) for name, total in zip(found, sums)}
@@ -69,12 +69,12 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def options(values: Mapping[str, Any]) -> FingerprintSection:
-    """What DDP and the trainer are told: numbers, texts, functions by their names."""
+    """Describe options of DDP and the trainer: numbers, texts, functions by their names."""
     return {f"option {name}": _text(_plain(values[name])) for name in sorted(values)}
 
 
 def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> FingerprintSection:
-    """Kind and hyperparameters of each group, and which parameters it holds."""
+    """Describe each optimizer: its kind, and hyperparameters and parameters of each group."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     section: FingerprintSection = {}
     for number, optimizer in enumerate(found):
@@ -91,7 +91,7 @@ def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> Fin
 
 
 def numerics() -> FingerprintSection:
-    """Autocast, as it is where this is called, and torch's other switches of arithmetic."""
+    """Describe the current autocast, and torch's other switches of arithmetic."""
     section = {}
     for device in ("cpu", "cuda"):
         enabled = torch.is_autocast_enabled(device)
@@ -108,9 +108,9 @@ def software() -> FingerprintSection:
 
 
 def batch(share: Share) -> FingerprintSection:
-    """Every tensor in a share: dtype, number of dimensions, shape of a row, kind of device.
+    """Describe every tensor in a share: dtype, dimensions, shape of a row, kind of device.
 
-    How many rows it has is each rank's own affair, also if there are none.
+    The number of rows may differ between ranks.
     """
     section = {}
     for path, tensor in tensors(share):
@@ -127,12 +127,7 @@ def batch(share: Share) -> FingerprintSection:
 
 
 def position(world: int, step: int, share: Share | None = None) -> FingerprintSection:
-    """Where a rank stands.
-
-    Args:
-        world: number of ranks.
-        step: optimizer steps so far.
-    """
+    """Describe a rank's position; ``step``: optimizer steps so far."""
     section = {"world size": _text(world), "global step": _text(step)}
     if share is not None:
         for name in ("epoch", "step", "total", "window"):
@@ -141,7 +136,7 @@ def position(world: int, step: int, share: Share | None = None) -> FingerprintSe
 
 
 def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a nesting of dataclasses, dicts, lists and tuples, with its key path."""
+    """Yield every tensor in nested dataclasses, mappings, lists and tuples, with its key path."""
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -158,11 +153,11 @@ def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON says it; of objects their kind alone, since a repr may hold an address."""
+    """Return a value as plain JSON; objects by their type, since a repr may hold an address."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return repr(value)  # also of what is not finite
+        return repr(value)  # also if it is not finite
     if isinstance(value, torch.device):
         return value.type
     if isinstance(value, torch.dtype):

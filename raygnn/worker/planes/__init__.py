@@ -1,4 +1,4 @@
-"""A rank's data plane: `plane` says what it is, the others are one for each kind of seeds."""
+"""Data planes of a rank: their interface `plane`, and one module for each kind of seeds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def open_plane(job: Job, ranks: Ranks) -> Plane:
-    """The data plane of a job's task.
+    """Open the data plane of a job's task.
 
     Raises:
-        DataError: the data can not be read, or not be used.
+        DataError: the data cannot be read or used.
     """
     if job.goals:
         from raygnn.worker.planes.multitask_plane import MultitaskPlane

@@ -1,7 +1,7 @@
-"""What of a batch is made on the GPU: where neighbours are drawn, and where rows are read.
+"""Which parts of a batch the GPU builds: where neighbours are sampled, and where rows are read.
 
-All ranks do alike. What ``auto`` would have done on the GPU is done once both ways before the first
-batch, and stays with the CPU if it fails there or differs.
+All ranks decide alike. With ``auto``, GPU and CPU do the same work once before the first batch; the
+CPU stays responsible if the GPU fails or its result differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KINDS = ("gpu", "pinned", "cpu")  # where rows are read, from the nearest
+_KINDS = ("gpu", "pinned", "cpu")  # memory of the rows, the nearest first
 _TRIED = 64  # nodes of each type that are sampled both ways
 
 log = logging.getLogger("raygnn")
@@ -39,14 +39,14 @@ log = logging.getLogger("raygnn")
 
 @dataclass(frozen=True)
 class Room:
-    """What of the data there is room for, and where.
+    """Memory with capacity for the data.
 
     Attributes:
-        structure: where the in-edge lists lie: "gpu"; "pinned", page-locked in the host's memory;
-            or "cpu", where neither has room.
-        rows: where the rows of this host do, likewise; pinned ones once for all of its ranks.
-        near: the share of the rows that lie in the GPU's memory.
-        copies: whether each rank can have page-locked rows of its own beside those.
+        structure: memory of the in-edge lists: "gpu"; "pinned", page-locked memory of the host; or
+            "cpu" if neither has capacity.
+        rows: memory of the rows of this host, likewise; pinned ones once for all of its ranks.
+        near: share of the rows that fit the GPU's memory.
+        copies: each rank can have page-locked rows of its own besides.
     """
 
     structure: str
@@ -56,9 +56,10 @@ class Room:
 
     @staticmethod
     def from_sizes(free: int, host: int, ranks: int, structure: int, rows: int) -> Room:
-        """Half of ``free`` bytes of the GPU is for the data, and half of that at most for the
-        structure; the model, its optimizer and the batches have the rest. Of the ``host`` bytes
-        for its ranks half, since torch locks pages by powers of two, and each rank the structure's.
+        """Divide memory: half of the ``free`` bytes of the GPU is for the data, and at most half of
+        that for the structure; the model, its optimizer and the batches have the rest. Half of the
+        ``host`` bytes may be locked, since torch locks pages by powers of two, and each rank locks
+        the structure's.
         """
         left, locked = free // 2, host // 2
         fits = structure <= left // 2
@@ -74,10 +75,11 @@ class DevicePath:
     """Decides for a rank's batches. Collective, on the control group.
 
     Args:
-        rows: bytes of the rows that are on this host, cached ones of other hosts included.
+        rows: bytes of the rows on this host, including cached ones of other hosts.
 
     Attributes:
-        draws: whether the GPU draws; features: where rows are read, "gpu", "pinned" or "cpu".
+        draws: the GPU samples.
+        features: memory that rows are read from, "gpu", "pinned" or "cpu".
     """
 
     def __init__(self, config: Config, shard: Shard, ranks: Ranks, rows: int):
@@ -99,17 +101,17 @@ class DevicePath:
         wanted = sampling.features_on
         kinds = _KINDS[_KINDS.index(self._room.rows) :] if wanted == "auto" else (wanted, "cpu")
         why = triton if kinds[0] == "pinned" else None
-        # training would wait for rows that the thread which prepares batches fetches meanwhile
+        # training would wait for rows that the prefetch thread fetches meanwhile otherwise
         if wanted == "auto" and self._over and self._over.device.type != self._device.type:
             why = "other hosts have some of the rows, and NCCL does not connect them"
         self.features = self._chosen("features_on", wanted, why, kinds)
 
     def _chosen(self, key: str, wanted: str, why: str | None, kinds: Sequence[str]) -> str:
-        """Where something is done: as wanted, or as near to the GPU as all ranks can."""
+        """Return the choice of all ranks: as wanted, or as near to the GPU as all of them can."""
         if wanted == "cpu":
             return "cpu"
         if why and wanted != "auto":
-            message = f"{wanted} cannot be had: {why}"
+            message = f"{wanted} is not available: {why}"
             raise ConfigError(message, where=f"sampling.{key}", remedy="set it to auto or cpu")
         here = "cpu" if why else kinds[0]
         order = [*_KINDS]
@@ -119,13 +121,13 @@ class DevicePath:
 
     @property
     def used(self) -> bool:
-        """Whether anything of a batch is made on the GPU."""
+        """True if the GPU builds a part of a batch."""
         return self.draws or self.features != "cpu"
 
     def sampler(
         self, like: NeighborSampler, fanouts: Sequence[Fanout], *, seed: int, once: bool
     ) -> NeighborSampler | DeviceSampler:
-        """What draws as ``like`` does, where it was decided."""
+        """Return a sampler on the chosen device with the results of ``like``."""
         if not self.draws:
             return like
 
@@ -152,8 +154,8 @@ class DevicePath:
     def store(
         self, like: FeatureStore, near: Callable[[float], Mapping[str, np.ndarray]]
     ) -> FeatureStore | DeviceFeatures:
-        """What reads the rows of ``like``, where it was decided; ``near``: the share of all rows
-        that lie in the GPU's memory → which ones."""
+        """Return a store on the chosen device with the rows of ``like``; ``near``: share of all rows
+        that fit the GPU's memory → which ones."""
         if self.features == "cpu":
             return like
 
@@ -175,7 +177,7 @@ class DevicePath:
                         raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
             return True
 
-        # what one rank may fail in, and what waits for all of them, are tried one after the other
+        # try what may fail on one rank and what waits for all ranks one after the other
         made = self._tried("features_on", make)
         begun = self._tried("features_on", lambda: made.begin(ids)) if made else None
         if made is None or begun is None:
@@ -187,17 +189,17 @@ class DevicePath:
         return made if done else like
 
     def _tried(self, key: str, make: Callable[[], T]) -> T | None:
-        """What was made; None: not on all ranks, where that may be.
+        """Return the result of ``make``; None if a rank failed, unless the configuration insists.
 
         Raises:
-            TrainingError: it was not, and the configuration insists.
+            TrainingError: a rank failed, and the configuration insists.
         """
         made, failure = None, None
         try:
             made = make()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # other streams read it
-        except Exception as error:  # whatever a compiler or a driver raises
+        except Exception as error:  # of a compiler or a driver
             failure = error
         if not self._ranks.control.max(int(failure is not None)):
             return made
@@ -206,17 +208,17 @@ class DevicePath:
             raise TrainingError(
                 text, where=f"sampling.{key}", remedy="set it to auto or cpu"
             ) from failure
-        log.warning("sampling.%s: the CPU does it after all: %s", key, text)
+        log.warning("sampling.%s: falling back to the CPU: %s", key, text)
         return None
 
 
 def _free(device: torch.device) -> int | None:
-    """Bytes of a GPU's memory that nothing has; None: it is no GPU."""
+    """Return the free bytes of a GPU's memory; None for another device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _not_drawn(shard: Shard) -> str | None:
-    """What the data have against drawing on a GPU."""
+    """Return why the data cannot be sampled on a GPU, or None."""
     if not shard.replicated:
         return "each host holds its own part of the structure (sampling.topology)"
     if any(rows.carried for rows in shard.topology.values()):

@@ -1,4 +1,4 @@
-"""The data plane of a graph whose edges are the seeds."""
+"""Data plane of a graph whose edges are the seeds."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from raygnn.worker.planes.vocabulary import count_numbers
 class EdgePlane(PartitionPlane):
     """A shard of one graph, whose edges are the seeds.
 
-    Messages pass along the edges that are not for validation or test (``shard``); what is to be
-    predicted are the edges of one type, all of them (``edges``).
+    Messages pass along the edges that are not held out (``shard``). Seeds are edges of one type,
+    all of which are in ``edges``.
     """
 
     @property
@@ -67,8 +67,7 @@ class EdgePlane(PartitionPlane):
         return self.target.etype
 
     @property
-    def of(self) -> str:
-        """See `PartitionPlane`."""
+    def seed_type(self) -> str:
         return etype_str(self.etype)
 
     @property
@@ -77,7 +76,7 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def edges(self) -> OwnedEdges:
-        """All edges of the type. Collective."""
+        """This rank's edges of the type. Collective."""
         target, task = self.target, self.config.task
         read = self.config.model.decoder_feature_names
         arrays = [target.relation, None if task.of_links else task.target, self._when]
@@ -92,42 +91,41 @@ class EdgePlane(PartitionPlane):
         edges = OwnedEdges(shard, self.control, self.etype)
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
-            times = times_of(stored, f"edge type {self.of!r}", self.time)
-            self.clock.check(times, self.of, self.time)
+            times = times_of(stored, f"edge type {self.seed_type!r}", self.time)
+            self.clock.check(times, self.seed_type, self.time)
             latest = int(times.max()) if len(times) else np.iinfo(np.int64).min
             self.sizes.latest[self.job.task] = self.control.max(latest)
         return edges
 
     @property
     def _when(self) -> str | None:
-        """Array of the edges' times, also where all are predicted at one; None = they have none."""
+        """Array of the edges' times, also if all seeds have one; None = there is none."""
         time = self.config.sampling.time
         return None if time is None else time.seeds or time.edges
 
     @property
     def _width(self) -> int:
-        """Of what the decoder reads of the edges themselves."""
+        """Width of the edge features that the decoder reads."""
         read = self.config.model.decoder_feature_names
         return self.edges.column(JOINED).shape[1] if read else 0
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the own edges: see `labels_of`."""
+        """Labels of the owned edges: see `labels_of`."""
         name, edges = self.config.task.target, self.edges
         stored = torch.from_numpy(np.array(edges.column(name))) if name in edges else None
         return self.labels_of(stored, len(edges.src))
 
     @cached_property
     def relations(self) -> int:
-        """How many there are, at least 1. Collective."""
+        """Number of relations, at least 1. Collective."""
         name = self.target.relation
         if name is None:
             return 1
         count = count_numbers(self.etype, name, self.edges.column(name), self.control)
-        return self.settle("relations of the edges to predict", count)
+        return self.resolve("relations of the edges to predict", count)
 
     def task(self) -> TaskModule:
-        """See `Plane`."""
         config, etype = self.config, self.etype
         first, *others = self.ntypes
         schema, kind = self.schema(first, config.model.hidden, tuple(others)), self.decoder
@@ -141,7 +139,7 @@ class EdgePlane(PartitionPlane):
         return self._finish(self.task_of(model))
 
     def task_of(self, model: nn.Module | None) -> TaskModule:
-        """The task with a model."""
+        """Return the task with a model."""
         task = self.config.task
         loss: Any
         if isinstance(task, LinkPrediction):
@@ -151,28 +149,28 @@ class EdgePlane(PartitionPlane):
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
-        """Labels of the own edges to train on."""
+        """Return the labels of the owned training edges."""
         return self.labels[self._chosen("train")]
 
     @cached_property
     def out_features(self) -> int:
-        """Classes or numbers of an edge; 1 of links. Collective."""
+        """Number of classes, or width of a regression target; 1 for links. Collective."""
         task = self.config.task
         if task.classifies:
             return self.classes(self.labels)
         if task.of_links:
             return 1
         numbers = self.control.max(self.labels[:1].numel() if len(self.labels) else 1)
-        return self.settle("numbers", numbers)
+        return self.resolve("numbers", numbers)
 
     @property
     def ntypes(self) -> list[str]:
-        """The node types whose outputs are needed."""
+        """Node types with outputs."""
         return list(dict.fromkeys(self._ntypes.values()))
 
     @property
     def decoder(self) -> str:
-        """Its kind."""
+        """Kind of the decoder."""
         links = "distmult" if self.target.relation is not None else "dot"
         return self.config.model.decoder or (links if self.config.task.of_links else "mlp")
 
@@ -185,13 +183,12 @@ class EdgePlane(PartitionPlane):
         return EdgeHead(self.etype, decoder, links=links)
 
     def batches(self, task: TaskModule) -> BatchMaker:
-        """See `Plane`."""
         assert isinstance(task.model, EdgeModel)
         seeds, own, share = self.seeds()
         return self.make_batches(task.model.encoder, seeds, own, share)
 
     def warnings(self) -> list[str]:
-        """See `Plane`: of the ends that messages reach, those of the edges' targets."""
+        """See `Plane`; whether messages reach the seeds is checked at the edges' targets."""
         own = self._chosen("train")
         times = None
         if self.time is not None:
@@ -221,17 +218,17 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def _timed(self) -> TimedEdges:
-        """What runs the model over edges at their times."""
+        """Runs the model over edges at their times."""
         seeds = partial(self._seeds, self.edges)
         given = self.config, self.edges, self.inference, self.ranks.device, seeds
         return TimedEdges(*given, self.positive)
 
     @cached_property
     def _listed(self) -> dict[str, ListedNegatives]:
-        """What `Job.negatives` has, of this rank's edges. Collective.
+        """Lists of `Job.negatives` for this rank's edges, by use. Collective.
 
         Raises:
-            DataError: it does not fit the edges, or has some of them.
+            DataError: a list does not fit the edges, or holds existing ones.
         """
         edges, relation = self.edges, self.target.relation
         kinds = None if relation is None else edges.column(relation).astype(np.int64)
@@ -239,11 +236,11 @@ class EdgePlane(PartitionPlane):
         for name, lists in self.job.negatives.items():
             if lists.pairs is not None and (name == TRAINING or self.time or relation):
                 message = "it has no lists for each edge, as training, times and relations need"
-                remedy = "give source_neg or target_neg of each edge"
+                remedy = "provide source_neg or target_neg for each edge"
                 raise lists.error(message, remedy)
             if id(lists) not in found:
                 listed = find_lists(lists, self.shard, self.control, self._ntypes, edges, kinds)
-                if lists.digest and self.time is None:  # at other times there may be such edges
+                if lists.digest and self.time is None:  # such edges may exist at other times
                     self._ranking.check_absent(listed)
                 found[id(lists)] = listed
         return {name: found[id(lists)] for name, lists in self.job.negatives.items()}
@@ -257,7 +254,7 @@ class EdgePlane(PartitionPlane):
     ) -> EdgeSeeds:
         config = self.config.task
         assert isinstance(config, EdgeTaskConfig)
-        # what is before an edge is neither it nor its reverse
+        # with times, an edge sees neither itself nor its reverse anyway
         exclude = None if config.exclude == "none" or self.config.ordered else config.exclude
         return EdgeSeeds(
             edges if listed is None else edges.listing(listed.rows),
@@ -272,7 +269,6 @@ class EdgePlane(PartitionPlane):
         )
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        """See `Plane`."""
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
         listed, lists = self._listed.get(split), own
@@ -312,8 +308,8 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def _evaluation(self) -> Negatives | None:
-        """What draws nodes that each edge is ranked among, the same in each evaluation; None = all
-        nodes are. Collective."""
+        """Samples the ranking candidates of each edge, equal in each evaluation; None = all nodes
+        are candidates. Collective."""
         task, seed = self.config.task, self.config.train.seed
         assert isinstance(task, LinkPrediction)
         number, kind = task.ranking.candidates, NegativesConfig()
@@ -326,7 +322,7 @@ class EdgePlane(PartitionPlane):
     def _candidates(
         self, own: np.ndarray, listed: ListedNegatives | None, rows: np.ndarray
     ) -> Candidates | None:
-        """Among which own edges are ranked; ``rows``: their lists. None = all nodes."""
+        """Return the ranking candidates of owned edges; None = all nodes. ``rows``: their lists."""
         if listed is not None:
             return Candidates(rows, listed.nodes, listed.width, False)
         if (draw := self._evaluation) is None:
@@ -335,7 +331,7 @@ class EdgePlane(PartitionPlane):
         return Candidates(numbers, lambda of, _: draw.draw_each(0, 0, of), draw.number, True)
 
     def read(self, split: str) -> dict[str, np.ndarray]:
-        """Node type → global ids of the nodes whose rows an evaluation reads: of links all owned
+        """Return node type → global ids of the nodes that an evaluation needs: for links all owned
         ones, which are ranked, else the ends of the split's edges."""
         if not self.config.task.of_links:
             return self._ends(self._chosen(split))
@@ -343,14 +339,14 @@ class EdgePlane(PartitionPlane):
         return {t: shard.first(t) + np.arange(shard.owned(t)) for t in self.ntypes}
 
     def _ends(self, own: np.ndarray) -> dict[str, np.ndarray]:
-        """Node type → global ids of the ends of own edges, each once."""
+        """Return node type → unique global ids of the ends of owned edges."""
         nodes: dict[str, np.ndarray] = {}
         for ids, ntype in zip((self.edges.src[own], self.edges.dst[own]), self._ntypes.values()):
             nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         return nodes
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """See `Plane`: the rows of nodes that the decoder is given."""
+        """Yield the node rows that the decoder reads: see `Plane`."""
         model = task.model
         assert isinstance(model, EdgeModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
@@ -360,12 +356,11 @@ class EdgePlane(PartitionPlane):
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[EdgePredictions]:
-        """See `Plane`."""
         model, edges, target = task.model, self.edges, self.target
         split = request.split
         assert isinstance(model, EdgeModel)
         own = np.arange(len(edges.src)) if split == "all" else self._in_split(split)
-        kind, when = f"edge type {self.of!r}", self._when
+        kind, when = f"edge type {self.seed_type!r}", self._when
         times = None
         if when is not None and (when in edges or request.since is not None):
             times = times_of(edges.column(when) if when in edges else None, kind, when)
@@ -403,53 +398,52 @@ class EdgePlane(PartitionPlane):
             )
 
     def count(self, split: str) -> int:
-        """See `Plane`."""
         return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
 
     @property
     def _unsplit(self) -> bool:
-        """Whether nobody says what the edges are for: of data that were not trained on."""
+        """True if the edges of a request's other data have no splits."""
         request = self.job.request
         others = request is not None and request.sizes is not None
         return others and self.target.split.shares == (0.0, 0.0)
 
     def _in_split(self, split: str) -> np.ndarray:
-        """Which of the own edges are in a split."""
+        """Return the positions of owned edges in a split."""
         if self._unsplit:
             return np.empty(0, np.int64)
         return self.edges.chosen(SPLITS.index(split))
 
     def _chosen(self, split: str) -> np.ndarray:
-        """Those of them that have a target."""
+        """Return the positions of owned edges in a split that have a target."""
         own = self._in_split(split)
         if self.config.task.of_links:
             return own
         return own[known(self.labels[torch.from_numpy(own)]).numpy()]
 
     def _sources(self, rows: Mapping[str, NodeRows], some: np.ndarray) -> Tensor:
-        """Rows of the sources of own edges, by their places, ``[n, D]``. Collective."""
+        """Return the rows of the sources of owned edges, ``[n, D]``. Collective."""
         ntype = self.etype[0]
         return self._of_sources(some, rows[ntype].select)
 
     def _numbers_of_sources(self, some: np.ndarray) -> Tensor:
-        """The user's numbers of the sources of own edges, int64 ``[n]``. Collective."""
+        """Return the original ids of the sources of owned edges, int64 ``[n]``. Collective."""
         first, original = self.shard.first(self.etype[0]), self.shard.original[self.etype[0]]
         return self._of_sources(
             some, lambda own: torch.from_numpy(original[own - first].astype(np.int64))
         )
 
     def _of_sources(self, some: np.ndarray, rows_of: Callable[[np.ndarray], Tensor]) -> Tensor:
-        """What their owners know of the sources of own edges. Collective."""
+        """Fetch rows of the sources of owned edges from their owners. Collective."""
         ids, place = np.unique(self.edges.src[some], return_inverse=True)
         bounds = self.shard.bounds[self.etype[0]]
         (rows,) = ask_owners(ids, bounds, self.control, lambda own: [rows_of(own)])
         return rows[torch.from_numpy(place)]
 
     def _outputs(self, model: EdgeModel, rows: Mapping[str, NodeRows], own: np.ndarray) -> Tensor:
-        """Outputs of own edges, float32 ``[n, out_features]``. Collective.
+        """Return outputs of owned edges, float32 ``[n, out_features]``. Collective.
 
         Args:
-            rows: node type → of the edges' ends.
+            rows: node type → rows of the edges' ends.
         """
         edges, device, target = self.edges, self.ranks.device, self.target
         decoder: Decoder = copy.deepcopy(model.decoder).float().eval()

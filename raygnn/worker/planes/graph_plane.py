@@ -53,12 +53,12 @@ log = logging.getLogger("raygnn")
 
 @dataclass
 class GraphPlane:
-    """A dataset of graphs, the same on every rank.
+    """A dataset of graphs, which every rank sees.
 
     Attributes:
-        pattern: the graph that all others must be like.
+        pattern: graph whose schema all graphs must have.
         inputs: node type → the arrays that the model reads.
-        edge_inputs: edge type → the same of edges, of the types that have any.
+        edge_inputs: edge type → the arrays that the model reads, if there are any.
     """
 
     job: Job
@@ -70,12 +70,12 @@ class GraphPlane:
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
-        """Map the collection, or make the user's dataset.
+        """Map the collection, or construct the user's dataset.
 
         Raises:
-            ConfigError: the dataset can not be imported or made.
-            DataError: it can not be read, or not be trained on.
-            Exception: whatever the user's dataset raises.
+            ConfigError: the dataset cannot be imported or constructed.
+            DataError: it cannot be read or trained on.
+            Exception: as the user's dataset does.
         """
         start = time.perf_counter()
         config = job.config
@@ -113,7 +113,6 @@ class GraphPlane:
         return self.job.config
 
     def task(self) -> TaskModule:
-        """See `Plane`."""
         config = self.config
         schema = self.schema
         model = build(config, lambda: build_graph_model(config.model, schema))
@@ -124,7 +123,7 @@ class GraphPlane:
 
     @cached_property
     def schema(self) -> GraphSchema:
-        """What the model must know. Collective."""
+        """Schema of the model. Collective."""
         pattern, model = self.pattern, self.config.model
         arrays, edge_arrays = pattern.node_data, pattern.edge_data
         widths, edge_widths = model.categories, model.edge_category_widths
@@ -148,16 +147,13 @@ class GraphPlane:
         )
 
     def batches(self, task: TaskModule) -> GraphBatchMaker:
-        """See `Plane`."""
         return self._maker
 
     @property
     def traffic(self) -> Traffic:
-        """See `Plane`."""
         return Traffic(skipped=len(self._maker.skipped))
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        """See `Plane`."""
         world, config = self.ranks.world, self.config
         mine = self._numbers(split)[world.rank :: world.size]
         _, outputs, y = self._outputs(task, mine)
@@ -178,18 +174,18 @@ class GraphPlane:
         return {**values, "left_out": float(left_out)} if left_out else values
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        """See `Plane`; graphs that are left out have no row."""
+        """See `Plane`; skipped graphs have no row."""
         for rows in self._chunks(task, request, self.schema.out_features):
             yield Predictions(*rows)
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """See `Plane`: the pooled layers, which the last linear layer is given."""
+        """Yield the pooled inputs of the last linear layer: see `Plane`."""
         model = task.model
         if not isinstance(model, GraphNetwork):
             raise InputError(
-                "of your own class there is nothing before its outputs to look at",
+                "your own model class has no embeddings",
                 where="model.kind",
-                remedy="embeddings are of the built-in kinds",
+                remedy="embeddings are available for the built-in kinds",
             )
         width, run = model.readout.in_features, model.represent
         for numbers, rows, _, splits in self._chunks(task, request, width, run):
@@ -202,8 +198,8 @@ class GraphPlane:
         width: int,
         run: Callable[[GraphBatch], Tensor] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor, Tensor, np.ndarray]]:
-        """Numbers, outputs, ``width`` wide, targets and splits of this rank's share of the graphs
-        that are asked for, some at a time. Collective."""
+        """Yield numbers, outputs ``[n, width]``, targets and splits of this rank's part of the
+        requested graphs, in chunks. Collective."""
         mine, splits = self._asked(request)
         size, found = chunk_rows(width), 0
         for start in range(0, len(mine), size):
@@ -214,8 +210,8 @@ class GraphPlane:
         self._left_out(found, len(mine), request.split)
 
     def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of this rank's share of the graphs that are asked for, ascending, and of all
-        graphs their splits; see `Predictions`."""
+        """Return the numbers of this rank's part of the requested graphs, ascending, and the splits
+        of all graphs; see `Predictions`."""
         world, samples, split = self.ranks.world, self.samples, request.split
         splits = np.full(samples.num, NO_SPLIT, np.int8)
         for number, name in enumerate(SPLITS):
@@ -226,21 +222,24 @@ class GraphPlane:
         return chosen[world.rank :: world.size], splits
 
     def _numbers(self, split: str) -> np.ndarray:
-        """Of the graphs in a split, ascending."""
+        """Return the numbers of the graphs in a split, ascending."""
         samples = self.samples
         return np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
 
     def _left_out(self, there: int, asked: int, split: str) -> int:
-        """How many graphs could not be had, over all ranks, of those asked of each. Collective.
+        """Return the number of graphs that could not be loaded, over all ranks. Collective.
+
+        Args:
+            there: number of graphs that this rank has loaded, of ``asked``.
 
         Raises:
-            DataError: none could.
+            DataError: none could be loaded.
         """
         counts = torch.tensor([there, asked - there])
         there, left_out = self.ranks.control.sum(counts).tolist()
         if left_out and not there:
             raise DataError(
-                f"none of the graphs of split {split} can be had",
+                f"none of the graphs of split {split} can be loaded",
                 where=self._where,
                 remedy="see the ranks' logs for what was wrong with them",
             )
@@ -248,7 +247,7 @@ class GraphPlane:
 
     @property
     def _where(self) -> str:
-        """Where the graphs are from, for errors."""
+        """Origin of the graphs, for errors."""
         return str(self.job.partition or "graph.dataset")
 
     def _outputs(
@@ -266,28 +265,23 @@ class GraphPlane:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """See `Plane`."""
         request = self.job.request
         return Sizes(None if request is None else request.sizes, self.pattern.describe())
 
     @property
     def identity(self) -> str:
-        """See `Plane`."""
         return self._maker.identity
 
     def warnings(self) -> list[str]:
-        """See `Plane`."""
         return []
 
     def positives(self) -> dict[str, str]:
-        """See `Plane`."""
         if not self.config.task.classifies:
             return {}
         word = positive_word(self.job, self.schema.out_features)
         return {} if word is None else {"": word}
 
     def count(self, split: str) -> int:
-        """See `Plane`."""
         return len(self._numbers(split))
 
     @cached_property
@@ -308,7 +302,7 @@ class GraphPlane:
         )
 
     def _trained(self) -> Tensor:
-        """Targets of this rank's share of the graphs to train on."""
+        """Return the targets of this rank's part of the training graphs."""
         world, size = self.ranks.world, 1024
         mine = self.samples.splits["train"][world.rank :: world.size]
         starts = range(0, max(1, len(mine)), size)
@@ -316,7 +310,7 @@ class GraphPlane:
         return torch.cat([batch.y[batch.weight > 0] for batch in batches])
 
     def _collate(self) -> Collate:
-        """What joins graphs to what the model reads. Collective."""
+        """Return what joins graphs to the model's inputs. Collective."""
         config, schema = self.config, self.schema
         whole = config.model.takes_dgl
         categories: dict[Any, dict[str, tuple[int, int]]]
@@ -337,35 +331,32 @@ class GraphPlane:
         )
 
     def _out_features(self) -> int:
-        """Classes, or numbers that a target has. Collective."""
+        """Return the number of classes, or the width of a regression target. Collective."""
         y, task = self.pattern.y, self.config.task
         if task.several_labels and self.job.others is None and self._highest("", "") < 0:
             raise DataError(
-                f"of no graph a label {task.target!r} is known",
+                f"no graph has a known label {task.target!r}",
                 where=self._where,
-                remedy="give labels of 0 and 1; -1 and NaN are those that are not known",
+                remedy="provide labels of 0 and 1; -1 and NaN are unknown",
             )
         if not task.classifies:
             return 1 if y is None else max(1, y.numel())
         known = self.samples.num_classes
-        if self.job.others is not None:  # what is too high is refused graph by graph
-            return self.sizes.settle("classes", known or 0)
+        if self.job.others is not None:  # graphs with higher ones are refused one by one
+            return self.sizes.resolve("classes", known or 0)
         known = self._highest("", "") + 1 if known is None else known
-        return self.sizes.settle("classes", max(2, known))
+        return self.sizes.resolve("classes", max(2, known))
 
     def _count(self, kind: str | EdgeType, name: str) -> int:
-        """Categories of an array. Collective."""
+        """Return the number of categories of an array. Collective."""
         what = f"categories of {kind if isinstance(kind, str) else etype_str(kind)}/{name}"
         if self.job.others is not None:
-            return self.sizes.settle(what, 0)
-        return self.sizes.settle(what, max(1, self._highest(kind, name) + 1))
+            return self.sizes.resolve(what, 0)
+        return self.sizes.resolve(what, max(1, self._highest(kind, name) + 1))
 
     def _highest(self, kind: str | EdgeType, name: str) -> int:
-        """The highest number in an array of a type of nodes or edges in all graphs, or of the
-        targets (``""``). Collective.
-
-        Each rank looks at its share of the graphs.
-        """
+        """Return the highest number in an array of a node or edge type in all graphs, or of the
+        targets (``""``). Collective; each rank reads its part of the graphs."""
         world, highest, lowest = self.ranks.world, -1, 0
         skip = self.config.guard.bad_samples > 0
         used = np.concatenate(list(self.samples.splits.values()))
@@ -380,7 +371,7 @@ class GraphPlane:
             except RaygnnError:
                 if not skip:
                     raise
-                continue  # said when it is to be trained on
+                continue  # reported when it is loaded for training
             if low < 0 and skip:
                 continue
             highest, lowest = max(highest, high), min(lowest, low)
@@ -396,23 +387,23 @@ class GraphPlane:
 
 
 def _trained_on(weights: Weights) -> Sample:
-    """What the graphs of the training had in common.
+    """Return the schema of the training graphs.
 
     Raises:
-        DataError: what is written of it is damaged.
+        DataError: its description is damaged.
     """
     try:
         return Sample.from_description(weights.like or {})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
-            "what it says of the graphs of the training makes no sense",
+            "its schema of the training graphs is invalid",
             where=str(weights.path.with_suffix(".json")),
-            remedy="put back the file that training wrote, or train again",
+            remedy="restore the file that training wrote, or train again",
         ) from None
 
 
 def _range(number: int, values: Tensor | None) -> tuple[int, int]:
-    """The lowest and the highest of whole numbers; 0 and -1 where there are none."""
+    """Return the lowest and the highest of integers; 0 and -1 if there are none."""
     if values is None or not values.numel():
         return 0, -1
     if values.is_floating_point():
@@ -434,5 +425,5 @@ def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) ->
         )
         raise DataError(
             f"nodes of type {ntype!r} have no array {named} (model.features); there are: {there}",
-            remedy="set model.features to arrays that are there",
+            remedy="set model.features to existing arrays",
         )

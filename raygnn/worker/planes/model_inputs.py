@@ -1,5 +1,5 @@
-"""What a model reads: its rows checked, learned if the config says so, in the dtype that the config
-says, in memory where they fit."""
+"""Inputs of a model: checked feature rows and embedding tables, in the precision's dtype, and in
+memory if they fit."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes.device_path import DevicePath
 
-_ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
-_PLACE = 48  # bytes of the table in which a cached row is found
+_ROWS, _CACHE = 4, 16  # rows, or the cache, may take 1/4, or 1/16, of the free memory
+_PLACE = 48  # bytes per cached row in the table of cached rows
 
 
 def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
-    """Node type → what the model reads of it, learned rows included.
+    """Return node type → inputs of the model, embedding tables included.
 
     Raises:
-        DataError: an array is not there, scaled features have not one scale for each node, or
-            neighbours cannot be drawn in proportion to ``sampling.edge_weight``.
+        DataError: an array is missing, scaled features do not have one scale per node, or
+            ``sampling.edge_weight`` has unusable weights.
     """
     model, weight = config.model, config.sampling.edge_weight
     inputs = {
@@ -59,7 +59,7 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
             if row_width(scale) > 1:
                 raise DataError(
                     f"array {name + SCALE!r} of node type {ntype!r} has rows of "
-                    f"{list(scale.shape[1:])}, expected one number for each node",
+                    f"{list(scale.shape[1:])} instead of one number per node",
                     remedy=f"give each node one scale, or rename it so that {name!r} has none",
                 )
     for etype, rows in shard.topology.items():
@@ -71,13 +71,13 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
 def make_embeddings(
     config: Config, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks
 ) -> Embeddings | None:
-    """The rows of the nodes that this rank owns, as training begins with them."""
+    """Return the initial embedding tables of this rank's nodes; None if there are none."""
     embedding = config.model.embedding
     if embedding is None:
         return None
     tables = {}
     for ntype in (t for t, i in inputs.items() if i.learned):
-        # only what is used of it takes memory: the own rows, and those that come for a chunk
+        # only used pages take memory: the owned rows, and those fetched for a chunk
         tables[ntype] = map_table(torch.float32, (embedding.dim,), shard.num_nodes(ntype))
         own = tables[ntype][: shard.owned(ntype)]
         first_rows(embedding, config.train.seed, ntype, shard.original[ntype], own)
@@ -102,10 +102,10 @@ def make_store(
     fanout: Sequence[int] = (),
     **options: Any,
 ) -> FeatureStore:
-    """The store of what a model on ``device`` reads; for the options see `build_store`.
+    """Return the feature store of a model on ``device``; for the options see `build_store`.
 
     Args:
-        fanout: what a prediction requests.
+        fanout: fanout that a prediction requests.
     """
     reads_degree = needs_degree_sampled(config.model, config.sampling, fanout)
     return build_store(
@@ -120,8 +120,8 @@ def make_store(
 
 
 class MemoryBudget:
-    """Feature rows in a host's memory. Collective: its leader decides, so that all ranks of a host
-    do alike.
+    """Decides which feature rows a host keeps in memory. Collective: the host's leader decides for
+    all of its ranks.
 
     Args:
         inputs: node type → the arrays that the model reads.
@@ -136,7 +136,7 @@ class MemoryBudget:
 
     @cached_property
     def holds_rows(self) -> bool:
-        """``staging.resident``: whether the rows that ranks of this host own are copied."""
+        """``staging.resident``: True if rows of this host's ranks are copied to memory."""
         resident = self._config.staging.resident
         if resident != "auto":
             return resident == "always"
@@ -146,7 +146,7 @@ class MemoryBudget:
 
     @cached_property
     def cached_share(self) -> float:
-        """``sampling.cache``: share of the remote rows that this host keeps."""
+        """``sampling.cache``: share of the remote rows that this host caches."""
         share, shard = self._config.sampling.cache, self._shard
         if share != "auto":
             return share
@@ -157,7 +157,7 @@ class MemoryBudget:
         return self._host.from_leader(min(1.0, memory()[1] / _CACHE / max(1, remote)))
 
     def device_path(self) -> DevicePath:
-        """What of a batch is made on this rank's GPU. Collective over all ranks."""
+        """Return the parts of a batch that this rank's GPU builds. Collective over all ranks."""
         kept, rows = 0.0 if self._host.holds_all else self.cached_share, 0.0
         for ntype, size in self._sizes.items():
             here = self._here(ntype)
@@ -166,17 +166,17 @@ class MemoryBudget:
 
     @property
     def evaluations(self) -> float:
-        """Bytes that this rank may keep from one evaluation to the next."""
+        """Bytes that this rank may keep between evaluations."""
         return memory()[1] / _CACHE / len(self._host.ranks)
 
     def _here(self, ntype: str) -> int:
-        """Nodes that the ranks of this host own."""
+        """Return the number of nodes that the ranks of this host own."""
         bounds = self._shard.bounds[ntype]
         return sum(int(bounds[rank + 1] - bounds[rank]) for rank in self._host.ranks)
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Node type → bytes of a row."""
+        """Bytes of a row of each node type."""
         width = self._config.arithmetic.dtype.itemsize
         return {
             t: sum(

@@ -1,4 +1,4 @@
-"""The data plane of several tasks on one graph: one neighbourhood, one network, a head for each."""
+"""Data plane of multi-task learning on one graph: one network, and a head for each task."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from raygnn.worker.planes.prediction_rows import (
 
 
 class MultitaskPlane(PartitionPlane):
-    """A shard of one graph, of whose nodes and edges several things are predicted."""
+    """A shard of one graph with several tasks on its nodes and edges."""
 
     @cached_property
     def planes(self) -> dict[str, NodePlane | EdgePlane]:
-        """Of each task, by name; they use this one's data."""
+        """Planes of the tasks, by name, which use this one's data."""
         found: dict[str, NodePlane | EdgePlane] = {}
         for name in self.job.goals:
             job = self.job.for_task(name)
@@ -47,15 +47,15 @@ class MultitaskPlane(PartitionPlane):
 
     @property
     def ntypes(self) -> list[str]:
-        """The node types that any task needs rows of."""
+        """Node types with outputs of any task."""
         return list(dict.fromkeys(t for plane in self.planes.values() for t in plane.ntypes))
 
     def task(self) -> MultitaskTask:
         """See `Plane`.
 
         Raises:
-            ConfigError: the task that selects the best weights has nothing to validate on, where
-                another has.
+            ConfigError: the task that selects the best weights has no validation split, but
+                another task has.
         """
         config, tasks = self.config, self.config.tasks
         assert tasks is not None
@@ -64,7 +64,7 @@ class MultitaskPlane(PartitionPlane):
         width, planes = config.model.hidden, self.planes
         first, *others = self.ntypes
         schema = self.schema(first, width, tuple(others))
-        # what heads must know is counted by all ranks together, before any of them is made
+        # counts are collective, so all of them come before the heads are built
         made = {name: plane.task_of(None) for name, plane in planes.items()}
         for plane in planes.values():
             if isinstance(plane, EdgePlane):
@@ -82,7 +82,6 @@ class MultitaskPlane(PartitionPlane):
         return self._finish(MultitaskTask(model, made, weights, config.train, world, planned))
 
     def batches(self, task: TaskModule) -> BatchMaker:
-        """See `Plane`."""
         assert isinstance(task.model, MultitaskModel)
         tasks, nodes, share = {}, dict[str, np.ndarray](), 0
         for name, plane in self.planes.items():
@@ -95,7 +94,7 @@ class MultitaskPlane(PartitionPlane):
         return self.make_batches(task.model.encoder, MultitaskSeeds(plan, tasks), nodes, share)
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""
+        """Return ``<task>/<metric>`` of each task that has seeds in the split: see `Plane`."""
         assert isinstance(task, MultitaskTask)
         assert isinstance(task.model, MultitaskModel)
         found: dict[str, float] = {}
@@ -109,7 +108,7 @@ class MultitaskPlane(PartitionPlane):
         if not planes:
             return found
         encoder, again = task.model.encoder, self.validates(split)
-        timed = self.time is not None  # then tasks share no rows: each seed is seen at its own time
+        timed = self.time is not None  # then each seed has its own time, and tasks share no rows
         shared = nullcontext() if timed else self.inference.represented(encoder, nodes, again=again)
         with shared:
             for name, plane in planes.items():
@@ -121,12 +120,11 @@ class MultitaskPlane(PartitionPlane):
         return found
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        """See `Plane`."""
         assert isinstance(task, MultitaskTask)
         return self.planes[request.task].predict(task.of(request.task), request)
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """See `Plane`: the rows of nodes that the heads are given."""
+        """Yield the node rows that the heads read: see `Plane`."""
         assert isinstance(task.model, MultitaskModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
@@ -135,17 +133,15 @@ class MultitaskPlane(PartitionPlane):
         yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def positives(self) -> dict[str, str]:
-        """See `Plane`."""
         found = {name: plane.positives() for name, plane in self.planes.items()}
         return {name: words[""] for name, words in found.items() if words}
 
     def warnings(self) -> list[str]:
-        """See `Plane`."""
         found = {name: plane.warnings() for name, plane in self.planes.items()}
         return [f"task {name}: {text}" for name, texts in found.items() for text in texts]
 
     def count(self, split: str) -> int:
-        """See `Plane`: of all tasks, or of the one that is asked about."""
+        """See `Plane`: seeds of all tasks, or of the requested one."""
         request = self.job.request
         wanted = [request.task] if request and request.task else list(self.planes)
         return sum(self.planes[name].count(split) for name in wanted)
@@ -157,8 +153,8 @@ class MultitaskPlane(PartitionPlane):
         there = [name for name in names if self.planes[name].count("val")]
         if there and there[0] != names[0]:
             raise ConfigError(
-                f"{names[0]}, the first of the tasks, selects the best weights, and has nothing to "
-                "validate on",
+                f"{names[0]}, the first of the tasks, selects the best weights, but has no "
+                "validation split",
                 where=f"tasks.{names[0]}",
-                remedy=f"let another come first, such as {there[0]}, or give it a validation split",
+                remedy=f"list {there[0]} first, or add a validation split",
             )

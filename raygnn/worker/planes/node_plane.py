@@ -1,4 +1,4 @@
-"""The data plane of a graph whose nodes are the seeds."""
+"""Data plane of a graph whose nodes are the seeds."""
 
 from __future__ import annotations
 
@@ -38,40 +38,38 @@ class NodePlane(PartitionPlane):
 
     @property
     def ntype(self) -> str:
-        """The type of the seeds."""
+        """Type of the seeds."""
         assert self.job.ntype is not None
         return self.job.ntype
 
     @property
-    def of(self) -> str:
-        """See `PartitionPlane`."""
+    def seed_type(self) -> str:
         return self.ntype
 
     def task(self) -> TaskModule:
-        """See `Plane`."""
         config = self.config
         schema = self.schema(self.ntype, self.out_features)
         return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
 
     def task_of(self, model: nn.Module | None) -> TaskModule:
-        """The task with a model."""
+        """Return the task with a model."""
         loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
-        """Labels of the own nodes to train on."""
+        """Return the labels of the owned training nodes."""
         return self.labels[owned_nodes(self.shard, self.ntype, "train", self.labels)]
 
     @cached_property
     def out_features(self) -> int:
-        """Classes, or numbers of a node. Collective."""
+        """Number of classes, or width of a regression target. Collective."""
         if self.config.task.classifies:
             return self.classes(self.labels)
-        return self.settle("numbers", row_width(self.labels))
+        return self.resolve("numbers", row_width(self.labels))
 
     @property
     def ntypes(self) -> list[str]:
-        """The node types whose outputs are needed."""
+        """Node types with outputs."""
         return [self.ntype]
 
     def head(self, width: int) -> NodeHead:
@@ -80,7 +78,6 @@ class NodePlane(PartitionPlane):
         return NodeHead(self.ntype, width, self.out_features, model.dropout)
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        """See `Plane`."""
         (owned,) = self.read(split).values()
         again = self.validates(split)
         outputs = self.inference.outputs(
@@ -92,12 +89,11 @@ class NodePlane(PartitionPlane):
         )
 
     def read(self, split: str) -> dict[str, np.ndarray]:
-        """Node type → global ids of the nodes whose rows an evaluation reads."""
+        """Return node type → global ids of the nodes that an evaluation needs."""
         owned = owned_nodes(self.shard, self.ntype, split, self.labels)
         return {self.ntype: owned + self.shard.first(self.ntype)}
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        """See `Plane`."""
         ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
         if not self.control.max(len(chosen)):
@@ -117,7 +113,7 @@ class NodePlane(PartitionPlane):
             )
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """See `Plane`: what goes into the last layer, or into the only one where it is linear."""
+        """Yield the inputs of the last layer, or of the only, linear one: see `Plane`."""
         model = task.model
         if isinstance(model, Direct):
             there = [self.ntype]
@@ -125,7 +121,7 @@ class NodePlane(PartitionPlane):
             there = model.computes(model.num_layers - 2)
         else:
             raise InputError(
-                "the model has no hidden layer that could be looked at",
+                "the model has no hidden layer",
                 where="model.layers" if isinstance(model, Network) else "model.kind",
                 remedy="embeddings are of built-in kinds with 2 layers or more",
             )
@@ -140,29 +136,27 @@ class NodePlane(PartitionPlane):
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the owned nodes: see `labels_of`."""
+        """Labels of the owned nodes: see `labels_of`."""
         stored = self.shard.node_data[self.ntype].get(self.config.task.target)
         return self.labels_of(stored, self.shard.owned(self.ntype))
 
     def _times(self, owned: np.ndarray) -> np.ndarray | None:
-        """When own nodes are predicted, int64; None: they have no times of their own."""
+        """Return the times of owned nodes, int64; None if they have none."""
         times = self.node_times(self.ntype)
         return None if times is None else times[owned - self.shard.first(self.ntype)]
 
     def batches(self, task: TaskModule) -> BatchMaker:
-        """See `Plane`."""
         seeds, own, share = self.seeds()
         return self.make_batches(task.model, seeds, own, share)
 
     def warnings(self) -> list[str]:
-        """See `Plane`."""
         ids = owned_nodes(self.shard, self.ntype, "train", self.labels)
         ids = ids + self.shard.first(self.ntype)
         reached = self.unreached(self.ntype, ids, self._times(ids))
         return [*reached, *self.one_class(self._trained())]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
-        """As ranks are assigned them, with ``own`` and ``share`` of `make_batches`. Collective.
+        """Return the assigned seeds, with ``own`` and ``share`` of `make_batches`. Collective.
 
         Raises:
             DataError: there are none.
@@ -175,6 +169,5 @@ class NodePlane(PartitionPlane):
         return self.assigned(seeds), {self.ntype: own}, self.batch_share
 
     def count(self, split: str) -> int:
-        """See `Plane`."""
         owned = len(owned_nodes(self.shard, self.ntype, split, self.labels))
         return int(self.control.sum(torch.tensor(owned)))

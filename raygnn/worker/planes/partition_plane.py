@@ -1,4 +1,4 @@
-"""What data planes of one partitioned graph share: shard → inputs → store, sampler → batches."""
+"""Base of the data planes of a partitioned graph: shard → inputs → store, sampler → batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ T = TypeVar("T", bound=TaskModule)
 
 log = logging.getLogger("raygnn")
 
-_REACHED = 0.05  # share of seeds that messages reach, below which a run is warned about
+_REACHED = 0.05  # a smaller share of seeds that messages reach causes a warning
 
 
 @dataclass
@@ -66,9 +66,9 @@ class PartitionPlane:
     """A shard of one graph.
 
     Attributes:
-        shard: what messages pass along.
+        shard: carries the messages.
         inputs: node type → the arrays that the model reads.
-        within: that of several tasks, of which this one is; its data are used.
+        within: plane of a multi-task job, whose data this task's plane uses.
     """
 
     job: Job
@@ -85,10 +85,10 @@ class PartitionPlane:
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
-        """Map this rank's share of the partition.
+        """Map this rank's part of the partition.
 
         Raises:
-            DataError: the partition, or this node's copy of it, can not be read or written.
+            DataError: the partition, or this node's copy of it, cannot be read or written.
         """
         start = time.perf_counter()
         config = job.config
@@ -111,19 +111,18 @@ class PartitionPlane:
         return self.ranks.control
 
     @property
-    def of(self) -> str:
-        """The type of the seeds, as errors name it."""
+    def seed_type(self) -> str:
+        """Type of the seeds, for messages."""
         raise NotImplementedError
 
     def _finish(self, task: T) -> T:
-        """Give a task what it shares with this plane."""
+        """Connect a task to this plane's embedding tables and ranks."""
         task.embeddings = self._embeddings
         self.ranks.synchronise(task)
         return task
 
     @property
     def traffic(self) -> Traffic:
-        """See `Plane`."""
         store = self._store
         return Traffic() if store is None else Traffic(store.remote, store.hits)
 
@@ -135,7 +134,7 @@ class PartitionPlane:
 
     @cached_property
     def inference(self) -> Inference:
-        """What runs the model over the whole graph."""
+        """Runs the model over the whole graph."""
         if self.within is not None:
             return self.within.inference
         rows, request = self._embeddings, self.job.request
@@ -159,7 +158,7 @@ class PartitionPlane:
             device=self.ranks.device,
             timing=self.clock.timing,
             at=self.clock.at,
-            # what is drawn of the latest edges is no chance, and what the model was trained for
+            # the latest edges are not sampled at random, and the model was trained on them
             hops=self._fanouts if self.clock.latest else None,
             spare=MemoryBudget(self.shard, self.inputs, self.ranks).evaluations,
             once=self.config.model.draws_once,
@@ -167,25 +166,26 @@ class PartitionPlane:
 
     @cached_property
     def clock(self) -> Clock:
-        """What ``sampling.time`` and the request mean in the data's times."""
+        """``sampling.time`` and the request's times in the data's units."""
         return Clock(self.job, self.shard, self.control)
 
     @property
     def _fanouts(self) -> list[Fanout]:
-        """Neighbours per hop, from the seeds outward."""
+        """Fanouts per hop, from the seeds outward."""
         sampling, depth = self.config.sampling, self.config.model.depth
         return resolve_fanouts(sampling.fanout, self.shard.etypes)[:depth]
 
     @property
     def time(self) -> str | None:
-        """The array that says when each seed is; None = they have no times, or all have one."""
+        """Array of the seeds' times; None = they have none, or one for all."""
         return None if self.clock.at is not None else self.config.seed_time
 
     def node_times(self, ntype: str) -> np.ndarray | None:
-        """When each own node is predicted, int64; None: at no time of its own. Collective.
+        """Return the times of the owned nodes, int64 ``[owned]``; None if they have none.
+        Collective.
 
         Raises:
-            DataError: the array that is to say so is not there, or does not.
+            DataError: the array of times is missing or unusable.
         """
         if self.time is None:
             return None
@@ -196,16 +196,15 @@ class PartitionPlane:
 
     @cached_property
     def positive(self) -> int | None:
-        """Number of the class ``task.positive``, which metrics of one class are of. Collective."""
+        """Number of the class ``task.positive``; None if it is not set. Collective."""
         task = self.config.task
         return positive_class(self.job, self.out_features) if task.classifies else None
 
     def positives(self) -> dict[str, str]:
-        """See `Plane`."""
         if not self.config.task.classifies:
             return {}
         word = positive_word(self.job, self.out_features)
-        _ = self.positive  # evaluations read nothing of the partition
+        _ = self.positive  # cached, since evaluations must not read the partition
         return {} if word is None else {"": word}
 
     def one_class(self, labels: Tensor) -> list[str]:
@@ -219,12 +218,12 @@ class PartitionPlane:
         return one_class_warnings(self.job, labels, self.out_features, self.control)
 
     def unreached(self, ntype: str, ids: np.ndarray, times: np.ndarray | None) -> list[str]:
-        """Return warnings about times, and if nearly no message reaches the seeds for training.
+        """Return warnings about times, and if nearly no message reaches the training seeds.
         Collective.
 
         Args:
-            ids: global ids of own nodes of the type, int64 ``[n]``; times: when each is predicted,
-                int64 ``[n]``, None = at no time of its own.
+            ids: global ids of owned nodes of the type, int64 ``[n]``.
+            times: their times, int64 ``[n]``; None = they have none.
         """
         if not self.config.model.depth:
             return self.clock.warnings  # it passes no messages
@@ -266,14 +265,14 @@ class PartitionPlane:
         return list(dict.fromkeys(warnings))
 
     def validates(self, split: str) -> bool:
-        """Whether a split is evaluated again and again."""
+        """Return whether a split is evaluated repeatedly."""
         return split == "val" and self.job.request is None
 
     def schema(self, target: str, out_features: int, others: tuple[str, ...] = ()) -> Schema:
-        """What the model must know. Collective.
+        """Return the schema of the model. Collective.
 
         Args:
-            target, others: the node types whose outputs are wanted.
+            target, others: node types with outputs.
         """
         arrays, model, topology = self.shard.node_data, self.config.model, self.shard.topology
         named = {e: rows.data for e, rows in topology.items()}
@@ -290,7 +289,7 @@ class PartitionPlane:
                 if i.categories
             },
             relations={
-                e: self.sizes.settle(f"relations of {etype_str(e)}", count)
+                e: self.sizes.resolve(f"relations of {etype_str(e)}", count)
                 for e, count in relations(self.config, self.shard, self.control).items()
             },
             edge_times={
@@ -320,32 +319,35 @@ class PartitionPlane:
         )
 
     def _words(self, ntype: str, name: str) -> list[Any]:
-        """What the numbers of an array stand for, as far as the partition says."""
+        """Return the vocabulary of an array; empty if the partition has none."""
         return self.job.meta.names.get(f"{ntype}/{name}", [])
 
     def classes(self, labels: Tensor) -> int:
-        """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
+        """Return the number of classes over all ranks, at least 2. Collective.
+
+        Args:
+            labels: this rank's, int64 ``[n]``.
+        """
         highest = int(labels.max()) if len(labels) else 0
-        return self.settle("classes", max(2, self.control.max(highest + 1)))
+        return self.resolve("classes", max(2, self.control.max(highest + 1)))
 
-    def settle(self, what: str, counted: int) -> int:
-        """See `Sizes.settle`, of what belongs to this task."""
-        return self.sizes.settle(self.counted(what), counted)
+    def resolve(self, what: str, counted: int) -> int:
+        """Return a size of this task: see `Sizes.resolve`."""
+        return self.sizes.resolve(self.size_name(what), counted)
 
-    def counted(self, what: str) -> str:
-        """What belongs to this task, as `Sizes` calls it."""
+    def size_name(self, what: str) -> str:
+        """Return the name of a size of this task."""
         return f"{what} of {self.job.task}" if self.job.task else what
 
     @cached_property
     def sizes(self) -> Sizes:
-        """See `Plane`."""
         if self.within is not None:
             return self.within.sizes
         request = self.job.request
         return Sizes(None if request is None else request.sizes)
 
     def assigned(self, seeds: Seeds) -> TaskSeeds:
-        """The seeds of this task, as ranks are assigned them.
+        """Assign the seeds of this task to ranks.
 
         Raises:
             DataError: there are none.
@@ -353,7 +355,7 @@ class PartitionPlane:
         if not seeds.num:
             task, at = self.config.task, f"tasks.{self.job.task}" if self.job.task else "task"
             raise DataError(
-                f"none of the {task.seeds} of {self.of} is for training and has a target",
+                f"none of the {task.seeds} of {self.seed_type} is for training and has a target",
                 where=str(self.job.partition),
                 remedy=f"check {at}.target and "
                 + (
@@ -365,12 +367,12 @@ class PartitionPlane:
     def make_batches(
         self, model: nn.Module, seeds: SeedAssigner, own: Mapping[str, np.ndarray], share: int
     ) -> BatchMaker:
-        """What makes the training batches. Collective.
+        """Return the builder of training batches. Collective.
 
         Args:
-            model: whatever the blocks go into.
-            own: node type → this rank's nodes that seeds stand for.
-            share: about how many of them are in a batch.
+            model: reads the blocks.
+            own: node type → this rank's nodes of the seeds.
+            share: approximate number of them in a batch.
         """
         config, world, bounds = self.config, self.ranks.world, self.shard.bounds
         budget = MemoryBudget(self.shard, self.inputs, self.ranks)
@@ -388,7 +390,7 @@ class PartitionPlane:
             kept = budget.cached_share
             scores = self._scores(own, share, self._fanouts)
             cached = choose_for_host(scores, bounds, host, kept)
-        ring = config.sampling.prefetch + 3  # queued, being made, being trained on
+        ring = config.sampling.prefetch + 3  # queued, being built, being trained on
         store = make_store(
             config,
             self.shard,
@@ -396,7 +398,7 @@ class PartitionPlane:
             self.ranks.data,
             self.ranks.device,
             weighted=how == "gcn",
-            # a file's pages, once locked, would be this process's own
+            # locked pages of a mapped file would be private copies
             resident=budget.holds_rows or path.features == "pinned",
             ring=ring,
             host=host,
@@ -405,7 +407,7 @@ class PartitionPlane:
         if self.ranks.device.type == "cuda":
             store.to_pinned()
         log.info(
-            "rows of ranks %s are here, and %.0f %% of the others', %.3g GB, once for all of them; "
+            "this host holds the rows of ranks %s, and %.0f %% of the other rows, %.3g GB in all; "
             "ready in %.1f s",
             list(host.ranks),
             100 * kept,
@@ -447,13 +449,13 @@ class PartitionPlane:
     def _scores(
         self, own: Mapping[str, np.ndarray], share: int, fanouts: Sequence[Fanout]
     ) -> Scores:
-        """How much this rank wants each row; see `make_batches`."""
+        """Return how often this rank needs each row; see `make_batches`."""
         return inclusion(self.shard, own, share, fanouts, replace=self.config.sampling.replace)
 
     @cached_property
     def identity(self) -> str:
-        """What the partition was made from, however many parts it has; of one that others made,
-        how much there is of it."""
+        """Identity of the graph, whatever the number of parts: of the manifest, else the counts of
+        nodes and edges."""
         meta = self.job.meta
         made_from = meta.manifest.source.made_from if meta.manifest else {}
         if "graph" in made_from:
@@ -462,8 +464,8 @@ class PartitionPlane:
         return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
 
     def labels_of(self, stored: Tensor | None, own: int) -> Tensor:
-        """Classes, int64 ``[own]``, labels, int64 ``[own, …]``, or numbers, float32 ``[own, …]``;
-        -1 and NaN where the data have none and are only asked about."""
+        """Return classes, int64 ``[own]``, labels, int64 ``[own, …]``, or numbers, float32
+        ``[own, …]``; -1 and NaN if the request's data have none."""
         task, request = self.config.task, self.job.request
         if stored is not None and task.several_labels:
             return as_labels(stored, f"{self.job.partition}: array {task.target!r}")
@@ -472,32 +474,32 @@ class PartitionPlane:
         assert not self.config.trains
         if task.classifies:
             return torch.full((own,), -1)
-        width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
+        width = (request.sizes or {}).get(self.size_name("numbers"), 1) if request else 1
         return torch.full((own, width), -1 if task.several_labels else torch.nan)
 
     @property
     def batch_share(self) -> int:
-        """Seeds of a rank in a batch."""
+        """Number of seeds of a rank in a batch."""
         return -(-self.job.global_batch // self.ranks.world.size)
 
     def _edge_count(self, etype: EdgeType, name: str) -> int:
-        """Categories of an array of edges, over all ranks."""
+        """Return the number of categories of an edge array. Collective."""
         own = self.shard.topology[etype].data[name][slice(*self.shard.own_edges(etype))]
         count = count_numbers(
             etype, name, own.reshape(len(own)), self.control, "model.edge_categories"
         )
-        return self.sizes.settle(f"categories of {etype_str(etype)}/{name}", count)
+        return self.sizes.resolve(f"categories of {etype_str(etype)}/{name}", count)
 
     def _count(self, ntype: str, name: str) -> int:
-        """Categories of an array, over all ranks."""
+        """Return the number of categories of a node array. Collective."""
         values = self.shard.node_data[ntype][name]
         lowest = int(values.min()) if len(values) else 0
         if self.control.max(-lowest) > 0:
             raise DataError(
                 f"array {name!r} of node type {ntype!r} has categories below 0",
                 where=str(self.job.partition),
-                remedy="number the categories from 0, or leave it out of model.categories",
+                remedy="number the categories from 0, or remove it from model.categories",
             )
         count = self.control.max(int(values.max()) + 1 if len(values) else 0)
         count = max(count, len(self._words(ntype, name)))
-        return self.sizes.settle(f"categories of {ntype}/{name}", count)
+        return self.sizes.resolve(f"categories of {ntype}/{name}", count)

@@ -27,7 +27,7 @@ from raygnn.worker.planes.prediction_rows import Embedded, Predictions
 
 
 def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
-    """This rank's share of the partition; the options are those of `load_shard`."""
+    """Map this rank's part of the partition; the options are those of `load_shard`."""
     meta, world = job.meta, ranks.world
     stage = Stage.from_config(job.config.staging)
     return job.read(lambda: load_shard(meta, world.rank, world.size, stage=stage, **options))
@@ -35,11 +35,12 @@ def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What came to one rank for its batches, and what did not.
+    """Rows and samples of a rank's batches.
 
     Attributes:
-        rows: of features, of other hosts; hits: how many of them the cache had.
-        skipped: samples left out, over all ranks.
+        rows: number of feature rows of other hosts.
+        hits: how many of them were cached.
+        skipped: number of skipped samples, over all ranks.
     """
 
     rows: int = 0
@@ -51,74 +52,74 @@ Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one
 
 
 class Plane(Protocol):
-    """What one rank trains on. Everything is collective but `traffic` and `identity`."""
+    """Data plane of a rank. All methods are collective but `traffic` and `identity`."""
 
     def task(self) -> TaskModule:
-        """The model, in the precision's dtype, and its loss; the same on all ranks."""
+        """Return the model, in the precision's dtype, with its loss; equal on all ranks."""
         ...
 
     def batches(self, task: TaskModule) -> Maker[Share]:
-        """What makes the training batches."""
+        """Return the builder of training batches."""
         ...
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        """The metrics of a split, exact over all ranks; ``keep`` takes this rank's outputs."""
+        """Return the exact metrics of a split; ``keep`` gets this rank's outputs."""
         ...
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        """This rank's share of the nodes, edges or graphs that are asked for, in chunks that
-        ascend by id. It has to be exhausted."""
+        """Yield predictions for this rank's part of the requested nodes, edges or graphs, in chunks
+        with ascending ids. The iterator must be exhausted."""
         ...
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """As `predict`, what the model makes of nodes or graphs before its last step.
+        """Yield embeddings of nodes or graphs, as `predict` does.
 
         Raises:
-            InputError: the model has no such rows, or not for this node type.
+            InputError: the model has none, or not of this node type.
         """
         ...
 
     def positives(self) -> dict[str, str]:
-        """Task, "" of one alone → the class that its metrics of one class are of."""
+        """Return name of each task, "" of the only one → the class of its one-class metrics."""
         ...
 
     def warnings(self) -> list[str]:
-        """Texts for the user about data that can be trained on, but hardly as meant."""
+        """Return warnings for the user about usable but suspicious data."""
         ...
 
     def count(self, split: str) -> int:
-        """Seeds of all ranks in a split."""
+        """Return the number of seeds in a split, over all ranks."""
         ...
 
     @property
     def sizes(self) -> Sizes:
-        """What of the data was counted for the model."""
+        """Sizes of the model that were counted in the data."""
         ...
 
     @property
     def identity(self) -> str:
-        """What stands for the data, wherever they lie and however they are divided."""
+        """Identity of the data, wherever they are stored and however they are partitioned."""
         ...
 
     @property
     def traffic(self) -> Traffic:
-        """Since `batches`, on this rank."""
+        """Traffic of this rank since `batches`."""
         ...
 
 
 def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
-    """A model that is the same on all ranks, in the precision's dtype."""
+    """Build a model that is equal on all ranks, in the precision's dtype."""
     if config.model.takes_dgl:
-        dgl()  # so that "import dgl" in the user's module finds one that works
+        dgl()  # so that "import dgl" works in the user's module
     torch.manual_seed(config.train.seed)
     return make().to(config.arithmetic.dtype)
 
 
 def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> TaskModule:
-    """The task with a model, in the precision's dtype: the built-in one, or the user's own.
+    """Return the built-in or the user's task with a model, in the precision's dtype.
 
     Raises:
-        ConfigError: that cannot be imported or constructed.
+        ConfigError: the user's cannot be imported or constructed.
     """
     config, spec = job.config, job.config.task.own_class
     given = model, loss, config.train, ranks.world.size, out_features, job.planned
@@ -131,8 +132,8 @@ def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features:
 
 
 def loss_of(job: Job, ranks: Ranks, labels: Callable[[], Tensor], num: int) -> Loss:
-    """The loss of the task, with weights of its classes if it has some: those of the training
-    where that is over. Collective.
+    """Return the loss of the task, with its class weights: for a request, those of the training.
+    Collective.
 
     Args:
         labels, num: see `balance`.
@@ -146,7 +147,7 @@ def loss_of(job: Job, ranks: Ranks, labels: Callable[[], Tensor], num: int) -> L
 
 
 def seed_plan(job: Job, num_seeds: int) -> SeedPlan:
-    """Which of the training seeds come when."""
+    """Return the order of the training seeds."""
     config = job.config
     return SeedPlan(
         num_seeds=num_seeds,

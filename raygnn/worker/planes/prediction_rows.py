@@ -1,9 +1,9 @@
-"""What predictions are asked for, and their rows: id lists, and Parquet a chunk at a time.
+"""Requested ids, and rows of predictions, as Parquet in chunks.
 
-Columns: ``node``, ``edge`` or ``graph``, int64, as the user numbers them; of edges also ``source``,
-``target`` and, where they have some, ``relation`` and ``time``; ``prediction``, ``split``,
-``label``. Of classes also ``probability`` and, if asked for, ``scores``; of links ``score`` and
-``split`` alone. Of several labels each has its ``probability_0`` and ``label_0``, and so on, in
+Columns: ``node``, ``edge`` or ``graph``, the original id, int64; for edges also ``source``,
+``target``, ``relation`` and ``time``, if they have any; ``prediction``, ``split``, ``label``.
+Classification adds ``probability`` and, if requested, ``scores``. Link prediction has ``score`` and
+``split`` alone. Multi-label classification has ``probability_0`` and ``label_0``, and so on, in
 place of ``prediction`` and ``label``.
 """
 
@@ -30,19 +30,19 @@ from raygnn.worker.job import SPLITS, Job, Request
 
 NO_SPLIT = -1
 
-_NAMES = 1 << 20  # looked through at once
-_REMEDY = "give ids that the graph has: numbers from 0, or of tables what they call the nodes"
+_NAMES = 1 << 20  # names that are searched at once
+_REMEDY = "provide ids of the graph: numbers from 0, or the names of the nodes in tables"
 
 
 def read_wanted(file: Path, key: str) -> Any:
-    """The ids in a file, a pyarrow array: one in each line, or a column of a Parquet file.
+    """Read the ids in a file to a pyarrow array: one per line, or a column of a Parquet file.
 
     Args:
-        key: name of the column, where there are several: ``node`` or ``graph``, as in what
-            `raygnn.predict` writes.
+        key: name of the column, if there are several: ``node`` or ``graph``, as in the files of
+            `raygnn.predict`.
 
     Raises:
-        InputError: it cannot be read, or has no ids.
+        InputError: the file cannot be read, or has no ids.
     """
     with storage_errors(file, InputError, "see that it is there and may be read"):
         if not file.is_file():
@@ -54,15 +54,15 @@ def read_wanted(file: Path, key: str) -> Any:
 
 
 def numbers_of(wanted: Any, names: Any, count: int) -> np.ndarray:
-    """What the wanted nodes or graphs are numbered, int64, each once, ascending.
+    """Return the unique numbers of the wanted nodes or graphs, int64, ascending.
 
     Args:
         wanted: from `read_wanted`.
-        names: pyarrow array ``[count]``, what the user calls them; None = their numbers.
-        count: how many there are.
+        names: pyarrow array ``[count]`` of the user's names; None = they are numbers.
+        count: number of nodes or graphs.
 
     Raises:
-        InputError: one is not there; it is named with its place in the list.
+        InputError: one does not exist; it is named with its position in the list.
     """
     if names is None:
         found = pc.cast(_as(wanted, pa.int64()), pa.int64())
@@ -70,7 +70,7 @@ def numbers_of(wanted: Any, names: Any, count: int) -> np.ndarray:
         found = pc.if_else(there, found, None)
     else:
         wanted = _as(wanted, names.type)
-        # all names are looked through for them, as an index of the names would take far more memory
+        # scan all names, since an index of them would take far more memory
         starts = range(0, count, _NAMES)
         there = (pc.is_in(names.slice(start, _NAMES), value_set=wanted) for start in starts)
         places = [np.flatnonzero(mask) + start for mask, start in zip(there, starts)]
@@ -116,7 +116,7 @@ def _lines(file: Path) -> Any:
 
 
 def _as(values: Any, kind: Any) -> Any:
-    """Values of another type; null where one is none of it."""
+    """Cast values to a type; null where that is impossible."""
     if values.type == kind:
         return values
     if pa.types.is_string(values.type) and pa.types.is_integer(kind):
@@ -132,7 +132,7 @@ def _as(values: Any, kind: Any) -> Any:
         ) from None
 
 
-_VALUES = 2**22  # of outputs in a chunk: 16 MiB
+_VALUES = 2**22  # outputs in a chunk: 16 MiB
 _MOST, _FEWEST = 2**16, 2**10  # rows of a chunk
 
 
@@ -141,10 +141,10 @@ class Predictions:
     """Outputs of a model for some nodes, edges or graphs, on the CPU.
 
     Attributes:
-        ids: int64 ``[n]``, ascending, as the user numbers them.
-        outputs: float32 ``[n, K]``: of K classes before the softmax, or K numbers.
-        targets: classes int64 ``[n]``, below 0 where unknown; or numbers ``[n]`` or ``[n, K]``, NaN
-            where unknown; None of links.
+        ids: original ids, int64 ``[n]``, ascending.
+        outputs: float32 ``[n, K]``: K classes before the softmax, or K numbers.
+        targets: classes int64 ``[n]``, below 0 if unknown; or numbers ``[n]`` or ``[n, K]``, NaN
+            if unknown; None for links.
         splits: int8 ``[n]``, positions in `SPLITS`; -1 = in none.
     """
 
@@ -156,11 +156,11 @@ class Predictions:
 
 @dataclass(frozen=True)
 class EdgePredictions(Predictions):
-    """Of edges.
+    """Outputs of a model for some edges.
 
     Attributes:
-        sources, ends: int64 ``[n]``, as the user numbers the nodes.
-        relations, times: int64 ``[n]``; None where edges have none.
+        sources, ends: original node ids, int64 ``[n]``.
+        relations, times: int64 ``[n]``; None if edges have none.
     """
 
     sources: np.ndarray
@@ -171,7 +171,7 @@ class EdgePredictions(Predictions):
 
 @dataclass(frozen=True)
 class Embedded:
-    """Rows that a model makes of some nodes or graphs, on the CPU.
+    """Embeddings of some nodes or graphs, on the CPU.
 
     Attributes:
         ids, splits: see `Predictions`.
@@ -183,7 +183,7 @@ class Embedded:
     splits: np.ndarray
 
     def table(self, key: str) -> pa.Table:
-        """Columns: ``key``, ``split``, ``embedding``."""
+        """Return the columns ``key``, ``split`` and ``embedding``."""
         return pa.table(
             {
                 key: pa.array(self.ids, pa.int64()),
@@ -194,7 +194,7 @@ class Embedded:
 
 
 def node_splits(shard: Shard, ntype: str) -> np.ndarray:
-    """See `Predictions`, of the owned nodes."""
+    """Return the splits of the owned nodes: see `Predictions`."""
     codes = np.full(shard.owned(ntype), NO_SPLIT, np.int8)
     for number, split in enumerate(SPLITS):
         mask = shard.node_data[ntype].get(f"{split}_mask")
@@ -204,10 +204,10 @@ def node_splits(shard: Shard, ntype: str) -> np.ndarray:
 
 
 def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.ndarray:
-    """Positions of the owned nodes that are asked for, ascending by their original ids.
+    """Return the positions of the requested owned nodes, ascending by their original ids.
 
     Raises:
-        InputError: a wanted node is not there.
+        InputError: a requested node does not exist.
     """
     own = np.arange(shard.owned(ntype))
     if request.split != "all":
@@ -223,7 +223,7 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
 def embedded_nodes(
     shard: Shard, ntype: str, chosen: np.ndarray, rows: Tensor
 ) -> Iterator[Embedded]:
-    """The rows of owned nodes, in the order of their positions ``chosen``."""
+    """Yield the embeddings ``rows`` of owned nodes at the positions ``chosen``, in chunks."""
     splits, size = node_splits(shard, ntype), chunk_rows(rows.shape[1])
     for start in range(0, len(chosen), size):
         some = chosen[start : start + size]
@@ -232,19 +232,19 @@ def embedded_nodes(
 
 
 def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
-    """The node type whose rows are asked for.
+    """Return the node type of the requested embeddings.
 
     Args:
-        there: those that the model makes rows of.
+        there: node types with embeddings.
 
     Raises:
-        InputError: it makes none of this type, or of several and none is named.
+        InputError: the type has none, or none of several is named.
     """
     if ntype is None and len(there) > 1:
         raise InputError(
             f"there are rows of several node types: {', '.join(there)}",
             where="--ntype",
-            remedy="say which with --ntype",
+            remedy="choose one with --ntype",
         )
     ntype = ntype or there[0]
     if ntype not in there:
@@ -257,20 +257,20 @@ def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
 
 
 def chunk_rows(width: int) -> int:
-    """How many rows with so many outputs each are worked on at a time."""
+    """Return the number of rows of a chunk, for ``width`` outputs per row."""
     return min(_MOST, max(_FEWEST, _VALUES // max(1, width)))
 
 
 @dataclass(frozen=True)
 class Format:
-    """What the rows of a prediction look like.
+    """Format of prediction rows.
 
     Attributes:
         key: name of the first column, ``node``, ``edge`` or ``graph``.
-        classifies: whether the outputs are of classes.
-        scores: whether each class's probability is wanted.
-        labels: whether the outputs are of several labels.
-        calibration: scale and bias of a `Calibration`; None = probabilities are the model's own.
+        classifies: the outputs are of classes.
+        scores: include each class's probability.
+        labels: the outputs are of several labels.
+        calibration: scale and bias of a `Calibration`; None = the model's own probabilities.
     """
 
     key: str
@@ -280,7 +280,7 @@ class Format:
     calibration: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def table(self, found: Predictions) -> pa.Table:
-        """The rows of some predictions."""
+        """Return the rows of some predictions."""
         columns = {self.key: pa.array(found.ids, pa.int64())}
         if isinstance(found, EdgePredictions):
             columns["source"] = pa.array(found.sources, pa.int64())
@@ -327,12 +327,11 @@ class Format:
 
 
 def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write all tables to a Parquet file, a row group each; returns the number of rows.
-
-    Nothing is written where there is none.
+    """Write tables to a Parquet file, a row group each, and return the number of rows. No file is
+    written without tables.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it then.
+        OSError: the file cannot be written; nothing is left of it.
     """
     tables = iter(tables)
     first = next(tables, None)

@@ -1,4 +1,4 @@
-"""When seeds are: their times as the data have them, and which split that puts them in."""
+"""Times of seeds, and splits by time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from raygnn.worker.job import SPLITS, Job
 
 @dataclass(frozen=True)
 class Clock:
-    """What ``sampling.time`` and a request mean in the data's times. Collective.
+    """``sampling.time`` and a request's times in the data's units. Collective.
 
     Attributes:
-        warnings: about times that were compared so far.
+        warnings: about the times that were checked so far.
     """
 
     job: Job
@@ -46,14 +46,14 @@ class Clock:
 
     @cached_property
     def at(self) -> int | None:
-        """The time that predictions are asked for at; None = at the seeds' own."""
+        """Time of the requested predictions; None = the seeds' own times."""
         return self.asked("at")
 
     def asked(self, name: Literal["at", "since"]) -> int | None:
         """Return a time of the request in the data's units; None if it has none.
 
         Raises:
-            DataError: it is a date, and the data's times are no points in time.
+            DataError: it is a date, but the data's times are not points in time.
         """
         value = None if self.job.request is None else getattr(self.job.request, name)
         try:
@@ -64,7 +64,7 @@ class Clock:
 
     @cached_property
     def timing(self) -> Timing | None:
-        """How edges are drawn that have times; None where they have none."""
+        """Options of temporal sampling; None if edges have no times."""
         time = self.job.config.sampling.time
         if time is None:
             return None
@@ -75,16 +75,18 @@ class Clock:
 
     @property
     def latest(self) -> bool:
-        """Whether the latest edges are drawn."""
+        """True if the latest edges are sampled."""
         time = self.job.config.sampling.time
         return time is not None and time.strategy == "latest"
 
     def check(self, times: np.ndarray, kind: str, name: str) -> None:
-        """Refuse times of seeds, or of edge types, in different units: seeds would see later edges,
-        or none. Collective.
+        """Check that times of seeds and of all edge types have one unit: else seeds would see later
+        edges, or none. Collective.
 
         Args:
-            times: of this rank's seeds, int64 ``[n]``; kind: node or edge type; name: of the array.
+            times: of this rank's seeds, int64 ``[n]``.
+            kind: node or edge type of the seeds.
+            name: of their array.
 
         Raises:
             DataError: the units differ.
@@ -104,7 +106,7 @@ class Clock:
 
     @cached_property
     def _ranges(self) -> list[TimeRange]:
-        """Ranges of the times of each edge type, in the order of the types."""
+        """Ranges of the times of each edge type."""
         time, found = self.job.config.sampling.time, []
         for etype, rows in self.shard.topology.items():
             if rows.times is not None and time is not None:
@@ -124,7 +126,7 @@ class Clock:
 
     @cached_property
     def _typical(self) -> int:
-        """A time of an edge, which tells the unit of all."""
+        """Typical time of an edge, which shows the unit."""
         check_units(self._ranges)
         times = [each.times for each in self._ranges if each.is_informative]
         if self._ranges and all(each.is_explicit for each in self._ranges):
@@ -133,31 +135,32 @@ class Clock:
 
 
 def times_of(values: Any, kind: str, name: str) -> np.ndarray:
-    """When nodes or edges are, int64 ``[n]``.
+    """Return the times of nodes or edges, int64 ``[n]``.
 
     Args:
-        values: as they are stored; None = there are none.
-        kind: what they are of; name: of the array.
+        values: stored array; None = there is none.
+        kind: node or edge type, for messages.
+        name: of the array.
 
     Raises:
-        DataError: there are none, or they are not whole numbers, one for each.
+        DataError: there is none, or it does not hold one integer each.
     """
     times = None if values is None else np.asarray(values)
     if times is None or times.dtype.kind not in "iu" or times.ndim != 1:
         stored = "there is none" if times is None else f"it is {times.dtype} {list(times.shape)}"
         raise DataError(
-            f"array {name!r} of {kind} is to say when they are predicted, and {stored}",
+            f"array {name!r} of {kind} must hold their times, but {stored}",
             where="sampling.time",
-            remedy="name an array of one whole number for each (sampling.time.seeds, "
+            remedy="name an array with one whole number each (sampling.time.seeds, "
             "task.split.time)",
         )
     return times.astype(np.int64)
 
 
 def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
-    """Give nodes to predict their masks, where they are split by time. Collective.
+    """Set the masks of nodes that are split by time. Collective.
 
-    With shares 8 bytes for each node with a target, on every rank, until they are split.
+    Shares of nodes take 8 bytes per node with a target on every rank meanwhile.
     """
     for one in [job.for_task(name) for name in job.goals] or [job]:
         name, ntype, task = one.config.split_time, one.ntype, one.config.task
@@ -174,7 +177,7 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
             if labels is not None:
                 times_of_seeds = times[known(labels).numpy()]
             everyones = exchange.gather_rows(torch.from_numpy(times_of_seeds)).numpy()
-        else:  # a sample tells what dates are
+        else:  # a sample shows the unit for dates
             everyones = exchange.gather_rows(torch.from_numpy(sample(times))).numpy()
         codes = codes_since(times, since(everyones, *given))
         for code, split in enumerate(SPLITS):

@@ -1,6 +1,6 @@
-"""What a model says of edges, each from all that was before it.
+"""Evaluation of edges at their times, each from all that was before it.
 
-The ends of an edge are seen at its time, so edges share no rows, and go by minibatches.
+The ends of an edge are encoded at its time, so edges share no rows and run in minibatches.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from raygnn.worker.planes.plane import Kept
 
 @dataclass(frozen=True)
 class TimedEdges:
-    """Runs a model over own edges. Collective.
+    """Runs a model over owned edges. Collective.
 
     Attributes:
-        edges: all of the type.
-        seeds: positions of edges, and what draws, or lists, nodes in place of their ends → where
-            batches of them start.
+        edges: this rank's edges of the type.
+        seeds: positions of edges, and sampled or listed negatives → `EdgeSeeds`.
         positive: see `measure`.
     """
 
@@ -46,7 +45,7 @@ class TimedEdges:
     positive: int | None = None
 
     def outputs(self, model: EdgeModel, own: np.ndarray) -> Tensor:
-        """Float32 ``[n, out_features]``, on the CPU."""
+        """Return float32 ``[n, out_features]``, on the CPU."""
         links = self.config.task.of_links
         chunks = [out[0].unsqueeze(1) if links else out for out in self._decoded(model, own)]
         return torch.cat(chunks)
@@ -59,8 +58,8 @@ class TimedEdges:
         loss: Loss,
         keep: Kept | None = None,
     ) -> dict[str, float]:
-        """Links are ranked among nodes that are drawn, or listed, for each; of all others ``given``
-        are their labels."""
+        """Return the metrics; ``given`` are the edges' labels, or for links the sampled or listed
+        ranking candidates."""
         task, control = self.config.task, self.edges.exchange
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
@@ -72,7 +71,7 @@ class TimedEdges:
         return ranked_among_drawn(torch.cat(there), both[0], both[1], control)
 
     def _decoded(self, model: EdgeModel, own: np.ndarray, *draws: Any) -> Iterator[Any]:
-        """What `EdgeModel.decode` gives, some edges at a time."""
+        """Yield the results of `EdgeModel.decode` in chunks."""
         edges = self.edges
         exact = type(model)(model.encoder, copy.deepcopy(model.decoder).float().eval(), edges.etype)
         size = self.config.sampling.eval_batch_size or 1024
@@ -93,7 +92,7 @@ class TimedEdges:
 
 
 def _first(out: Any, count: int) -> Any:
-    """The first rows of outputs, on the CPU; of those of links of all that they consist of."""
+    """Return the first rows of all tensors in outputs, on the CPU."""
     if isinstance(out, Tensor):
         return out[:count].cpu()
     return tuple(_first(some, count) for some in out)

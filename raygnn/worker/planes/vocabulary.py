@@ -1,8 +1,7 @@
-"""What the numbers of words stand for: classes, categories and relations of tables; and what was
-done to their features.
+"""Vocabularies of classes, categories and relations of tables, and transforms of their features.
 
-Other tables number the same words as the training did where `graph.vocabulary` names it; what was
-partitioned without it may number them in another way.
+Other tables number the same categories as the training did if `graph.vocabulary` names it; a
+partition that was built without it may number them in another way.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
 
 DEFAULT = "relation"
-# words of two classes of which the second is the one to find
+# names of two classes of which the second is the positive one
 _PLAIN_CLASSES = {("0", "1"), ("no", "yes"), ("false", "true"), ("n", "y"), ("f", "t")}
 _AGAIN = (
-    "make the partition again with graph.vocabulary, the run's checkpoints/selected.json, or name "
-    "the tables with graph.path"
+    "rebuild the partition with graph.vocabulary, the run's checkpoints/selected.json, or name the "
+    "tables with graph.path"
 )
 
 
 def relation_array(model: ModelConfig) -> str | None:
-    """The edge array that blocks carry, if there is one; None: the network reads none."""
+    """Return the name of the edge array of relations; None if the network reads none."""
     return (model.relation or DEFAULT) if needs_relation(model) else None
 
 
 def edge_reads(config: Config) -> EdgeReads:
-    """What sampling and models read of edges, of the edge types that have it."""
+    """Return the edge arrays that sampling and models read, where edge types have them."""
     model = config.model
     return EdgeReads(
         features=model.edge_feature_names,
@@ -57,8 +56,8 @@ def edge_reads(config: Config) -> EdgeReads:
 
 
 def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType, int]:
-    """Edge type → how many relations its edges have, of the types that have the array; empty
-    where the network reads none. Collective.
+    """Return edge type → number of relations, of the types that have the array; empty if the
+    network reads none. Collective.
 
     Raises:
         DataError: it does not hold whole numbers from 0.
@@ -82,11 +81,11 @@ def count_numbers(
     exchange: Exchange,
     key: str = "model.relation",
 ) -> int:
-    """How many relations, or categories, there are, at least 1. Collective.
+    """Return the number of relations or categories, at least 1. Collective.
 
     Args:
         own: those of this rank's edges.
-        key: of the config, which names the array.
+        key: config key that names the array.
 
     Raises:
         DataError: see `relations`.
@@ -102,7 +101,7 @@ def _unusable(etype: EdgeType, name: str, what: str, key: str) -> DataError:
     return DataError(
         f"edge array {name!r} of {etype_str(etype)!r} {what}",
         where=key,
-        remedy="give each edge one whole number from 0, or name another array",
+        remedy="provide one whole number from 0 for each edge, or name another array",
     )
 
 
@@ -110,7 +109,7 @@ CategoryNames = Mapping[str, Sequence[Any]]
 
 
 def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
-    """What a prediction must know of what a job trains on, as JSON: see `Weights`."""
+    """Return the facts about the training data that predictions need, as JSON: see `Weights`."""
     goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     transforms = {}
@@ -130,8 +129,8 @@ def _goal(job: Job) -> dict[str, str | None]:
 
 
 def words(job: Job) -> CategoryNames:
-    """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
-    the target; of graphs in text as GIN's ``"tag"`` and ``"label"``."""
+    """Return ``"<type>/<array>"`` → categories 0, 1, … of the model's arrays and of the target; for
+    graphs in GIN's text format ``"tag"`` and ``"label"``."""
     model = job.config.model
     if job.partition is None:
         return {}
@@ -156,7 +155,7 @@ def words(job: Job) -> CategoryNames:
 
 
 def target_words(job: Job) -> Sequence[Any]:
-    """Return the words of the classes 0, 1, … of a job of one task; empty if they are numbers."""
+    """Return the names of the classes 0, 1, … of a job of one task; empty if they are numbers."""
     names = words(job)
     if job.config.task.of_graphs:
         return names.get("label", ())
@@ -227,10 +226,10 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
 
 
 def check(trained: CategoryNames, found: CategoryNames) -> None:
-    """That numbers stand for the words that they stood for when a model was trained.
+    """Check that categories have the same numbers as in the training.
 
     Raises:
-        DataError: one does not.
+        DataError: one has another number.
     """
     for key in found.keys() & trained.keys():
         before, now = trained[key], found[key]
@@ -245,14 +244,14 @@ def check(trained: CategoryNames, found: CategoryNames) -> None:
 
 
 def check_transforms(trained: Mapping[str, Any], meta: PartitionMeta) -> None:
-    """That features were filled in, scaled and encoded as those that a model was trained on.
+    """Check that features have the transforms of the training, if the partition has a manifest.
 
     Raises:
-        DataError: some were not. Of partitions by others nobody knows.
+        DataError: one has not.
     """
     if (manifest := meta.manifest) is None:
         return
     for key in manifest.features:
         if trained.get(key) != manifest.transforms.get(key):
-            message = f"{key} is not transformed as it was when the model was trained"
+            message = f"{key} has other transforms than in the training of the model"
             raise DataError(message, where=str(meta.directory), remedy=_AGAIN)
