@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ import torch.multiprocessing as mp
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn.checkpoint.hashed_files import nothing
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.resume import find_start
@@ -112,7 +112,7 @@ def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, how:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     strategy = type("Strategy", (DDPStrategy,), {"root_device": device})
     environment = _Environment(rank, size)
-    runtime = Runtime(World(rank, size), device, strategy, environment, nothing)
+    runtime = Runtime(World(rank, size), device, strategy, environment, nullcontext)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = Rank(job, runtime).run()
