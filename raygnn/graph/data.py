@@ -63,7 +63,7 @@ class GraphData:
         reverses: edge type → type with its edges reversed, in the same order.
         transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
             `raygnn.graph.tables.frames.settle`.
-        microseconds: types whose array ``time`` is known to be in microseconds since 1970.
+        microseconds: types, not reversed ones, whose ``time`` surely is in microseconds.
     """
 
     name: str

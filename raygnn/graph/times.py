@@ -15,15 +15,14 @@ from raygnn.graph.arrays import Array, IntArray
 
 # Integers of the years 1980 to 2099 show by their size which unit since 1970 they count. The year
 # 9999, which often means "never", falls into none of these ranges, nor into one of a finer unit.
-_UNITS = (1, 10**3, 10**6, 10**9)  # in a second
+_MICROSECONDS = 10**6
+_UNITS = {1: "seconds", 10**3: "milliseconds", _MICROSECONDS: "microseconds", 10**9: "nanoseconds"}
 _FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
 _FAR = 73 * 10**8  # seconds; later than 2200, so it means "never" or is a mistake
 _APART = 50  # numbers that many times larger are in another unit; minutes are 60 seconds
 _SAMPLED = 1000  # sampled times of each rank, to determine the unit
-_MICROSECONDS = 10**6
 SOME_MICROSECONDS = 10**15  # a time whose size shows this unit
-_NAMES = {1: "seconds", 10**3: "milliseconds", _MICROSECONDS: "microseconds", 10**9: "nanoseconds"}
 # Sizes of other units of the years 1980 to 2059, where they leave gaps between one another.
 _COARSE = {
     "years": (1_900, 2_100),
@@ -77,7 +76,7 @@ class TimeRange:
     def _name(self) -> str | None:
         """Name of the unit that the size of the times suggests; None if it suggests none."""
         if self.unit is not None:
-            return f"{_NAMES[self.unit]} since 1970"
+            return f"{_UNITS[self.unit]} since 1970"
         low, high = self._bounds
         dates = (name for name, after in _DIGITS.items() if _are_dates(self.times // after))
         sizes = (name for name, (a, b) in _COARSE.items() if a <= low and high < b)
@@ -87,10 +86,7 @@ class TimeRange:
     def is_informative(self) -> bool:
         """True if the times show a unit: they vary, or have the size of one. Nearly constant
         numbers such as 0 do not."""
-        if not len(self.times):
-            return False
-        low, high = self._bounds
-        return low != high or self._name is not None
+        return len(self.times) > 0 and (len({*self._bounds}) > 1 or self._name is not None)
 
     @property
     def far(self) -> IntArray:
@@ -116,8 +112,7 @@ class TimeRange:
         low, high = self._bounds
         text = f"{self.of}: {low}" + f" to {high}" * (low != high)
         if self.unit is not None:
-            days = f"{_day(low, self.unit)} to {_day(high, self.unit)}"
-            return f"{text}, {self._name} ({days})"
+            return f"{text}, {self._name} ({_day(low, self.unit)} to {_day(high, self.unit)})"
         return f"{text}, perhaps {self._name}" if self._name else f"{text}, of no known unit"
 
 
@@ -140,22 +135,17 @@ def check_units(
     effect: str = "later edges would be seen as earlier ones",
     where: str = "sampling.time",
 ) -> None:
-    """Raise DataError if times that are compared with one another are in different units.
-
-    Args:
-        effect: what the comparison would result in.
-        where: see `DataError`.
-    """
+    """Raise DataError if times that are compared with one another are in different units, which
+    would have this ``effect``."""
     told = [each for each in ranges if each.is_informative]
     for one, other in combinations(told, 2):
-        if not one.differs(other):
-            continue
-        raise DataError(
-            f"times are in different units, so {effect}: {one}; {other}",
-            where=where,
-            remedy="give all times in one unit; tables convert a column of numbers whose unit is "
-            "named: time: {column: at, unit: s}",
-        )
+        if one.differs(other):
+            raise DataError(
+                f"times are in different units, so {effect}: {one}; {other}",
+                where=where,
+                remedy="give all times in one unit; tables convert a column of numbers whose unit "
+                "is named: time: {column: at, unit: s}",
+            )
 
 
 def per_second(latest: int) -> int:

@@ -32,7 +32,7 @@ from raygnn.graph.outofcore.divide import partition_out_of_core
 from raygnn.graph.outofcore.edge_shuffle import StoredNumbering, shuffle
 from raygnn.graph.outofcore.estimate import needs, size_of
 from raygnn.graph.outofcore.graph_stages import read_graph
-from raygnn.graph.outofcore.workspace import Pool, Workspace, one_after_another
+from raygnn.graph.outofcore.workspace import Pool, Workspace
 from raygnn.graph.partition.assemble import Assembly, Numbering
 from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.metis import assign
@@ -43,6 +43,12 @@ from raygnn.graph.sources.ogb import archived
 from tests.budget import CHECKOUT
 from tests.graph.ogb_builder import EDGES, NODES, write_archives
 from tests.graph.tables_builder import changed, write_shop, write_table
+
+
+def one_after_another(function: Any, tasks: Any) -> Any:
+    """A pool of this process alone."""
+    for number, task in enumerate(tasks):
+        yield number, function(*task)
 
 
 @pytest.fixture(autouse=True)

@@ -133,6 +133,39 @@ def test_tables_with_times_are_fitted_to_what_is_before_validation(
     assert (column["state"][0][0], column["before"]) == ([2.0], 20)
 
 
+@pytest.mark.parametrize("engine", ["memory", "disk"])
+@pytest.mark.parametrize("time", ["at", {"column": "at", "unit": "s"}], ids=["plain", "named"])
+def test_times_of_transforms_are_in_one_unit(time: Any, engine: str, tmp_path: Path) -> None:
+    """Seconds beside dates, which become microseconds: all rows would be before validation."""
+    days = 1_600_000_000 + 86_400 * np.arange(10)
+    users = {"id": range(10), "spent": np.arange(10.0), "at": days}
+    pd.DataFrame(users).to_csv(tmp_path / "users.csv", index=False)
+    pays = {"from": range(10), "to": range(10), "at": pd.to_datetime(days, unit="s")}
+    split = ["train"] * 6 + ["val", "val", "test", "test"]
+    pd.DataFrame({**pays, "split": split}).to_csv(tmp_path / "pays.csv", index=False)
+    scaled = {"column": "spent", "scale": "minmax"}
+    user = {"files": "users.csv", "id": "id", "time": time, "features": {"feat": scaled}}
+    pay = {"files": "pays.csv", "source": "from", "target": "to", "time": "at", "split": "split"}
+    spec = {"nodes": {"user": user}, "edges": {"user:pays:user": pay}}
+    (tmp_path / "tables.yaml").write_text(yaml.safe_dump(spec))
+
+    def manifest() -> Any:
+        if engine == "memory":
+            data = load_graph(described(tmp_path), needs_masks=False)
+            return {"transforms": data.transforms, "microseconds": data.microseconds}
+        out_of_core(missing(described(tmp_path), tmp_path / "disk", 1), trains=False)
+        return json.loads((tmp_path / "disk" / "raygnn.json").read_text())
+
+    if time == "at":
+        message = "column 'at' of .*users.csv: 16.* seconds .*pays.csv: 16.*, microseconds"
+        with pytest.raises(DataError, match=message):
+            manifest()
+        return
+    made = manifest()
+    assert made["transforms"]["user/feat"][0]["state"] == [[[0.0, 5.0]]]
+    assert made["microseconds"] == ["user"]
+
+
 def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
     people, _ = company.write(tmp_path, "csv", 300, 2, splits=SHARES)
     people.loc[::3, "leaves"] = None

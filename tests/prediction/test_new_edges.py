@@ -11,7 +11,7 @@ import torch
 
 import raygnn
 from raygnn.config.schema import Config
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
 from raygnn.graph.dgl import dgl
 from raygnn.prediction.driver_side import _since
@@ -144,6 +144,26 @@ def test_only_later_edges(kind: str, tmp_path: Path) -> None:
     at_once = (False, False, None, True, None, True, 900)
     new = plan(run, ("all",), "all", "runs", [f"graph.path={tmp_path / 'whole.dgl'}"], *at_once)
     assert _since(new, None, None) is None
+
+
+@pytest.mark.dgl
+def test_later_edges_in_another_unit(tmp_path: Path) -> None:
+    """Trained in seconds; new data in milliseconds would all be later."""
+    file = tmp_path / "graph.dgl"
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.edata["at"] += 1_700_000_000
+    dgl().save_graphs(str(file), [graph])
+    task = {"split": {"by": "time", "val": 0.1, "test": 0.1}}
+    run = events_run(tmp_path, file, "edge_classification", task=task, train={"epochs": 1})
+    graph.edata["at"] *= 1000
+    dgl().save_graphs(str(tmp_path / "new.dgl"), [graph])
+    found = asked(run, f"graph.path={tmp_path / 'new.dgl'}")
+    sizes, begin = found.weights.sizes, _since(found, None, None)
+    message = r"latest edge of the training: 17.*, seconds .*\(the seeds\): 17.*, milliseconds"
+    with pytest.raises((DataError, RuntimeError), match=message):
+        ask(run, found.config, 1, sizes=sizes, since=begin)
+    assert ask(run, found.config, 1, sizes=sizes, since=1_700_000_500_000).num_rows > 0
 
 
 @pytest.mark.dgl

@@ -24,11 +24,7 @@ from tests.small_jobs import job, train_on_ranks
 
 NODES, EDGES, CLASSES = 300, 4000, 3
 VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test
-METRICS = {
-    "node_classification": "loss",
-    "edge_classification": "loss",
-    "link_prediction": "mrr",
-}
+METRICS = {"node_classification": "loss", "edge_classification": "loss", "link_prediction": "mrr"}
 
 
 def events(file: Path, changed_from: int = END + 1) -> None:

@@ -127,3 +127,16 @@ def test_it_goes_on_to_the_bit_whatever_is_kept_where(tmp_path: Path) -> None:
     plain = train_on_ranks(config_of(tmp_path, graph, "plain"))
     losses = [r.metrics["train/loss"].dropna().to_numpy() for r in (plain, whole)]
     np.testing.assert_allclose(*losses, rtol=0.02)
+
+
+def test_times_whose_unit_is_named_are_not_guessed(tmp_path: Path) -> None:
+    """Clocks that begin at 0: the sizes of the numbers could be seconds since 1970, and steps."""
+    graph = tables(tmp_path / "tables")
+    text = graph.read_text().replace("time: joined", "time: {column: joined, unit: ms}")
+    graph.write_text(text.replace("time: at", "time: {column: at, unit: s}"))
+    task = {"kind": "node_classification", "ntype": "user"}
+    task["split"] = {"by": "time", "val": 0.2, "test": 0.2}
+    time = {"edges": "time", "seeds": "time", "window": "10m"}
+    values = job(tmp_path, task=task, sampling={"fanout": [2, 2], "time": time})
+    values["graph"] = {"format": "tables", "path": str(graph)}
+    assert train_on_ranks(load_config(values)).summary["status"] == "done"

@@ -129,24 +129,6 @@ def require_features(array: Array, origin: str) -> None:
         raise _unlike(array, origin, "features are a matrix of numbers, one row for each node")
 
 
-def to_features(array: Array, origin: str) -> Array:
-    """Convert features to float32 ``[N, F]``; raises DataError for anything but a matrix of numbers
-    that float32 holds."""
-    require_features(array, origin)
-    with np.errstate(over="ignore"):  # reported below, with its place
-        features = array.astype(np.float32, copy=False)
-    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
-        rows, columns = np.nonzero(np.isinf(features) & np.isfinite(array))
-        if len(rows):
-            value = array[rows[0], columns[0]]
-            raise DataError(
-                f"the value in column {columns[0]} is {value}, more than float32 holds",
-                where=f"{origin}, row {rows[0]}",
-                remedy="scale the features, or replace or drop such rows",
-            )
-    return features
-
-
 def to_labels(array: Any, origin: str) -> Array:
     """Convert labels ``[N]`` or ``[N, 1]`` to int64 ``[N]``; a float NaN becomes -1, unknown.
 

@@ -268,12 +268,9 @@ class Description(Section):
     @property
     def microseconds(self) -> list[str]:
         """See `GraphData`: types whose table names the unit of its times."""
-        times = {ntype: table.time for ntype, table in self.nodes.items()}
-        for key, table in self.edges.items():
-            source, relation, target = self.edge_type(key)
-            times |= {f"{source}:{relation}:{target}": table.time}
-            times |= {f"{target}:{table.reverse}:{source}": table.time}
-        return [kind for kind, time in times.items() if time and time.unit]
+        edges = {etype_str(self.edge_type(key)): table for key, table in self.edges.items()}
+        tables: dict[str, Table] = {**self.nodes, **edges}
+        return [kind for kind, one in tables.items() if one.time and one.time.unit]
 
 
 def read_description(file: Path) -> Description:

@@ -244,21 +244,13 @@ class FitTo:
 
     @classmethod
     def from_tables(
-        cls,
-        tables: Sequence[tuple[Table, Sequence[AnyPath]]],
-        trained: Mapping[str, Any] | None,
+        cls, tables: Sequence[tuple[Table, Sequence[AnyPath]]], trained: Mapping[str, Any] | None
     ) -> FitTo:
         """Find the first time of a row for validation or test, in tables whose columns say which
-        those are; they are read only where that decides.
-
-        Raises:
-            DataError: that time is in another unit than those it is compared with.
-        """
+        those are; they are read only where that decides. Raises DataError if units differ."""
         if trained is not None or not any(_has_times_alone(table) for table, _ in tables):
             return cls(trained)
-        compared = [
-            (t, files) for t, files in tables if t.time and (_held(t) or _has_times_alone(t))
-        ]
+        compared = ((t, f) for t, f in tables if t.time and (_held(t) or _has_times_alone(t)))
         found = [_first_held_out(*one) for one in compared]
         before = min((first for first, _ in found if first is not None), default=None)
         if before is not None:

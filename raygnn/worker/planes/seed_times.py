@@ -95,10 +95,11 @@ class Clock:
         ranges = [*self._ranges, seeds]
         check_units(ranges)
         request = self.job.request
-        known = None if request is None or request.sizes is None else request.weights.latest
-        if request and known and known.get(request.task, 0) + 1 == request.since:
-            trained = TimeRange("the latest edge of the training", np.array([request.since - 1]))
-            check_units([trained, seeds], "it is not clear which edges are new", "--since")
+        known = {} if request is None else request.weights.latest or {}
+        trained_to = known.get(request.task) if request else None
+        if request and trained_to is not None and request.since == trained_to + 1:
+            trained = TimeRange("the latest edge of the training", np.array([trained_to]))
+            check_units([trained, seeds], "it is not clear which edges are later", "--since")
         for each in ranges:
             if len(each.far):
                 text = f"{each.of}: some times are after the year 2200, such as {each.far[-1]}"
@@ -120,9 +121,12 @@ class Clock:
         return TimeRange(of, np.sort(everyones), name == "time" and kind in self._explicit)
 
     @cached_property
-    def _explicit(self) -> list[str]:
+    def _explicit(self) -> set[str]:
+        """Types of nodes and edges whose tables name the unit of their times."""
         manifest = self.job.meta.manifest
-        return [] if manifest is None else manifest.microseconds
+        named = set() if manifest is None else set(manifest.microseconds)
+        back = self.job.meta.reverses.items()
+        return named | {etype_str(other) for one, other in back if etype_str(one) in named}
 
     @cached_property
     def _typical(self) -> int:
