@@ -40,14 +40,6 @@ class Pool(Protocol):
         ...
 
 
-def one_after_another(
-    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
-) -> Iterator[tuple[int, Result]]:
-    """The pool of this process alone."""
-    for number, task in enumerate(tasks):
-        yield number, function(*task)
-
-
 class Workspace:
     """A directory of stages.
 
