@@ -454,8 +454,8 @@ def test_a_parameter_that_is_not_used_on_one_rank(accumulate: int) -> None:
 
     other, own = run_ranks(2, train, change, fresh=True)
     assert own["what"] == (
-        "no gradient for model.branch.weight, model.branch.bias on rank 1, for which the other ranks "
-        "would wait"
+        "no gradient for model.branch.weight, model.branch.bias on rank 1, for which the "
+        "other ranks would wait"
     )
     assert own["where"] == ("step 1" if accumulate == 1 else "step 0")
     assert own["rank"] == 1
