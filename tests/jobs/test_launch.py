@@ -79,7 +79,7 @@ def test_a_run_from_its_beginning_to_a_stop(
     html = job._repr_html_()
     assert "running" in html
     assert "<progress" in html
-    with pytest.raises(TimeoutError, match="goes on"):
+    with pytest.raises(TimeoutError, match="still running"):
         job.wait(timeout=0.3)
 
     children = psutil.Process(job.pid).children(recursive=True)
