@@ -270,7 +270,7 @@ def _round_trips(exchange: Exchange, seed: int) -> bool:
         fully_shard(target, mesh=mesh)
         sharded = kind(target.parameters(), lr=0.1)
         state = plain.state_dict()
-        sharded.load_state_dict(sharding._shared_out(state, sharded))
+        sharded.load_state_dict(sharding._sharded(state, sharded))
         back = sharded.state_dict()
         for number, values in state["state"].items():
             for key, value in values.items():
