@@ -222,7 +222,9 @@ def test_what_the_order_in_time_tells(tmp_path: Path) -> None:
 def test_arrays_that_are_no_times(tmp_path: Path) -> None:
     file = tmp_path / "graph.dgl"
     events(file)
-    with pytest.raises((DataError, RuntimeError), match="'feat' of node type '_N' must hold their times"):
+    with pytest.raises(
+        (DataError, RuntimeError), match="'feat' of node type '_N' must hold their times"
+    ):
         run(tmp_path, file, "node_classification", time={"seeds": "feat"})
 
 
