@@ -23,7 +23,7 @@ PACKAGE = CHECKOUT / "raygnn"
 LINES = {
     "": 255,
     "compat": 500,
-    "util": 755,
+    "util": 600,
     "config": 2_300,
     "storage": 810,
     "graph": 8_000,

@@ -184,7 +184,7 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
 
 def removed(key: KeyPath, value: Any) -> Problem | None:
     """Return the problem of a key or value that only earlier versions had; None for all others."""
-    name = dotted(("task", *key[2:]) if key[0] == "tasks" else key)
+    name = dotted(("task", *key[2:]) if key[:1] == ("tasks",) else key)
     if remedy := _REMOVED.get(name):
         return Problem(key, "this key was removed", remedy)
     remedy = _REMOVED.get(f"{name}: {show(value)}")

@@ -7,9 +7,9 @@ from raygnn.util.files import is_away
 
 
 def storage_error(error: Exception) -> TrainingError | None:
-    """What to report of an error of storage that is away; None for any other error.
+    """Return the error to report for storage that is away; None for any other error.
 
-    Whoever can wait for the storage has done so before.
+    Callers that can wait for the storage have done so before.
     """
     where = getattr(error, "where", None) or getattr(error, "filename", None)
     if not is_away(error) or where is None:  # without a path it may be of the network

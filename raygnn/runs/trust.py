@@ -147,24 +147,24 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
 
 def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
     """Return the URIs of files in the description of tables that a configuration names."""
-    file = Path(str((config.get("graph") or {}).get("path")))
-    found: list[str] = []
+    graph = config.get("graph") or {}
+    file = Path(str(graph.get("path")))
+    if file.suffix not in (".yaml", ".yml") and graph.get("format") != "tables":
+        return []
+    try:
+        described = read_yaml(read_text(file, str(file)), str(file))[0]
+    except (RaygnnError, OSError, ValueError):  # reported when the graph is read
+        return []
+    return [text for text in _texts(described) if "://" in text]
 
-    def search(value: Any) -> None:
-        if isinstance(value, str) and "://" in value:
-            found.append(value)
-        for inner in value.values() if isinstance(value, dict) else ():
-            search(inner)
-        for inner in value if isinstance(value, list) else ():
-            search(inner)
 
-    with suppress(RaygnnError, OSError, ValueError):  # whoever reads it next says what is wrong
-        if (
-            file.suffix in (".yaml", ".yml")
-            or (config.get("graph") or {}).get("format") == "tables"
-        ):
-            search(read_yaml(read_text(file, str(file)), str(file))[0])
-    return found
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in nested lists and values of mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _check_sections(config: Mapping[str, Any], shown: str) -> None:

@@ -32,18 +32,22 @@ def test_defaults_and_overrides() -> None:
         (["tensorbord"], "loggers", "expected 'tensorboard'"),
         (["csv", "csv"], "loggers", "each name once"),
         ({"csv": {"name": "a"}}, "loggers.csv", "takes no arguments"),
-        ({"wandb": {"api_key": "a"}}, "wandb.api_key", "WANDB_API_KEY"),
-        ({"wandb": {"settings": {"token": "a"}}}, "wandb.settings", "'token' looks like a secret"),
-        ({"wandb": {"settings": [{"token": "a"}]}}, "wandb.settings", "'token' looks like"),
-        ({"mlflow": {"tracking_uri": "http://u:p@host"}}, "mlflow.tracking_uri", "secret"),
-        ({"wandb": {"id": "a"}}, "wandb.id", "set by raygnn"),
-        ({"mlflow": {"save_dir": "a"}}, "mlflow.save_dir", "set by raygnn"),
+        ({"wandb": {"api_key": "a"}}, "loggers.wandb.api_key", "WANDB_API_KEY"),
+        (
+            {"wandb": {"settings": {"token": "a"}}},
+            "loggers.wandb.settings",
+            "'token' looks like a secret",
+        ),
+        ({"wandb": {"settings": [{"token": "a"}]}}, "loggers.wandb.settings", "'token' looks like"),
+        ({"mlflow": {"tracking_uri": "http://u:p@host"}}, "loggers.mlflow.tracking_uri", "secret"),
+        ({"wandb": {"id": "a"}}, "loggers.wandb.id", "set by raygnn"),
+        ({"mlflow": {"save_dir": "a"}}, "loggers.mlflow.save_dir", "set by raygnn"),
     ],
 )
 def test_what_is_refused(loggers: Any, key: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load({"loggers": loggers})
-    assert key in str(refused.value)
+    assert f"logging.{key}" in str(refused.value)
     assert said in str(refused.value)
     assert "u:p" not in str(refused.value)
 
