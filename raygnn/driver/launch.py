@@ -332,6 +332,14 @@ def make_trainer(
     )
 
 
+def _kill(text: str) -> TrainingError | None:
+    """Return the error for a process that Ray killed for memory, if a traceback is of one."""
+    if (kill := MemoryKill.from_text(text)) is None:
+        return None
+    what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"
+    return TrainingError(what, where=kill.host, remedy=REMEDIES["memory"], trace=text)
+
+
 def explain(
     error: BaseException | None,
     failures: list[faults.Failure],
@@ -346,7 +354,8 @@ def explain(
     if isinstance(root, TrainingError):  # raised by our policies in Ray Train's controller
         return root
     if failures and not failures[0].is_consequence:
-        return failures[0].as_error()
+        # the rank may have called a process that was killed
+        return _kill(failures[0].trace) or failures[0].as_error()
     if lost:
         return TrainingError(
             str(lost[0]), where=lost[0].host, remedy=REMEDIES["node_lost"], rank=lost[0].rank
@@ -372,9 +381,8 @@ def explain(
     if failures:
         return failures[0].as_error()
     text = plain(root)
-    if (kill := MemoryKill.from_text(text)) is not None:
-        what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"
-        return TrainingError(what, where=kill.host, remedy=REMEDIES["memory"], trace=text)
+    if (killed := _kill(text)) is not None:
+        return killed
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     return TrainingError(
         f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}",

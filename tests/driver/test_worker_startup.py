@@ -27,6 +27,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import Startup
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
+from raygnn.worker.failures import Failure
 from tests.small_jobs import job
 
 
@@ -229,6 +230,8 @@ def test_a_kill_for_memory_is_said_as_one() -> None:
     )
     of_rank = explain(WorkerGroupError("", {1: killed}), [])
     of_job = explain(ControllerError(killed), [])
+    caller = Failure(0, 0.0, "the command … does not answer", trace=f"OutOfMemoryError: {killed}")
+    assert explain(WorkerGroupError("", {0: RuntimeError()}), [caller]).what == of_job.what
     assert (of_rank.rank, of_rank.where, of_job.where) == (1, "rank 1", "10.0.0.7")
     assert of_job.what.startswith("TrainController was killed by Ray for memory: its node 10.0.0.7")
     for error in (of_rank, of_job):

@@ -176,8 +176,8 @@ def test_exit_codes_carry_through(run: Any) -> None:
 
 
 WRONG = ({"RAY_AUTH_TOKEN": "f" * 64}, "its token is another one")
-MISSING = ({"RAY_AUTH_TOKEN": ""}, "asks for a token")
-OFF = ({"RAY_AUTH_TOKEN": "", "RAY_AUTH_MODE": "disabled"}, "asks for a token")
+MISSING = ({"RAY_AUTH_TOKEN": ""}, "it requires a token")
+OFF = ({"RAY_AUTH_TOKEN": "", "RAY_AUTH_MODE": "disabled"}, "it requires a token")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def left(rank: int, what: str, **more: Any) -> Traces:
     return Traces(rank, state(rank), box(rank), failure(rank, what, **more))
 
 
+CALLED = MONITOR.format(task="Control.tell", pid=7)
 ALIVE = Traces(0, state(0), box(0, BACKWARD, TRAIN, collectives=[entry(5, pending=True)]))
 RESET_0 = left(0, RESET)
 TIMED_OUT_0 = Traces(
@@ -194,6 +195,10 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     ),
     "killed by Ray's monitor before any rank": (
         run(driver=monitored("TrainController.__init__", 26595), error="Ray Train failed: x"),
+        "memory", None, "10.0.0.7",
+    ),
+    "a process that a rank called, killed by Ray's monitor": (
+        run(Traces(0, state(0), box(0), failure(0, "it does not answer") | {"trace": CALLED})),
         "memory", None, "10.0.0.7",
     ),
     "node": (

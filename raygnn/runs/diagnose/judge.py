@@ -225,7 +225,9 @@ class _Judge:
         failures = [
             (float(traces.failure["time"]), rank, traces.failure)
             for rank, traces in self.traces.items()
-            if traces.failure is not None and not causes.is_consequence(traces.failure, own)
+            if traces.failure is not None
+            and not causes.is_consequence(traces.failure, own)
+            and MemoryKill.from_text(traces.failure["trace"]) is None  # see `_short_of_memory`
         ]
         if not failures:
             return None
@@ -305,10 +307,16 @@ class _Judge:
         return Cause(kind, what, rank.rank, self._at(rank.rank), confidence, evidence, remedy)
 
     def _short_of_memory(self) -> Cause | None:
-        """Find a process that Ray killed for memory; a rank is identified by its pid."""
-        if (kill := MemoryKill.from_text(self.evidence.ray_text)) is None:
+        """Find a process that Ray killed for memory, by the error of Ray Train or of a rank that
+        called it; a rank is identified by its pid."""
+        failures = [traces.failure for traces in self.traces.values() if traces.failure]
+        texts = [self.evidence.ray_text, *(failure["trace"] for failure in failures)]
+        kill, text = next(
+            ((kill, text) for text in texts if (kill := MemoryKill.from_text(text))), (None, "")
+        )
+        if kill is None:
             return None
-        what, users = self._killed_for_memory(self.evidence.ray_text)
+        what, users = self._killed_for_memory(text)
         rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
         who = f"{kill.process or 'a process'} (pid {kill.pid})" if rank is None else f"rank {rank}"
         lines = [*self._of_error(), *users, *(self._of_memory(rank) or self._of_plan())]
