@@ -174,7 +174,7 @@ class Launch:
         result = None
         if self._error is None:
             if self._control is not None:
-                with contextlib.suppress(TrainingError):
+                with contextlib.suppress(Exception):  # the actor is gone
                     self.snapshot = self._control.snapshot()
             result = read_result(self.snapshot)
         # without an error and a result, the ranks found a recorded failure: see train_loop

@@ -240,11 +240,11 @@ class ControlHandle:
         """See `Control`; True if the actor does not answer."""
         try:
             return bool(self._call("is_current", attempt, timeout=_SHORT))
-        except TrainingError:
+        except Exception:  # see `report`
             return True
 
     def stop(self) -> None:
-        with contextlib.suppress(TrainingError):
+        with contextlib.suppress(Exception):  # see `report`
             self._call("stop", timeout=_SHORT)
 
     def ask_save(self, request: str, *, last: bool = False) -> None:
@@ -291,10 +291,12 @@ class ControlHandle:
 
     def _call(self, method: str, *args: Any, timeout: float, **options: Any) -> Any:
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import OutOfMemoryError, RayError
 
         try:
             return ray.get(getattr(self._actor, method).remote(*args, **options), timeout=timeout)
+        except OutOfMemoryError:  # its text says which process Ray killed, and why
+            raise
         except RayError as error:
             raise TrainingError(
                 f"the command that started this job does not answer: {type(error).__name__}",

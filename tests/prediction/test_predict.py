@@ -439,7 +439,7 @@ def test_on_a_ray(make_job: JobFactory, tmp_path: Path) -> None:
     selected = run.path / "checkpoints" / "selected.pt"
     torch.save({"weight": torch.ones(3)}, selected)
     selected.with_suffix(".json").unlink()
-    with pytest.raises(raygnn.TrainingError, match="not the weights") as caught:
+    with pytest.raises(raygnn.TrainingError, match="do not belong") as caught:
         raygnn.predict(run, out=out, overwrite=True, display=False)
     assert caught.value.exit_code == InputError.exit_code
     pandas.testing.assert_frame_equal(pandas.read_parquet(out), frame)  # what was there
