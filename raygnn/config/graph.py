@@ -76,21 +76,19 @@ class TriplesGraph(ReversibleGraph):
 
 
 class OgbGraph(_Graph):
-    """A node or link dataset of the Open Graph Benchmark, from its raw files."""
+    """A node dataset of the Open Graph Benchmark in NumPy archives, such as ogbn-papers100M."""
 
     format: Literal["ogb"] = Field(description="Format of the input graph.")
     path: InputPath = Field(
         description="Where the package ogb keeps datasets, or the directory of this one, with raw "
         "and split in it."
     )
-    name: Text = Field(description="Which dataset, such as ogbn-arxiv.")
+    name: Text = Field(description="Which dataset, such as ogbn-papers100M.")
     split: Text | None = Field(
         None, description="Which directory of split to use; null = the only one."
     )
-    undirected: bool | None = Field(
-        None,
-        description="Each pair is listed once and stands for both directions; null = as ogb has "
-        "it for this dataset.",
+    undirected: bool = Field(
+        False, description="Each pair is listed once and stands for both directions."
     )
 
 

@@ -97,6 +97,8 @@ _REMOVED = {
     "Tolokers}, split: 0}; tolokers.npz belongs in DIRECTORY/tolokers/raw; an archive of your own "
     "is read by a class of your own, dataset: package.module:Class",
     "graph.tags": GIN_TEXT,
+    "task.ranking.candidates: 'ogb'": "write the dataset's negatives to a file, and name it in "
+    "task.ranking.file",
     "graph.labels": GIN_TEXT,
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
     "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",

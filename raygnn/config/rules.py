@@ -15,7 +15,6 @@ from raygnn.config.graph import (
     DglGraph,
     GraphSplit,
     ManyGraphs,
-    OgbGraph,
     PlantedGraph,
     TablesGraph,
     TriplesGraph,
@@ -243,9 +242,6 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
     if time is not None and task.negatives.kind in ("in_batch", "degree"):
         message = f"{task.negatives.kind} draws nodes by edges of all times"
         yield Problem((*at, "negatives", "kind"), message, "set it to uniform or local")
-    if task.ranking.candidates == "ogb" and not isinstance(config.graph, OgbGraph):
-        message = "candidates come with datasets of graph.format ogb alone"
-        yield Problem((*at, "ranking", "candidates"), message, "set ranking.file, or how many")
     drawn = {
         ("metric",): task.metric == "average_precision",
         ("negatives", "each"): task.negatives.each > 1,

@@ -168,13 +168,10 @@ class NegativesConfig(Section):
 class RankingConfig(Section):
     """Candidates among which each true edge is ranked in an evaluation."""
 
-    candidates: Annotated[
-        Literal["ogb"] | Count | None, or_say("a whole number from 1, ogb or null")
-    ] = Field(
+    candidates: Count | None = Field(
         None,
-        description="Number of candidates sampled uniformly for each edge and end; ogb = "
-        "those of the dataset (graph.format: ogb); null = all nodes, exactly, and 1 with "
-        "temporal sampling.",
+        description="Number of candidates sampled uniformly for each edge and end; null = all "
+        "nodes, exactly, and 1 with temporal sampling.",
     )
     file: InputPath | None = Field(
         None,

@@ -145,7 +145,7 @@ class NegativeLists:
             own end, which never counts.
         pairs: ``[2, M]``, negative edges for all positives; None = each positive has a list.
         rows: int64 ``[P]`` or ``[M]``, their rows in the file, from 0.
-        digest: hash of the user's file, which must not list existing edges; else empty.
+        digest: hash of the file.
     """
 
     where: str
@@ -154,7 +154,7 @@ class NegativeLists:
     others: Mapping[str, Any]
     pairs: Any
     rows: Any
-    digest: str = ""
+    digest: str
 
     def error(self, message: str, remedy: str, row: int | None = None) -> DataError:
         """Build the error of the file, or of one list or pair."""

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raygnn.config.graph import OgbGraph
 from raygnn.config.schema import Config
 from raygnn.config.task import LinkPrediction
 from raygnn.errors import DataError
@@ -52,17 +51,13 @@ def lists_of(
         held: the graph or partition with the user's ids of nodes and relations.
 
     Raises:
-        DataError: see `read_lists` and `raygnn.graph.sources.ogb.negatives`.
+        DataError: see `read_lists`.
     """
     from raygnn.graph.partition.read import read_ids
-    from raygnn.graph.sources import ogb
 
     task, etype, found = config.task, target.etype, dict[str, NegativeLists]()
     if not isinstance(task, LinkPrediction):
         return found
-    if task.ranking.candidates == "ogb":
-        assert isinstance(config.graph, OgbGraph)
-        found = ogb.negatives(config.graph, etype, counts)
     for uses, file in (
         (SPLITS, task.ranking.file),
         ((TRAINING,), task.negatives.file if config.trains else None),

@@ -61,9 +61,7 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
 
 def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the sections for the partition that the run was trained on, or if it is gone for one
-    with as many parts. The graph's files are only needed without the partition, or if they list the
-    candidates that links are ranked among.
-    """
+    with as many parts. The graph's files are only needed without the partition."""
     made = read_json(run.files / PARTITION)
     place, parts = made.get("directory"), made.get("parts")
     if not isinstance(place, str) or not isinstance(parts, list):
@@ -72,10 +70,7 @@ def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     if isinstance(run.storage, Uri):
         mine = run.storage / "partitions" / Uri(place).name
         uri = mine if mine.shared == place else None
-    tasks = [run.config.get("task") or {}, *(run.config.get("tasks") or {}).values()]
-    ranked = [f"candidates={(task.get('ranking') or {}).get('candidates')}" for task in tasks]
-    from_graph = any(key.endswith("candidates=ogb") for key in (*ranked, *overrides))
-    if not from_graph and not is_vacant(Path(place) if uri is None else any_path(uri)):
+    if not is_vacant(Path(place) if uri is None else any_path(uri)):
         return {"graph": None, "partition": {"path": place if uri is None else uri.text}}
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 

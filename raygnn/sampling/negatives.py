@@ -151,13 +151,11 @@ class ListedNegatives:
     Attributes:
         ids: end → global ids ``[N]`` in the order of the user's graph, sources first.
         rows: int64 ``[own]``, number of the list of each owned edge; -1 = none.
-        each: int64 ``[2, n]``, for each list of an owned edge this edge and the list.
     """
 
     lists: NegativeLists
     ids: Mapping[End, np.ndarray]
     rows: np.ndarray
-    each: np.ndarray
 
     @property
     def width(self) -> int:
@@ -170,14 +168,6 @@ class ListedNegatives:
         given = self.lists.ends if self.lists.pairs is None else self.lists.pairs
         both = zip(self.ids.values(), given)
         return np.stack([ids[nodes] for ids, nodes in both]).astype(np.int64)
-
-    def ranked(self, own: np.ndarray) -> np.ndarray:
-        """Return which of the edges ``own`` are ranked, and their lists, int64 ``[2, n]``: those
-        with a list; with a dataset's own lists, one edge for each list."""
-        if not self.lists.digest:
-            return self.each
-        own = own[self.rows[own] >= 0]
-        return np.stack([own, self.rows[own]])
 
     def check_all_have(self, own: np.ndarray, edges: Any, exchange: Exchange) -> None:
         """Raise DataError if some of the edges ``own`` have no list. Collective."""
@@ -223,9 +213,8 @@ def find_lists(
     """
     by_type = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
     ids = {end: by_type[ntype] for end, ntype in ntypes.items()}
-    nobody = np.empty((2, 0), np.int64)
     if lists.ends is None:
-        return ListedNegatives(lists, ids, np.zeros(len(edges.src), np.int64), nobody)
+        return ListedNegatives(lists, ids, np.zeros(len(edges.src), np.int64))
     src, dst = (ids[end][some].astype(np.int64) for end, some in zip(ENDS, lists.ends))
     first, owned = shard.first(ntypes["target"]), shard.owned(ntypes["target"])
     mine = np.flatnonzero((dst >= first) & (dst < first + owned))
@@ -247,7 +236,7 @@ def find_lists(
         )
         raise lists.error(message, "list edges that there are, with their own relation", bad)
     rows = np.append(mine, -1)[row]  # row -1, no list, selects the last
-    return ListedNegatives(lists, ids, rows, np.stack([edge, mine]))
+    return ListedNegatives(lists, ids, rows)
 
 
 def _first_places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:

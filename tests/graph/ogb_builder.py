@@ -8,17 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from raygnn.config.graph import OgbGraph
 
 NODES, EDGES = 30, 80
-TYPED = {"author": 12, "field": 5, "paper": 20}
-TRIPLETS = {
-    ("author", "writes", "paper"): 40,
-    ("paper", "cites", "paper"): 50,
-    ("paper", "has_topic", "field"): 25,
-}
 SPLIT = ("train", "valid", "test")
 
 
@@ -27,24 +20,6 @@ def write_gz(file: Path, rows: Any, header: list[str] | None = None) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(np.asarray(rows))
     frame.to_csv(file, index=False, header=header or False, compression="gzip")
-
-
-def write_nodes(root: Path, name: str = "ogbn-arxiv", labels: int = 1) -> OgbGraph:
-    """A node dataset of one type, as ogbn-arxiv."""
-    random = np.random.default_rng(0)
-    place = root / name.replace("-", "_")
-    raw = place / "raw"
-    write_gz(raw / "edge.csv.gz", random.integers(0, NODES, (EDGES, 2)))
-    write_gz(raw / "num-node-list.csv.gz", [NODES])
-    write_gz(raw / "num-edge-list.csv.gz", [EDGES])
-    write_gz(raw / "node-feat.csv.gz", random.normal(size=(NODES, 4)).astype(np.float32))
-    write_gz(raw / "node_year.csv.gz", random.integers(2000, 2020, NODES))
-    write_gz(raw / "node-label.csv.gz", random.integers(0, 3, (NODES, labels)))
-    order = random.permutation(NODES)
-    for split, part in zip(SPLIT, np.split(order, [20, 25]), strict=True):
-        write_gz(place / "split" / "time" / f"{split}.csv.gz", part)
-    (place / "RELEASE_v1.txt").write_text("")
-    return OgbGraph(format="ogb", path=root, name=name)
 
 
 def write_archives(
@@ -88,98 +63,63 @@ def write_archives(
     return OgbGraph(format="ogb", path=root, name="ogbn-papers100M")
 
 
-def write_typed_graph(place: Path) -> None:
-    """The graph of ogbn-mag or ogbl-biokg, without what is to be predicted."""
-    random = np.random.default_rng(1)
-    raw = place / "raw"
-    write_gz(raw / "num-node-dict.csv.gz", [list(TYPED.values())], list(TYPED))
-    write_gz(raw / "triplet-type-list.csv.gz", [list(each) for each in TRIPLETS])
-    for number, (etype, count) in enumerate(TRIPLETS.items()):
-        where = raw / "relations" / "___".join(etype)
-        sizes = TYPED[etype[0]], TYPED[etype[2]]
-        write_gz(where / "edge.csv.gz", random.integers(0, sizes, (count, 2)))
-        write_gz(where / "num-edge-list.csv.gz", [count])
-        write_gz(where / "edge_reltype.csv.gz", np.full(count, number))
-    write_gz(raw / "node-feat" / "paper" / "node-feat.csv.gz", random.normal(size=(20, 3)))
-    write_gz(raw / "node-feat" / "paper" / "node_year.csv.gz", random.integers(2000, 2020, 20))
-
-
-def write_typed(root: Path) -> OgbGraph:
-    """A node dataset of several types, as ogbn-mag."""
-    random = np.random.default_rng(2)
-    place = root / "ogbn_mag"
-    write_typed_graph(place)
-    raw, split = place / "raw", place / "split" / "time"
-    has = [[ntype == "paper" for ntype in TYPED]]
-    write_gz(raw / "nodetype-has-label.csv.gz", has, list(TYPED))
-    write_gz(split / "nodetype-has-split.csv.gz", has, list(TYPED))
-    write_gz(raw / "node-label" / "paper" / "node-label.csv.gz", random.integers(0, 3, 20))
-    for name, part in zip(SPLIT, np.split(random.permutation(20), [12, 16]), strict=True):
-        write_gz(split / "paper" / f"{name}.csv.gz", part)
-    (place / "RELEASE_v2.txt").write_text("")
-    return OgbGraph(format="ogb", path=root, name="ogbn-mag")
-
-
-def write_links(root: Path, name: str, *, legacy: bool = False) -> tuple[OgbGraph, list[Any]]:
-    """A link dataset, and the three dictionaries of its splits; those of validation and test have
-    edges that are not there, some of them perhaps."""
-    random, other = np.random.default_rng(3), np.random.default_rng(5)
-    place = root / name.replace("-", "_")
-    sizes, parts = (30, 10, 6), []
-    if name == "ogbl-biokg":
-        write_typed_graph(place)
-    else:
-        write_nodes(root, name)
-        (place / "raw" / "node-label.csv.gz").unlink()
-        for file in (place / "split" / "time").iterdir():
-            file.unlink()
-    for size in sizes:
-        source, target = random.integers(0, NODES, (2, size))
-        part: dict[str, Any]
-        if name == "ogbl-collab":
-            part = {"edge": np.stack([source, target], 1), "weight": np.ones(size, np.int64)}
-            part |= {"year": random.integers(2000, 2020, size)}
-        elif name == "ogbl-ddi":
-            part = {"edge": np.stack([source, target], 1)}
-        elif name == "ogbl-citation2":
-            part = {"source_node": source, "target_node": target}
-        elif name == "ogbl-biokg":
-            relation = random.integers(0, len(TRIPLETS), size)
-            types = [list(TRIPLETS)[at] for at in relation]
-            part = {
-                "head_type": [each[0] for each in types],
-                "head": np.array([random.integers(TYPED[each[0]]) for each in types]),
-                "relation": relation,
-                "tail_type": [each[2] for each in types],
-                "tail": np.array([random.integers(TYPED[each[2]]) for each in types]),
-            }
-        else:
-            part = {"head": source, "relation": random.integers(0, 4, size), "tail": target}
-        if parts:
-            part |= _negatives(part, other)
-        parts.append(part)
-    for split, part in zip(SPLIT, parts, strict=True):
-        file = place / "split" / "time" / f"{split}.pt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        zipped = {"_use_new_zipfile_serialization": not legacy}
-        torch.save(part, file, pickle_protocol=2 if legacy else 4, **zipped)
-    return OgbGraph(format="ogb", path=root, name=name), parts
-
-
-def _negatives(part: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
-    """What ogb has beside edges to rank: of pairs more than its largest k, else 20 for each."""
-    if "edge" in part:
-        return {"edge_neg": random.integers(0, NODES, (150, 2))}
-    found = {}
-    for name in ("target_node",) if "source_node" in part else ("head", "tail"):
-        own = part[name]
-        below = [TYPED[each] for each in part.get(f"{name}_type", [])] or [NODES] * len(own)
-        others = [i + random.integers(1, num, 20) for i, num in zip(own, below)]
-        found[f"{name}_neg"] = np.stack(others) % np.array(below)[:, None]
-    return found
-
-
 def raw_text(file: Path, text: str) -> None:
     """Put something else into a file."""
     with gzip.open(file, "wt") as stream:
         stream.write(text)
+
+
+class Links:
+    """A link dataset as its class in ``ogb`` gives it, whose held-out edges are not in the graph.
+
+    Args:
+        kind: ``ogbl-ddi``, ``ogbl-collab``, ``ogbl-citation2`` or ``ogbl-wikikg2``; ``typed`` has
+            splits of several edge types.
+    """
+
+    def __init__(self, kind: str):
+        self.parts = link_splits(kind)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        train = self.parts[0]
+        ends = [train.get(key) for key in ("source_node", "target_node")]
+        edge_index = np.stack(ends) if ends[0] is not None else np.zeros((2, 3), np.int64)
+        return {"edge_index": edge_index, "num_nodes": NODES, "node_feat": None}
+
+    def get_edge_split(self) -> dict[str, Any]:
+        return dict(zip(SPLIT, self.parts, strict=True))
+
+
+def link_splits(kind: str) -> list[dict[str, Any]]:
+    """The edges of the three splits, each once; those of validation and test have negatives."""
+    random = np.random.default_rng(3)
+    codes = random.permutation(NODES * NODES)
+    absent = np.ones((NODES, NODES), bool)
+    absent.flat[codes[:46]] = False
+    parts: list[dict[str, Any]] = []
+    for at in np.split(codes[:46], [30, 40]):
+        source, target, size = at // NODES, at % NODES, len(at)
+        heads, tails = (
+            np.array([random.choice(np.flatnonzero(row), 20) for row in free])
+            for free in (absent[:, target].T, absent[source])
+        )
+        part: dict[str, Any]
+        if kind in ("ogbl-collab", "ogbl-ddi"):
+            part = {"edge": np.stack([source, target], 1)}
+            if kind == "ogbl-collab":
+                part["year"] = random.integers(2000, 2020, size)
+            others = random.permutation(codes[46:])[:150]
+            negatives = {"edge_neg": np.stack([others // NODES, others % NODES], 1)}
+        elif kind == "ogbl-citation2":
+            part = {"source_node": source, "target_node": target}
+            negatives = {"target_node_neg": tails}
+        elif kind == "ogbl-wikikg2":
+            part = {"head": source, "relation": random.integers(0, 4, size), "tail": target}
+            negatives = {"head_neg": heads, "tail_neg": tails}
+        else:
+            part, negatives = {"head_type": ["paper"] * size}, {}
+        parts.append(part | negatives if parts else part)
+    return parts

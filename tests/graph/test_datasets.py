@@ -15,12 +15,13 @@ from raygnn.config.graph import DatasetGraph
 from raygnn.config.load import load_config, without_removed
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, open_samples
-from raygnn.graph.data import DEFAULT_ETYPE, GraphData
+from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import digest, load_graph
 from tests.conftest import CHECKOUT
 from tests.datasets import cora, tolokers
+from tests.graph.ogb_builder import link_splits
 
 MODULE = '''
 from pathlib import Path
@@ -239,6 +240,25 @@ def test_a_graph_as_ogb_gives_it() -> None:
     assert not found["val_mask"].any()
     with pytest.raises(DataError, match="train, row 1: node 7 is not a node: there are 3"):
         load("Ogb", train=[0, 7])
+
+
+@pytest.mark.parametrize("kind", ["ogbl-collab", "ogbl-citation2", "ogbl-wikikg2"])
+def test_links_of_all_splits_are_edges(kind: str) -> None:
+    """OGB's held-out links are not in its graph."""
+    dataset = {"dataset": "tests.graph.ogb_builder:Links", "args": {"kind": kind}}
+    data = load_graph(DatasetGraph(format="dataset", **dataset))
+    edges = data.edges[DEFAULT_ETYPE]
+    ends = {"ogbl-citation2": ("source_node", "target_node"), "ogbl-wikikg2": ("head", "tail")}
+    for part, mask in zip(link_splits(kind), MASKS, strict=True):
+        rows = edges.data[mask]
+        given = [part[name] for name in ends[kind]] if kind in ends else part["edge"].T
+        np.testing.assert_array_equal(np.stack([edges.src[rows], edges.dst[rows]]), given)
+        for name in {"relation", "year"} & part.keys():
+            np.testing.assert_array_equal(edges.data[name][rows], part[name])
+    assert edges.num == 46
+    dataset["args"] = {"kind": "typed"}
+    with pytest.raises(DataError, match="not of one edge type: head_type"):
+        load_graph(DatasetGraph(format="dataset", **dataset))
 
 
 @pytest.mark.dgl

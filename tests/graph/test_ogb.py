@@ -1,4 +1,4 @@
-"""The Open Graph Benchmark's raw files give the graph that its own package gives."""
+"""Node datasets of the Open Graph Benchmark in archives."""
 
 from __future__ import annotations
 
@@ -8,53 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from builders import assert_refused
-from ogb_builder import (
-    EDGES,
-    NODES,
-    TRIPLETS,
-    TYPED,
-    raw_text,
-    write_archives,
-    write_links,
-    write_nodes,
-    write_typed,
-)
+from ogb_builder import EDGES, NODES, raw_text, write_archives
 
 from raygnn.config.graph import OgbGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
-from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
-from raygnn.graph.sources.triples import ETYPE
-from raygnn.graph.tables import plain_csv, reader
-from tests.graph.parted import load_part
 
 Build = Callable[[Path], OgbGraph]
-
-
-@pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbn-products"])
-def test_nodes_of_one_type_are_those_of_the_package(name: str, tmp_path: Path) -> None:
-    graph = write_nodes(tmp_path, name)
-    data = load_graph(graph)
-    nodes, edges = data.nodes[DEFAULT_NTYPE], data.edges[DEFAULT_ETYPE]
-    assert (nodes.num, edges.num) == (NODES, EDGES * (2 if name == "ogbn-products" else 1))
-    assert [int(nodes.data[mask].sum()) for mask in MASKS] == [20, 5, 5]
-    assert nodes.data["year"].dtype == np.int64
-    theirs = pytest.importorskip("ogb.io.read_graph_raw").read_csv_graph_raw(
-        str(tmp_path / name.replace("-", "_") / "raw"), name == "ogbn-products", ["node_year"]
-    )[0]
-    np.testing.assert_array_equal(np.stack([edges.src, edges.dst]), theirs["edge_index"])
-    np.testing.assert_array_equal(nodes.data["feat"], theirs["node_feat"])
-    np.testing.assert_array_equal(nodes.data["year"], theirs["node_year"][:, 0])
-
-
-def test_a_late_fraction_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_BLOCK", 1 << 10)
-    monkeypatch.setattr(reader, "ROWS", 99)
-    raw_text(tmp_path / "a.csv.gz", "".join(f"{i},{i}\n" for i in range(1000)) + "1,0.5\n")
-    found = plain_csv.numbers(tmp_path / "a.csv.gz", 1001, "nodes")
-    assert found[-2:].tolist() == [[999, 999], [1, 0.5]]
 
 
 def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
@@ -76,130 +37,34 @@ def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.dst, stored["edge_index"][::-1].T.reshape(-1))
 
 
-def test_nodes_of_several_types_are_those_of_the_package(tmp_path: Path) -> None:
-    data = load_graph(write_typed(tmp_path))
-    assert {ntype: frame.num for ntype, frame in data.nodes.items()} == TYPED
-    assert {etype: frame.num for etype, frame in data.edges.items()} == TRIPLETS
-    paper = data.nodes["paper"].data
-    assert [int(paper[mask].sum()) for mask in MASKS] == [12, 4, 4]
-    assert "label" not in data.nodes["author"].data
-    reader = pytest.importorskip("ogb.io.read_graph_raw")
-    raw = str(tmp_path / "ogbn_mag" / "raw")
-    theirs = reader.read_csv_heterograph_raw(raw, False, ["node_year"], ["edge_reltype"])[0]
-    for etype, frame in data.edges.items():
-        ends = np.stack([frame.src, frame.dst])
-        np.testing.assert_array_equal(ends, theirs["edge_index_dict"][etype])
-        kinds = theirs["edge_reltype"][etype][:, 0]
-        np.testing.assert_array_equal(frame.data["relation"], kinds)
-    np.testing.assert_array_equal(paper["feat"], theirs["node_feat_dict"]["paper"])
-    np.testing.assert_array_equal(paper["year"], theirs["node_year"]["paper"][:, 0])
-    labels = reader.read_node_label_hetero(raw)["paper"]
-    np.testing.assert_array_equal(paper["label"], labels[:, 0])
-
-
-def test_several_labels_for_each_node(tmp_path: Path) -> None:
-    nodes = load_graph(write_nodes(tmp_path, "ogbn-proteins", labels=7)).nodes[DEFAULT_NTYPE]
-    assert "label" not in nodes.data
-    assert nodes.data["labels"].shape == (NODES, 7)
-
-
-@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "before torch 1.6"])
-@pytest.mark.parametrize("name", ["ogbl-collab", "ogbl-citation2", "ogbl-wikikg2"])
-def test_links_of_all_splits_are_edges(name: str, legacy: bool, tmp_path: Path) -> None:
-    graph, parts = write_links(tmp_path, name, legacy=legacy)
-    data = load_graph(graph)
-    (etype,) = data.edges
-    assert (etype == ETYPE) == (name == "ogbl-wikikg2")
-    edges, each = data.edges[etype], 2 if name == "ogbl-collab" else 1
-    keys = {"ogbl-collab": None, "ogbl-citation2": ("source_node", "target_node")}
-    for part, mask in zip(parts, MASKS, strict=True):
-        rows = edges.data[mask]
-        ends = keys.get(name, ("head", "tail"))
-        pairs = part["edge"].T if ends is None else np.stack([part[end] for end in ends])
-        found = np.stack([edges.src[rows], edges.dst[rows]])
-        np.testing.assert_array_equal(found[:, ::each], pairs)
-        if each == 2:
-            np.testing.assert_array_equal(found[:, 1::2], pairs[::-1])
-            np.testing.assert_array_equal(edges.data["year"][rows][::2], part["year"])
-        if "relation" in part:
-            np.testing.assert_array_equal(edges.data["relation"][rows], part["relation"])
-    assert data.nodes[etype[0]].data["feat"].shape == (NODES, 4)
-
-
-def test_triples_between_types(tmp_path: Path) -> None:
-    graph, parts = write_links(tmp_path, "ogbl-biokg")
-    data = load_graph(graph)
-    for number, etype in enumerate(sorted(TRIPLETS, key=list(TRIPLETS).index)):
-        edges = data.edges[etype]
-        for part, mask in zip(parts, MASKS, strict=True):
-            rows = part["relation"] == number
-            np.testing.assert_array_equal(edges.src[edges.data[mask]], part["head"][rows])
-            np.testing.assert_array_equal(edges.dst[edges.data[mask]], part["tail"][rows])
-
-
-def test_a_partition_of_it(tmp_path: Path) -> None:
-    graph = write_typed(tmp_path)
-    meta = partition_graph(
-        load_graph(graph), tmp_path / "p", parts=2, method="random", digest="d", source={}
-    )
-    labels = [load_part(meta, number).node_data["paper"]["label"] for number in (0, 1)]
-    assert sum(map(len, labels)) == TYPED["paper"]
-
-
-def test_the_directory_may_be_named_itself(tmp_path: Path) -> None:
-    graph = write_nodes(tmp_path)
-    inner = graph.model_copy(update={"path": tmp_path / "ogbn_arxiv"})
+@pytest.mark.parametrize("labels", [1, 7])
+def test_the_directory_may_be_named_itself(labels: int, tmp_path: Path) -> None:
+    many = np.arange(NODES * labels).reshape(NODES, labels) % 2
+    graph = write_archives(tmp_path, node_label=many)
+    inner = graph.model_copy(update={"path": tmp_path / "ogbn_papers100M"})
     assert digest(graph) == digest(inner)
-    raw_text(tmp_path / "ogbn_arxiv" / "raw" / "node_year.csv.gz", "1999\n" * NODES)
-    assert digest(graph) != digest(write_nodes(tmp_path / "again"))
+    nodes = load_graph(inner).nodes[DEFAULT_NTYPE].data
+    name = "label" if labels == 1 else "labels"
+    np.testing.assert_array_equal(nodes[name], many.squeeze())
+    raw_text(tmp_path / "ogbn_papers100M" / "split" / "time" / "test.csv.gz", "1\n")
+    assert digest(graph) != digest(
+        inner.model_copy(update={"path": write_archives(tmp_path / "b").path})
+    )
 
 
-def changed(file: str, text: str, build: Build = write_nodes) -> Build:
+def split_of(text: str) -> Build:
     def make(root: Path) -> OgbGraph:
-        graph = build(root)
-        (place,) = root.iterdir()
-        if text:
-            raw_text(place / file, text)
-        else:
-            (place / file).unlink()
+        graph = write_archives(root)
+        file = root / "ogbn_papers100M" / "split" / "time" / "valid.csv.gz"
+        raw_text(file, text) if text else file.unlink()
         return graph
 
     return make
-
-
-def links(name: str, value: Any) -> Build:
-    """A link dataset whose validation split holds something else."""
-
-    def make(root: Path) -> OgbGraph:
-        graph, _ = write_links(root, name)
-        torch.save(value, root / name.replace("-", "_") / "split" / "time" / "valid.pt")
-        return graph
-
-    return make
-
-
-def cut(root: Path) -> OgbGraph:
-    graph, _ = write_links(root, "ogbl-collab")
-    file = root / "ogbl_collab" / "split" / "time" / "test.pt"
-    file.write_bytes(file.read_bytes()[:-300])
-    return graph
 
 
 def two_splits(root: Path) -> OgbGraph:
-    graph = write_nodes(root)
-    (root / "ogbn_arxiv" / "split" / "random").mkdir()
-    return graph
-
-
-def binary(root: Path) -> OgbGraph:
-    graph = write_nodes(root, "ogbn-mag")
-    np.savez(root / "ogbn_mag" / "raw" / "edge_index_dict.npz", edge_index=np.zeros((2, 1)))
-    return graph
-
-
-def vessel(root: Path) -> OgbGraph:
-    graph, _ = write_links(root, "ogbl-collab")
-    np.savez(root / "ogbl_collab" / "raw" / "data.npz", edge_index=np.zeros((2, 1)))
+    graph = write_archives(root)
+    (root / "ogbn_papers100M" / "split" / "random").mkdir()
     return graph
 
 
@@ -212,15 +77,11 @@ class Command:
         return (print, ("run",))
 
 
-ROWS = "".join(f"{i},0\n" for i in range(EDGES - 1))
-PAIRS = np.zeros((3, 2), np.int64)
 MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "no dataset": (
         lambda root: OgbGraph(format="ogb", path=root, name="ogbl-ppa"),
-        ["no directory ogbl_ppa/raw", "from ogb.linkproppred import LinkPropPredDataset"],
+        ["no archive ogbl_ppa/raw/data.npz", "ogb.linkproppred:LinkPropPredDataset"],
     ),
-    "binary, of several types": (binary, ["edge_index_dict.npz", "format: tables"]),
-    "archive, of links": (vessel, ["data.npz", "not of links", "format: tables"]),
     "archive: end out of range": (
         archived(edge_index=np.full((2, EDGES), NODES)),
         ["data.npz: edge_index[0], row 0", "source 30 is not a node: there are 30"],
@@ -264,64 +125,13 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "two splits": (two_splits, ["2 splits", "random, time"]),
     "split that is not there": (
-        lambda root: write_nodes(root).model_copy(update={"split": "species"}),
+        lambda root: write_archives(root).model_copy(update={"split": "species"}),
         ["no split 'species'", "time"],
     ),
-    "no edges": (changed("raw/edge.csv.gz", ""), ["edge.csv.gz", "does not exist"]),
-    "three columns": (changed("raw/edge.csv.gz", "1,2,3\n"), ["edge.csv.gz, row 1", "3 columns"]),
-    "ragged": (
-        changed("raw/edge.csv.gz", "1,2\n1\n"),
-        ["edge.csv.gz, row 2 (line 2)", "1 columns, expected 2"],
-    ),
-    "end out of range": (
-        changed("raw/edge.csv.gz", f"{ROWS}0,{NODES}\n".replace("29,0", "1,0", 1)),
-        ["edge.csv.gz, row 31 (line 31), column '1'", "30 is no node: there are 30"],
-    ),
-    "end of words": (
-        changed("raw/edge.csv.gz", "1,2\n1,x\n"),
-        ["edge.csv.gz, row 2 (line 2), column '2'", "'x'"],
-    ),
-    "fewer edges": (changed("raw/edge.csv.gz", "1,2\n"), ["there are 1 edges", "says 80"]),
-    "many graphs": (
-        changed("raw/num-node-list.csv.gz", "10\n20\n"),
-        ["num-node-list.csv.gz", "2 graphs"],
-    ),
-    "feature": (
-        changed("raw/node-feat.csv.gz", "1,2\n3,nan\n"),
-        ["node-feat.csv.gz, row 2 (line 2), column '2'", "nan"],
-    ),
-    "fewer features": (changed("raw/node-feat.csv.gz", "1,2\n"), ["1 rows, and 30 nodes"]),
-    "label": (
-        changed("raw/node-label.csv.gz", "1\n" * (NODES - 1) + "one\n"),
-        ["node-label.csv.gz, row 30 (line 30), column '1'", "'one'"],
-    ),
-    "split out of range": (
-        changed("split/time/valid.csv.gz", "1\n30\n"),
-        ["valid.csv.gz, row 2 (line 2)", "30 is no node"],
-    ),
-    "node in two splits": (changed("split/time/valid.csv.gz", ROWS.replace(",0", "")[:8]), []),
-    "typed: number of nodes": (
-        changed("raw/num-node-dict.csv.gz", "author,field,paper\n1,many,3\n", write_typed),
-        ["num-node-dict.csv.gz, row 2 (line 2), column '2'", "'many'"],
-    ),
-    "typed: unknown type": (
-        changed("raw/triplet-type-list.csv.gz", "author,writes,book\n", write_typed),
-        ["triplet-type-list.csv.gz, row 1 (line 1), column '3'", "no node type 'book'"],
-    ),
-    "links: truncated": (cut, ["test.pt"]),
-    "links: code": (links("ogbl-collab", {"edge": Command()}), ["valid.pt", "refused", "print"]),
-    "links: tensors": (links("ogbl-collab", {"edge": torch.zeros(3, 2)}), ["valid.pt", "refused"]),
-    "links: a list": (links("ogbl-collab", [PAIRS]), ["valid.pt", "where a dict of arrays"]),
-    "links: no array": (links("ogbl-citation2", {"a": PAIRS}), ["valid.pt: 'head'", "'a'"]),
-    "links: floats": (links("ogbl-collab", {"edge": PAIRS + 0.5}), ["float64, not integers"]),
-    "links: out of range": (
-        links("ogbl-collab", {"edge": PAIRS + 29 + np.eye(3, 2, -1, np.int64)}),
-        ["valid.pt: 'edge', row 2", "30"],
-    ),
-    "links: uneven": (
-        links("ogbl-citation2", {"source_node": PAIRS[:, 0], "target_node": PAIRS[:2, 0]}),
-        ["valid.pt", "differ in shape"],
-    ),
+    "no split": (split_of(""), ["valid.csv.gz", "not found"]),
+    "split of words": (split_of("1\none\n"), ["valid.csv.gz", "'one'"]),
+    "split out of range": (split_of("1\n30\n"), ["valid.csv.gz, row 1", "30 is not a node"]),
+    "node in two splits": (split_of("".join(f"{i}\n" for i in range(NODES))), []),
 }
 
 

@@ -1,4 +1,4 @@
-"""Negatives of files: those that come with datasets of OGB, and a user's own."""
+"""Negatives of files, ranked as the evaluator of OGB ranks them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeFrame
 from raygnn.models.decoders import make_decoder
 from raygnn.runs.run import Run
-from tests.graph.ogb_builder import TRIPLETS, write_links
+from tests.graph.ogb_builder import link_splits
 from tests.prediction.test_predict import ask
 from tests.small_jobs import job, slow_but, train_on_ranks
 from tests.worker import test_timed_jobs as timed_jobs
@@ -29,12 +29,13 @@ HITS, RANKED = (20, 50, 100), (1, 3, 10)
 
 
 def ogb_config(place: Path, name: str, workers: int, **task: Any) -> Config:
-    graph = {"format": "ogb", "path": str(place), "name": name}
+    args = {"kind": name}
+    graph = {"format": "dataset", "dataset": "tests.graph.ogb_builder:Links", "args": args}
     model = {"kind": "none", "decoder": "distmult", "embedding": {"dim": 8}}
     values = job(
         place,
         name=f"{name}-{workers}",
-        task={"kind": "link_prediction", "ranking": {"candidates": "ogb"}, **task},
+        task={"kind": "link_prediction", **task},
         train={"epochs": 2, "lr": 0.5, "log_every": 1, "eval_every": 1},
         cluster={"workers": workers},
     )
@@ -83,7 +84,7 @@ class Scores:
         return scores.view(both[0].shape)
 
 
-def by_ogb(part: dict[str, Any], scores: Scores, etype: int | None) -> dict[str, float]:
+def by_ogb(part: dict[str, Any], scores: Scores) -> dict[str, float]:
     """What ogb's evaluator says of the metrics that it has for such a dataset."""
     if "edge" in part:
         positive, negative = scores(*part["edge"].T), scores(*part["edge_neg"].T)
@@ -93,45 +94,48 @@ def by_ogb(part: dict[str, Any], scores: Scores, etype: int | None) -> dict[str,
         absent = scores(source[:, None], part["target_node_neg"])
         ranks = evaluator_ranks(scores(source, target), absent)
     else:
-        chosen = slice(None) if etype is None else part["relation"] == etype
-        names = ("head", "tail", "relation", "head_neg", "tail_neg")
-        head, tail, kind, heads, tails = (part[name][chosen] for name in names)
-        relation = kind if etype is None else None
-        kinds = None if relation is None else relation[:, None]
-        there = scores(head, tail, relation)
+        head, tail, kind, heads, tails = (
+            part[name] for name in ("head", "tail", "relation", "head_neg", "tail_neg")
+        )
+        kinds = kind[:, None]
         both = scores(heads, tail[:, None], kinds), scores(head[:, None], tails, kinds)
-        ranks = torch.cat([evaluator_ranks(there, absent) for absent in both])
+        ranks = torch.cat([evaluator_ranks(scores(head, tail, kind), absent) for absent in both])
     hits = {f"hits@{k}": float((ranks <= k).double().mean()) for k in RANKED}
     reciprocal = 1 / ranks.double().sort().values  # the last digit of a sum depends on the order
     return {"mrr": float(reciprocal.sum()) / len(ranks), **hits}
 
 
+def in_a_file(place: Path, part: dict[str, Any]) -> Path:
+    """Write what a split of ogb's is ranked among as `task.ranking.file`."""
+    if "edge" in part:
+        source, target = part["edge_neg"].T
+        arrays = {"source": source, "target": target}
+    else:
+        names = {"source_node": "source", "target_node": "target", "head": "source"}
+        names |= {"tail": "target", "relation": "relation"}
+        names |= {f"{key}_neg": f"{name}_neg" for key, name in names.items()}
+        arrays = {names[key]: value for key, value in part.items()}
+    np.savez(place, **arrays)
+    return place
+
+
 @pytest.mark.parametrize(
-    "name",
-    slow_but(
-        "ogbl-wikikg2", ["ogbl-collab", "ogbl-ddi", "ogbl-citation2", "ogbl-wikikg2", "ogbl-biokg"]
-    ),
+    "name", slow_but("ogbl-wikikg2", ["ogbl-ddi", "ogbl-citation2", "ogbl-wikikg2"])
 )
 def test_the_protocol_of_ogb(name: str, tmp_path: Path) -> None:
     """To the last digit what ogb's evaluator makes of the same scores, on any ranks."""
-    _, parts = write_links(tmp_path, name)
-    for file in tmp_path.rglob("node-feat.csv.gz"):
-        file.unlink()  # rows are learned
-    typed = name == "ogbl-biokg"
-    task = {"etype": "cites"} if typed else {}
+    parts = dict(zip(("val", "test"), link_splits(name)[1:]))
+    files = {split: in_a_file(tmp_path / f"{split}.npz", part) for split, part in parts.items()}
     found = []
     for workers in (1, 2, 3):
-        config = ogb_config(tmp_path, name, workers, **task)
-        run = train_on_ranks(config, replicated=workers < 3)
-        ntype = "paper" if typed else "entity" if name == "ogbl-wikikg2" else "_N"
-        number = list(TRIPLETS).index(("paper", "cites", "paper")) if typed else None
-        scores = Scores(run, config, (ntype, ntype))
-        for split, part in zip(("val", "test"), parts[1:]):
-            wanted = by_ogb(part, scores, number)
+        run = train_on_ranks(ogb_config(tmp_path, name, workers), replicated=workers < 3)
+        for split, part in parts.items():
+            file = {"file": str(files[split])}
+            config = ogb_config(tmp_path, name, workers, ranking=file)
+            wanted = by_ogb(part, Scores(run, config, ("_N", "_N")))
             metrics = ask(run, config, workers, split=split, rows=False)
             assert {key: metrics[f"{split}/{key}"] for key in wanted} == wanted
             found.append(wanted)
-        assert all(run.summary["metrics"][f"test/{key}"] == wanted[key] for key in wanted)
     assert any(0 < value < 1 for one in found for value in one.values())
 
 
@@ -310,8 +314,8 @@ def test_a_list_for_all_edges(tmp_path: Path) -> None:
     assert 0 < found[0]["test/hits@20"] <= found[0]["test/hits@50"] <= found[0]["test/hits@100"] < 1
 
 
-def test_candidates_of_ogb_are_of_ogb(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"graph\.format ogb"):
+def test_candidates_are_in_one_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ranking\.candidates.*'ogb' was removed"):
         config_of(tmp_path, "no", task={**LINKS, "ranking": {"candidates": "ogb"}})
     with pytest.raises(ConfigError, match="no file gives any"):
         config_of(tmp_path, "no", task={**LINKS, "negatives": {"kind": "none"}})
@@ -323,10 +327,8 @@ def test_candidates_of_ogb_are_of_ogb(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_commands_read_them(tmp_path: Path) -> None:
-    """Train with lists of one's own, ranked among those of the dataset, and be evaluated so."""
-    _, parts = write_links(tmp_path, "ogbl-ddi")
-    for file in tmp_path.rglob("node-feat.csv.gz"):
-        file.unlink()
+    """Train with lists, be ranked among pairs of a file, and be evaluated so."""
+    parts = link_splits("ogbl-ddi")
     edges = np.concatenate([part["edge"] for part in parts])
     known = {*map(tuple, edges.tolist()), *map(tuple, edges[:, ::-1].tolist())}
     rows = [
@@ -338,13 +340,14 @@ def test_the_commands_read_them(tmp_path: Path) -> None:
     columns = ["source", "target", "target_neg"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "hard.csv", index=False)
     negatives = {"file": str(tmp_path / "hard.csv")}
-    config = ogb_config(tmp_path, "ogbl-ddi", 2, negatives=negatives)
+    ranking = {"file": str(in_a_file(tmp_path / "absent.npz", parts[2]))}
+    config = ogb_config(tmp_path, "ogbl-ddi", 2, negatives=negatives, ranking=ranking)
     run = raygnn.train(config, display=False)
     tested = {k: v for k, v in run.summary["metrics"].items() if k.startswith("test/")}
     assert 0 < tested["test/hits@100"] < 1
     (tmp_path / "hard.csv").unlink()  # which only training reads
     assert raygnn.evaluate(run, display=False) == tested
-    drawn = raygnn.evaluate(run, overrides=["task.ranking.candidates=7"], display=False)
+    drawn = raygnn.evaluate(run, overrides=["task.ranking={candidates: 7}"], display=False)
     assert drawn["test/hits@10"] == 1
     assert drawn != tested
     with pytest.raises(DataError, match=r"hard\.csv"):

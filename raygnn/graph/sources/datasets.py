@@ -46,6 +46,10 @@ VERSION = 1
 _OTHER_NAMES = {"valid": "val", "validation": "val", "testing": "test", "training": "train"}
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _KEY = "graph.dataset"
+# OGB's splits of links: their ends by the layout, and what else an edge may have
+_LINKS = ({"edge"}, {"source_node", "target_node"}, {"head", "tail"})
+_ENDS = ({"source_node", "head"}, {"target_node", "tail"})
+_OF_LINKS = ("relation", "weight", "year")
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ def read(graph: DatasetGraph) -> GraphData:
             remedy=f"choose graph.index from 0 to {num - 1}" if num else "check graph.args",
         )
     data, labels, _ = opened.item(graph.index)
+    if hasattr(opened.dataset, "get_edge_split"):
+        _take_links(data, opened.dataset)
     _add_labels(data, labels)
     if (given := named_splits(opened.dataset, graph.dataset)) is not None:
         _add_masks(data, given)
@@ -366,6 +372,35 @@ def _add_labels(data: GraphData, labels: Any) -> None:
         several = array.ndim > 1 and array.shape[1] > 1
         data.nodes[ntype].data["labels" if several else "label"] = array
     check_frames(data.nodes, {}, data.name)
+
+
+def _take_links(data: GraphData, dataset: Any) -> None:
+    """Replace the edges by those of all splits, with masks: OGB keeps held-out ones apart."""
+    where = f"{data.name}: get_edge_split()"
+    with their_errors(f"{where} failed", _KEY, "correct the class", DataError):
+        given = dataset.get_edge_split()
+    parts = [given.get(split) for split in ("train", "valid", "test")]
+    keys = next((keys for keys in _LINKS if all(keys <= set(part or ()) for part in parts)), None)
+    if keys is None or len(data.nodes) > 1 or len(data.edges) > 1:
+        raise DataError(
+            "its splits of links are not of one edge type: "
+            f"{', '.join(map(str, parts[0] or ())) or 'none'}",
+            where=where,
+            remedy="write a class of your own, whose edges have train_mask, val_mask and test_mask",
+        )
+    more = [name for name in _OF_LINKS if all(name in part for part in parts)]
+    rows = {
+        name: np.concatenate([_numbers(part[name], f"{where}: {name}") for part in parts])
+        for name in (*keys, *more)
+    }
+    split = np.repeat(np.arange(3), [len(part[next(iter(keys))]) for part in parts])
+    if "edge" in rows:
+        src, dst = rows.pop("edge").T
+    else:
+        src, dst = (rows.pop(next(iter(keys & ends))) for ends in _ENDS)
+    masks = {mask: split == at for at, mask in enumerate(MASKS)}
+    data.edges = {etype: EdgeFrame(src, dst, rows | masks) for etype in data.edges}
+    check_frames(data.nodes, data.edges, data.name)
 
 
 def _add_masks(data: GraphData, splits: Mapping[str, Any]) -> None:

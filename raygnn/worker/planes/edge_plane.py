@@ -240,7 +240,7 @@ class EdgePlane(PartitionPlane):
                 raise lists.error(message, remedy)
             if id(lists) not in found:
                 listed = find_lists(lists, self.shard, self.control, self._ntypes, edges, kinds)
-                if lists.digest and self.time is None:  # such edges may exist at other times
+                if self.time is None:  # such edges may exist at other times
                     self._ranking.check_absent(listed)
                 found[id(lists)] = listed
         return {name: found[id(lists)] for name, lists in self.job.negatives.items()}
@@ -271,15 +271,12 @@ class EdgePlane(PartitionPlane):
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
-        listed, lists = self._listed.get(split), own
+        listed = self._listed.get(split)
         if listed is not None:
-            own, lists = listed.ranked(own)
+            own = own[listed.rows[own] >= 0]
             if not self.control.max(len(own)):
                 message = f"no edge of the split {split!r} is in it"
                 raise listed.lists.error(message, "list those that are to be ranked")
-        elif (others := self.job.negatives.get("test")) is not None:
-            message = f"the dataset has no candidates for the split {split!r}"
-            raise others.error(message, "choose val or test, or name others with ranking.file")
         if self.time is not None:
             links = self.config.task.of_links
             drawn = listed or self._evaluation if links else self.labels[torch.from_numpy(own)]
@@ -298,7 +295,7 @@ class EdgePlane(PartitionPlane):
                 lambda some: self._sources(rows, some),
                 owned,
                 self.ranks.device,
-                self._candidates(own, listed, lists),
+                self._candidates(own, listed),
             )
         outputs = self._outputs(model, rows, own)
         labels = self.labels[torch.from_numpy(own)]
@@ -315,16 +312,14 @@ class EdgePlane(PartitionPlane):
         number, kind = task.ranking.candidates, NegativesConfig()
         if self.time is not None:
             number, kind = number or 1, NegativesConfig(ends=task.negatives.ends)
-        if not isinstance(number, int):
+        if number is None:
             return None
         return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
 
-    def _candidates(
-        self, own: np.ndarray, listed: ListedNegatives | None, rows: np.ndarray
-    ) -> Candidates | None:
-        """Return the ranking candidates of owned edges; None = all nodes. ``rows``: their lists."""
+    def _candidates(self, own: np.ndarray, listed: ListedNegatives | None) -> Candidates | None:
+        """Return the ranking candidates of owned edges; None = all nodes."""
         if listed is not None:
-            return Candidates(rows, listed.nodes, listed.width, False)
+            return Candidates(listed.rows[own], listed.nodes, listed.width, False)
         if (draw := self._evaluation) is None:
             return None
         numbers = self.edges.column(NUMBER)[own].astype(np.int64)
