@@ -29,12 +29,12 @@ def _issue(repository: str, number: int, kind: str = "issues") -> str:
 
 ABOUT = {
     "nodes_answer": About(
-        "A node that does not answer now would hold up all ranks later.",
-        "Look after the node, or take it out of the cluster. If it is only slow to start Python, "
+        "A node that does not answer now would block all ranks later.",
+        "Repair the node, or remove it from the cluster. If it is only slow to start Python, "
         "raise `cluster.probe_timeout`.",
     ),
     "versions_supported": About(
-        "Outside of these ranges raygnn has not been tried. DGL from the Python index does not "
+        "raygnn has not been tested outside of these ranges. DGL from the Python index does not "
         f"even import on a newer torch by itself ({_issue('dmlc/dgl', 7822)}). With a newer Ray, "
         "torch or Lightning a private name that raygnn uses may be missing: then public names are "
         "used, which costs what the note says and changes no result.",
@@ -43,17 +43,17 @@ ABOUT = {
         "version.",
     ),
     "versions_uniform": About(
-        "Ranks with other versions may disagree about a collective hours later; Ray refuses a "
+        "Ranks with different versions may diverge hours later; Ray refuses a "
         f"node with another Python at once ({_issue('ray-project/ray', 44063)}).",
-        "Install the same everywhere, best from one image.",
+        "Install the same versions everywhere, best from one image.",
     ),
     "code_uniform": About(
-        "Two checkouts can have one version number.",
+        "Two checkouts can have the same version number.",
         "Install the same raygnn everywhere.",
     ),
     "hardware_uniform": About(
-        "The slowest rank sets the pace, and other instructions round differently.",
-        "Train on nodes of one kind, or accept it with `cluster.uniform: warn`.",
+        "The slowest rank determines the speed, and other instruction sets round differently.",
+        "Train on nodes of one kind, or accept the difference with `cluster.uniform: warn`.",
     ),
     "environment_uniform": About(
         "A variable that was set on one node only makes its rank use other transports, buffers "
@@ -61,27 +61,27 @@ ABOUT = {
         "Unset it there, or set it for all in `comm.env`.",
     ),
     "cpus_are_there": About(
-        "Ray counts what it was told; the workers share what there is.",
+        "Ray trusts that number, so the workers would share fewer CPUs.",
         "Start Ray without `--num-cpus`, or lower `cluster.num_cpus`.",
     ),
     "shared_memory": About(
-        "Containers get 64 MB of `/dev/shm` unless told otherwise. NCCL and Ray's object store "
+        "Containers have 64 MB of `/dev/shm` by default. NCCL and Ray's object store "
         f"then die of a bus error ({_issue('NVIDIA/nccl', 290)}, "
         f"{_issue('pytorch/torchtitan', 853)}).",
         "`docker run --shm-size=8g`; on Kubernetes an `emptyDir` of medium `Memory`.",
     ),
     "host_name_resolves": About(
-        "gloo listens on the address that the node's own name resolves to. Many distributions "
-        "let that be 127.0.1.1, where no other node reaches it "
+        "gloo listens on the address that the host name resolves to. In many distributions that"
+        " is 127.0.1.1, which no other node can reach "
         f"({_issue('aws-samples/aws-do-eks', 69, 'pull')}).",
-        "Correct `/etc/hosts`, or accept it with `cluster.allow`: gloo is then told the "
-        "interface of Ray's address.",
+        "Correct `/etc/hosts`, or accept it with `cluster.allow`: gloo then uses the interface "
+        "of Ray's address.",
     ),
     "interfaces_there": About(
-        "One name for all nodes is often wrong on some, and what follows is no clear error "
-        f"({_issue('NVIDIA/nccl', 1837)}). Ray once set one itself, which broke sites with "
-        f"InfiniBand ({_issue('ray-project/ray', 42652)}).",
-        "Remove the variable: each node is told its own interface where that is needed.",
+        "The same name is often wrong on some nodes, and the error that follows is unclear "
+        f"({_issue('NVIDIA/nccl', 1837)}). Ray once set the variable itself, which broke "
+        f"clusters with InfiniBand ({_issue('ray-project/ray', 42652)}).",
+        "Remove the variable: raygnn sets each node's interface where that is needed.",
     ),
     "debug_level_safe": About(
         "`TORCH_DISTRIBUTED_DEBUG=DETAIL` wraps the process group, which tests of torch's own "
@@ -98,15 +98,15 @@ ABOUT = {
         "`ulimit -n 65536` before `ray start`, or LimitNOFILE of its service.",
     ),
     "resources_fit": About(
-        "Ray waits without end for resources that no node has.",
+        "Ray waits forever for resources that no node has.",
         "Lower `cluster.workers`, `cluster.cpus_per_worker` or `cluster.gpus_per_worker`, or add "
-        "nodes, or let the job wait for those that a cluster starts (`cluster.wait`). On one "
+        "nodes, or let the job wait for new nodes (`cluster.wait`). On one "
         "machine `cluster.num_cpus` lets workers share its CPUs.",
     ),
     "devices_suit": About(
-        "Sharding needs a torch that is new enough, GPUs need builds for them, and `dgl.nn` goes "
-        "only where DGL's own build goes.",
-        "Change the key that the finding names, or install the build that it names.",
+        "Sharding needs a recent torch, GPUs need builds with CUDA, and `dgl.nn` runs only on "
+        "the devices of DGL's build.",
+        "Change the key, or install the build, that the finding names.",
     ),
     "bf16_is_there": About(
         "Without bf16 instructions it saves memory and bytes, and little time; on older GPUs it "
@@ -119,49 +119,50 @@ ABOUT = {
         "One Ray node per machine, without `--num-gpus`; or a `CUDA_VISIBLE_DEVICES` for each.",
     ),
     "gpus_are_free": About(
-        "Another process takes memory and time.",
+        "Another process uses memory and time.",
         "End it (`nvidia-smi` shows it), or expect less.",
     ),
     "model_runs": About(
-        "A wrong argument, a wrong number of rows or an exception in `forward` would end all ranks "
-        "at their first batch. A model that needs a GPU, or takes longer than two minutes, "
+        "A wrong argument, a wrong shape or an exception in `forward` would end all ranks at "
+        "their first batch. A model that needs a GPU, or takes longer than two minutes, "
         "is a warning.",
-        "Correct the line that the finding names; the README says how your model is called.",
+        "Correct the line that the finding names; docs/models.md describes how your model is "
+        "called.",
     ),
     "storage_visible": About(
-        "Every rank writes to the run directory. On a disk of each node's own a run would be in "
-        "pieces, and no checkpoint whole.",
+        "Every rank writes to the run directory. On local disks the run would be scattered, and"
+        " no checkpoint complete.",
         "Set `storage` to a directory that all nodes mount under one path, and may write; or to a "
         "URI such as `s3://BUCKET/DIRECTORY`, with credentials for it on every node.",
     ),
     "partition_visible": About(
-        "Ranks with other parts train on another graph, or fail in the middle of a read.",
-        "Put the partition on shared storage (`partition.path`), or copy it whole; restore the "
-        "file that the finding names.",
+        "Otherwise ranks would train on different graphs, or fail in the middle of a read.",
+        "Put the partition on shared storage (`partition.path`), or copy all of it; restore the"
+        " file that the finding names.",
     ),
     "parts_agree": About(
         'Ranks would exchange features of other dtypes or widths, which torch calls "Collectives '
         f'differ" if it says anything ({_issue("dmlc/dgl", 7851)}).',
-        "Make the partition again from one array.",
+        "Create the partition again from one array.",
     ),
     "arrays_usable": About(
-        "A name that is not there, or a label that is a fraction, would fail on all ranks.",
+        "A missing array, or a fractional class label, would fail on all ranks.",
         "Correct `task.target`, `task.ntype`, `model.features` or `model.categories`, of edges "
-        "`model.edge_features` or `model.edge_categories`: the finding lists what there is.",
+        "`model.edge_features` or `model.edge_categories`: the finding lists the available arrays.",
     ),
     "embeddings_usable": About(
-        "`model.embedding` names a node type that the graph does not have, or no node type would "
-        "get learned rows.",
+        "`model.embedding` names a node type that the graph does not have, or no node type "
+        "would get an embedding table.",
         "Name the types in `model.embedding.ntypes`, or leave `model.embedding` out.",
     ),
     "inputs_exist": About(
-        "A name that no node type, or no edge type, has is a typing error.",
+        "A name that no node type and no edge type has is a typing error.",
         "Correct `model.features` or `model.categories`, of edges `model.edge_features` or "
         "`model.edge_categories`.",
     ),
     "nodes_to_train_on": About(
-        "An empty mask trains on nothing, or picks the best epoch by nothing.",
-        "Give the graph the mask and make the partition again; without validation set "
+        "With an empty mask there is nothing to train on, or no way to select the best epoch.",
+        "Add the mask to the graph and create the partition again; without validation set "
         "`train.select: last`.",
     ),
     "fold_is_unseen": About(
@@ -170,15 +171,15 @@ ABOUT = {
         "test`) and select by other graphs (`graph.val`).",
     ),
     "splits_agree": About(
-        "What one task is trained on, the network that all share has seen: edges that another is "
-        "tested with would be no test.",
+        "All tasks share one network. If one task trains on edges that another is tested on, "
+        "the test is not valid.",
         "Give tasks on the same edges the same `split`, or the edges masks.",
     ),
     "times_usable": About(
-        "Edges without the times of their reverses would tell a seed its future, and what has no "
-        "time cannot be predicted at it.",
+        "Edges that lack the times of their reverses would leak the future to a seed, and seeds"
+        " without a time cannot be predicted at their time.",
         "Correct `sampling.time.edges`, `sampling.time.seeds` or `task.split.time`; the finding "
-        "lists what there is. Of other data `predict --at` takes one time for all.",
+        "lists what there is. For other data `predict --at` sets one time for all.",
     ),
     "batch_size_fits": About(
         "An epoch is then one step with fewer seeds, and as many epochs as usual train little.",
@@ -188,32 +189,32 @@ ABOUT = {
         "Features, weights and times of edges are stored with the graph, and have an effect where "
         "the model (`model.edge_features`), the sampler (`sampling.edge_weight`, `sampling.time`) "
         "or the split (`task.split: {by: time}`) reads them.",
-        "Name them there, or leave them out.",
+        "Name the array there, or omit it from the graph.",
     ),
     "memory_fits": About(
-        "The kernel kills a process for memory without a word to the others. The partition is "
-        "mapped: where only its share does not fit, this is a warning, and what is not in memory "
-        "is read from the disk again and again.",
-        "Add nodes, take larger ones, or lower `sampling.cache`, `model.hidden` or "
+        "The kernel kills a process that is out of memory without a message. The partition is "
+        "memory-mapped. If only the parts do not fit, this is a warning, and they are read from"
+        " the disk repeatedly.",
+        "Add nodes, use larger ones, or lower `sampling.cache`, `model.hidden` or "
         "`model.embedding.dim`, whichever is the largest. [scaling.md](scaling.md) predicts what a "
         "graph needs.",
     ),
     "disk_space": About(
-        "A storage that is full costs checkpoints.",
+        "If storage is full, checkpoints are skipped.",
         "Free space, lower `fault.keep`, or change `storage` (`staging.path` where that is a "
         "store).",
     ),
     "cache_usable": About(
-        "Each node keeps its parts there as plain arrays, and maps them.",
+        "Each node keeps its parts there as plain arrays and memory-maps them.",
         "Set `staging.path` to a directory of your own on a local disk.",
     ),
     "cache_space": About(
-        "Making the copy would end with a full disk.",
+        "Copying would fill the disk.",
         "Free space, or set `staging.path` to another disk.",
     ),
     "parts_and_workers": About(
-        "Where they do not, workers share parts, and more edges lead from one to another.",
-        "Make as many parts as there are workers (`partition.parts: auto`), or a multiple.",
+        "Otherwise workers share parts, and more edges cross between workers.",
+        "Create as many parts as there are workers (`partition.parts: auto`), or a multiple.",
     ),
     "network_reach": About(
         "A firewall, or another MTU on the way, lets a connection open and large messages "

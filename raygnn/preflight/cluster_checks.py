@@ -45,7 +45,7 @@ _LARGE_BUCKET_MB = 100
 
 
 def nodes_answer(job: JobFacts) -> Iterator[Finding]:
-    """Every living node says what it has, within `cluster.probe_timeout`."""
+    """Every living node answers within `cluster.probe_timeout`."""
     problems = {node.problem for node in job.silent}
     if not job.nodes and len(problems) == 1:  # hardly a fault of each node
         yield error(
@@ -64,8 +64,8 @@ def nodes_answer(job: JobFacts) -> Iterator[Finding]:
 
 
 def versions_supported(job: JobFacts) -> Iterator[Finding]:
-    """Python and the packages are of versions that raygnn works with; which comforts are lost with
-    a newer one, or with `RAYGNN_PLAIN`."""
+    """Python and the packages have supported versions; reports what a newer version or
+    `RAYGNN_PLAIN` costs."""
     for name, (oldest, limit) in SUPPORTED.items():
         unsupported: dict[str, list[str]] = defaultdict(list)
         for node in job.nodes:
@@ -104,7 +104,7 @@ def versions_supported(job: JobFacts) -> Iterator[Finding]:
 
 
 def versions_uniform(job: JobFacts) -> Iterator[Finding]:
-    """Nodes have the same versions of Python (minor) and of packages and native libraries."""
+    """All nodes have the same versions of Python (minor), packages and native libraries."""
     names = sorted({name for node in job.holding for name in node.versions})
     for name in ("python", *names):
         versions = {node.node: node.versions.get(name) for node in job.holding}
@@ -115,14 +115,14 @@ def versions_uniform(job: JobFacts) -> Iterator[Finding]:
 
 
 def code_uniform(job: JobFacts) -> Iterator[Finding]:
-    """Nodes have the same source of raygnn: one version may still be another checkout."""
+    """All nodes have the same source code of raygnn."""
     digests = {node.node: node.code and node.code[:12] for node in job.holding}
     remedy = "install the same raygnn everywhere"
     yield from _differ(job, "code_uniform", "raygnn's own code (digest)", digests, remedy)
 
 
 def hardware_uniform(job: JobFacts) -> Iterator[Finding]:
-    """Nodes have the same processor and instructions, GPU models, GPU driver and ECC."""
+    """All nodes have the same processor, instruction sets, GPU models, GPU driver and ECC mode."""
     aspects: dict[str, Callable[[NodeFacts], str | None]] = {
         "the processor": lambda node: node.cpu,
         "processor instructions": lambda node: " ".join(node.cpu_flags),
@@ -136,8 +136,8 @@ def hardware_uniform(job: JobFacts) -> Iterator[Finding]:
 
 
 def environment_uniform(job: JobFacts) -> Iterator[Finding]:
-    """Nodes have the same variables of communication and threads set already (`NCCL_*`, `OMP_*`,
-    …), but for those that name a node's own devices and those in `comm.env`."""
+    """All nodes have the same environment variables for communication and threads (`NCCL_*`,
+    `OMP_*`, …), except those that name devices and those in `comm.env`."""
     names = {name for node in job.holding for name in node.environment}
     for name in sorted(names.difference(_PER_NODE, job.config.comm.env)):
         values = {node.node: node.environment.get(name) for node in job.holding}
@@ -181,7 +181,7 @@ def _first_three(names: Sequence[str]) -> str:
 
 
 def cpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """Ray was told of no more CPUs than a node has."""
+    """Ray was started with no more CPUs than the node has."""
     cpus = {node.node: node.cpus for node in job.nodes}
     for node in job.resources.nodes:
         real = cpus.get(node.node, 0)
@@ -195,7 +195,7 @@ def cpus_are_there(job: JobFacts) -> Iterator[Finding]:
 
 
 def shared_memory(job: JobFacts) -> Iterator[Finding]:
-    """`/dev/shm` has room for Ray and NCCL."""
+    """`/dev/shm` is large enough for Ray and NCCL."""
     for node in job.holding:
         if node.shm_free is None or node.shm_free >= _SHM_SMALL:
             continue
@@ -210,7 +210,7 @@ def shared_memory(job: JobFacts) -> Iterator[Finding]:
 
 
 def host_name_resolves(job: JobFacts) -> Iterator[Finding]:
-    """A node's own name does not lead to loopback, where no other node reaches it."""
+    """A node's host name does not resolve to loopback."""
     if not _several_addresses(job):
         return
     for node in job.holding:
@@ -228,8 +228,8 @@ def host_name_resolves(job: JobFacts) -> Iterator[Finding]:
 
 
 def interfaces_there(job: JobFacts) -> Iterator[Finding]:
-    """Every interface that `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` names is there and can
-    be used, and Ray's address belongs to one."""
+    """Every interface in `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` exists and is up, and one of
+    them has Ray's address."""
     several, env = _several_addresses(job), job.config.comm.env
     for node in job.holding:
         interfaces = {interface.name: interface for interface in node.network.interfaces}
@@ -292,7 +292,7 @@ def _nccl_problem(given: str, interfaces: Mapping[str, Interface]) -> str | None
 
 
 def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
-    """`TORCH_DISTRIBUTED_DEBUG` is a level that torch knows, and not the one that DDP dies of."""
+    """`TORCH_DISTRIBUTED_DEBUG` is a valid level, and not `DETAIL`, with which DDP crashes."""
     name = "TORCH_DISTRIBUTED_DEBUG"
     for_all = job.config.comm.env.get(name)
     nodes_of: dict[str, list[str]] = defaultdict(list)
@@ -313,7 +313,7 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
 
 
 def clocks_agree(job: JobFacts) -> Iterator[Finding]:
-    """Nodes' clocks are within 5 s of this machine's."""
+    """All clocks are within 5 s of this machine's."""
     for node in job.nodes:
         if node.clock is not None and abs(node.clock) > _CLOCK:
             ahead = "ahead of" if node.clock > 0 else "behind"
@@ -325,7 +325,7 @@ def clocks_agree(job: JobFacts) -> Iterator[Finding]:
 
 
 def open_files(job: JobFacts) -> Iterator[Finding]:
-    """Enough files may be open on a node: Ray and the process groups hold a socket per peer."""
+    """The limit of open files is high enough for the sockets of Ray and the process groups."""
     for node in job.holding if len(job.holding) > 1 else ():
         if node.open_files is not None and node.open_files < _FILES:
             what = f"at most {node.open_files} files may be open there"
@@ -333,7 +333,7 @@ def open_files(job: JobFacts) -> Iterator[Finding]:
 
 
 def network_reach(job: JobFacts) -> Iterator[Finding]:
-    """Each node reaches the next one around a ring by TCP, with small and large messages."""
+    """Each node reaches the next one in a ring over TCP, with small and large messages."""
     # a link without any answer is worse than one that carries small messages
     bad = [link for link in job.links if link.problem]
     bad.sort(key=lambda link: bool(link.latency_ms))
@@ -357,7 +357,7 @@ def network_reach(job: JobFacts) -> Iterator[Finding]:
 
 
 def network_latency(job: JobFacts) -> Iterator[Finding]:
-    """A message to the next node and back takes at most 5 ms."""
+    """The round trip to the next node takes at most 5 ms."""
     links = [link for link in job.links if not link.local]
     slow = {link: ms for link in links if (ms := link.latency_ms) and ms > HIGH_LATENCY_MS}
     bad = sorted(slow, key=lambda link: -slow[link])
@@ -375,7 +375,7 @@ def network_latency(job: JobFacts) -> Iterator[Finding]:
 
 
 def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
-    """One connection to the next node carries what a line of 10 Gbit/s does."""
+    """One connection to the next node has the bandwidth of a 10 Gbit/s link."""
     links = [link for link in job.links if not link.local]
     slow = {link: rate for link in links if (rate := link.mbits) is not None and rate < LOW_MBITS}
     bad = sorted(slow, key=lambda link: slow[link])

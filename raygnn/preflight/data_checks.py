@@ -16,7 +16,7 @@ from raygnn.preflight.findings import Finding, JobFacts, error, info, warn
 
 
 def partition_visible(job: JobFacts) -> Iterator[Finding]:
-    """Every node sees the same partition, whole and as it was written."""
+    """Every node sees the same complete and undamaged partition."""
     if not job.partition.directory:
         return  # not made yet
     remedy = "put the partition where every node sees it (partition.path), or copy it there whole"
@@ -48,7 +48,7 @@ def partition_visible(job: JobFacts) -> Iterator[Finding]:
 
 
 def parts_agree(job: JobFacts) -> Iterator[Finding]:
-    """An array has one dtype and one row shape in every part."""
+    """Every array has the same dtype and row shape in all parts."""
     if job.partition.alike:
         return
     for ntype, arrays in job.partition.columns.items():
@@ -66,7 +66,7 @@ def parts_agree(job: JobFacts) -> Iterator[Finding]:
 
 
 def arrays_usable(job: JobFacts) -> Iterator[Finding]:
-    """Features and target are there, and of a kind that can be trained on."""
+    """Features and targets exist and have a dtype that can be trained on."""
     jobs = job.by_task.items()
     wrong = [_of_task(name, finding) for name, one in jobs for finding in _seeds(one)]
     yield from wrong
@@ -228,7 +228,7 @@ def _edge_inputs(job: JobFacts) -> dict[str, str]:
 
 
 def inputs_exist(job: JobFacts) -> Iterator[Finding]:
-    """Every array that the model is told to read is there for some node type or edge type."""
+    """Every array that the model is configured to read exists for some node type or edge type."""
     model, edges = job.config.model, job.partition.edges
     of_edges = {name for columns in edges.values() for name in columns}
     for name, key in _edge_inputs(job).items() if edges else ():
@@ -253,7 +253,7 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
 
 
 def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
-    """The node types that are to have learned rows are there."""
+    """The node types with embedding tables exist."""
     model, columns = job.config.model, job.partition.columns
     if model.embedding is None or not columns:
         return
@@ -275,7 +275,7 @@ def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def nodes_to_train_on(job: JobFacts) -> Iterator[Finding]:
-    """There is something to train on, to validate on and to test on."""
+    """There are seeds for training, validation and test."""
     for name, task_job in job.by_task.items() if job.config.trains else ():
         for finding in _enough(task_job):
             yield _of_task(name, finding)
@@ -309,7 +309,7 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
 
 
 def fold_is_unseen(job: JobFacts) -> Iterator[Finding]:
-    """The fold that is reported on has not selected the weights that are reported."""
+    """The reported fold was not used to select the weights."""
     graph, train = job.config.graph, job.config.train
     if not job.config.trains or not isinstance(graph, GraphSplit):
         return
@@ -323,7 +323,7 @@ def fold_is_unseen(job: JobFacts) -> Iterator[Finding]:
 
 
 def splits_agree(job: JobFacts) -> Iterator[Finding]:
-    """Several tasks on the same edges divide them alike between training, validation and test."""
+    """Tasks on the same edges split them alike into training, validation and test."""
     if not job.config.trains:
         return
     targets = {name: task_job.edges for name, task_job in job.by_task.items()}
@@ -351,8 +351,8 @@ def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
 
 
 def times_usable(job: JobFacts) -> Iterator[Finding]:
-    """What `sampling.time` and splits by time name is there and says when, so that no edge is seen
-    before it is there."""
+    """The arrays of times that `sampling.time` and splits by time name exist and are comparable, so
+    that no future edge is sampled."""
     time, edges = job.config.sampling.time, job.partition.edges
     if time is not None:
         timed = {etype for etype, arrays in edges.items() if time.edges in arrays}
@@ -420,7 +420,7 @@ def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> It
 
 
 def parts_and_workers(job: JobFacts) -> Iterator[Finding]:
-    """Parts divide evenly between the workers."""
+    """The number of parts is a multiple of the number of workers."""
     parts = job.partition.num_parts
     if job.config.task.of_graphs:
         return  # every rank reads all graphs
@@ -433,7 +433,7 @@ def parts_and_workers(job: JobFacts) -> Iterator[Finding]:
 
 
 def batch_size_fits(job: JobFacts) -> Iterator[Finding]:
-    """A batch has no more seeds than there are to train on."""
+    """A batch has at most as many seeds as the training set."""
     train, size = job.partition.splits.get("train"), job.config.sampling.batch_size
     if not train or not job.config.trains or job.config.tasks or train >= size * job.most:
         return
@@ -448,7 +448,7 @@ def batch_size_fits(job: JobFacts) -> Iterator[Finding]:
 
 
 def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:
-    """Every array of edges is read by the model, the sampler or the task."""
+    """Every edge array is used by the model, the sampler or the task."""
     model = job.config.model
     if (job.config.task.of_graphs and model.takes_dgl) or not job.config.trains:
         return  # a user-defined class gets whole graphs; and it was reported in training

@@ -37,7 +37,7 @@ _DISK_NONE = 64 * 2**20
 
 
 def resources_fit(job: JobFacts) -> Iterator[Finding]:
-    """Ray has room for all workers; with less it would wait without end."""
+    """Ray has free resources for all workers."""
     cluster, ray = job.config.cluster, job.resources
     cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
     worker = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
@@ -76,7 +76,7 @@ def resources_fit(job: JobFacts) -> Iterator[Finding]:
 
 
 def devices_suit(job: JobFacts) -> Iterator[Finding]:
-    """Sharding, torch's build and DGL's suit the CPUs or GPUs that there are."""
+    """Sharding and the builds of torch and DGL support the available CPUs or GPUs."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
     if gpus and without_cuda:
@@ -136,7 +136,7 @@ def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
 
 
 def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
-    """The processors or GPUs can compute in bf16, where `precision` says so."""
+    """The processors or GPUs support bf16 if `precision` needs it."""
     if not job.config.arithmetic.bf16:
         return
     if not job.config.cluster.gpus_per_worker:
@@ -160,7 +160,7 @@ def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
 
 
 def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """There are as many GPUs as Ray was told of, and none twice: two ranks on one hang in NCCL."""
+    """Ray was started with the GPUs that exist, each of them once."""
     if not job.config.cluster.gpus_per_worker:
         return
     gpus = {node.node: len(node.gpus) for node in job.nodes}
@@ -199,14 +199,14 @@ def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
 
 
 def model_runs(job: JobFacts) -> Iterator[Finding]:
-    """A model of your own takes one batch forward and backward, on the CPU of the machine where
-    the command runs: blocks, features and seeds of a small random graph that is like yours."""
+    """Your own model runs one batch forward and backward on the CPU of the machine where the
+    command runs, on a small random graph with the types and arrays of yours."""
     if job.dry_run is not None and job.dry_run.severity is not None:
         yield Finding("model_runs", job.dry_run.severity, job.dry_run.what, job.dry_run.remedy)
 
 
 def storage_visible(job: JobFacts) -> Iterator[Finding]:
-    """`storage` is one directory for all nodes, or a place that each can read and write."""
+    """`storage` is one directory for all nodes, or an object store that each can read and write."""
     if job.config.store is not None:
         for state, text in (("missing", "reached"), ("other", "read"), ("readonly", "written to")):
             without = [node for node in job.nodes if node.storage == state]
@@ -237,8 +237,8 @@ def storage_visible(job: JobFacts) -> Iterator[Finding]:
 
 
 def memory_fits(job: JobFacts) -> Iterator[Finding]:
-    """A node has memory for its share of the partition, the cached rows of others, once for all
-    workers there, and weights with their gradients and the optimizer's state."""
+    """Each node has memory for its parts of the graph, the cache (one for all workers of a node),
+    and weights, gradients and optimizer state."""
     if not job.holding:
         return
     yield from _gpu_memory_fits(job)
@@ -290,7 +290,7 @@ def _gpu_memory_fits(job: JobFacts) -> Iterator[Finding]:
 
 
 def disk_space(job: JobFacts) -> Iterator[Finding]:
-    """`storage` has room for checkpoints, or `staging.path`, from where a store gets them."""
+    """`storage`, or `staging.path` for an object store, has free space for checkpoints."""
     config, in_store = job.config, job.config.store is not None
     key, place, low = "storage", f"storage {config.storage}", float(_DISK_LOW)
     if in_store:  # checkpoints that are kept, one that is written, and one that is uploaded
@@ -310,7 +310,7 @@ def disk_space(job: JobFacts) -> Iterator[Finding]:
 
 
 def cache_usable(job: JobFacts) -> Iterator[Finding]:
-    """A node can write to the place of its own copy of the partition, `staging.path`."""
+    """Each node can write to `staging.path`, the directory of its copy of the partition."""
     if job.config.task.of_graphs:
         return  # which are read where they lie
     place = job.config.staging.path or "the temporary directory (staging.path is null)"
@@ -324,7 +324,7 @@ def cache_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def cache_space(job: JobFacts) -> Iterator[Finding]:
-    """A node has room for its own copy of its share of the partition."""
+    """Each node has free space for its copy of its parts of the graph."""
     if job.config.task.of_graphs:
         return  # which are read where they lie
     share = job.partition.bytes / max(1, min(len(job.holding), job.fewest))
