@@ -63,8 +63,8 @@ class Unlike(pl.Callback):
     """Does something to the third batch, on rank 1 alone.
 
     Args:
-        how: what: "gradient", "weight", "loss", "stop", "mode", "count",
-            "limit", "batches", "interrupt", or on all ranks "noise", whose numbers differ.
+        how: what: "gradient", "weight", "loss", "stop", "mode", "count", "limit", "batches", an
+            exception's name, or on all ranks "noise", whose numbers differ.
     """
 
     def __init__(self, how: str):
@@ -84,8 +84,9 @@ class Unlike(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *batch: Any) -> None:
         weight = next(module.parameters()).detach()
-        if self._is_due("interrupt"):
-            raise KeyboardInterrupt
+        for kind in (StopIteration, KeyboardInterrupt, SystemExit):
+            if self._is_due(kind.__name__):
+                raise kind("enough") from OSError("of the user's")
         if self._is_due("stop"):
             trainer.should_stop = True
         if self._is_due("mode"):

@@ -35,6 +35,7 @@ from raygnn.preflight.partition_facts import (
     partition_facts,
 )
 from raygnn.runs.display import Display
+from raygnn.runs.storage_away import patient
 from raygnn.sampling.plan import resolve_fanouts
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class UnreadGraph(Input):
     """Graph that is too large to be read before it is partitioned."""
 
 
+@patient
 def read_input(
     config: Config,
     workers: int,

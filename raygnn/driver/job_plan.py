@@ -19,6 +19,7 @@ from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
+from raygnn.runs.storage_away import patient
 from raygnn.worker.job import TaskTarget
 
 # share of a node's free memory that the whole structure may take; its workers map one copy
@@ -76,6 +77,7 @@ class JobSize:
     early: PartitionInput | None = None
 
 
+@patient
 def count_workers(config: Config, cluster: RayCluster, show: Display) -> JobSize:
     """Return the number of workers; queries a running cluster and reads the graph if that decides.
 
@@ -160,6 +162,7 @@ def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> In
     return given.made(show)
 
 
+@patient
 def make_plan(
     config: Config,
     nodes: ClusterNodes,

@@ -13,6 +13,7 @@ from raygnn.config.schema import Config
 from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
 from raygnn.graph.data import MASKS, SPLITS, EdgeSplit, EdgeTarget, EdgeType, etype_str
 from raygnn.preflight.facts import ArrayType, PartitionFacts
+from raygnn.util.files import is_away
 
 if TYPE_CHECKING:
     from raygnn.graph.collection import CollectionMeta
@@ -46,12 +47,17 @@ class StoredFiles(NamedTuple):
 
     @property
     def fingerprint(self) -> str | None:
-        """SHA-256 over the contents of ``jsons``; None if one cannot be read."""
+        """SHA-256 over the contents of ``jsons``; None if one cannot be read. Raises OSError for
+        storage that is away."""
+        from raygnn.graph.partition.manifest import read_all
+
         digest = hashlib.sha256()
         try:
             for name in self.jsons:
-                digest.update((self.directory / name).read_bytes())
-        except OSError:
+                digest.update(read_all(self.directory / name))
+        except OSError as error:
+            if is_away(error):
+                raise
             return None
         return digest.hexdigest()
 

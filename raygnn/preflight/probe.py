@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
 from raygnn.preflight.links import TOKEN_BYTES, Link, Responder, measure, pairs
 from raygnn.preflight.partition_facts import StoredFiles, stored_files
 from raygnn.storage.remote import AnyPath, RemotePath
+from raygnn.util.files import is_away, retry
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition_facts import Stored
@@ -176,7 +178,8 @@ class _Prober:
         self._responder: Responder | None = None
 
     def facts(self, question: Question, name: str, id: str, address: str) -> NodeFacts:
-        return node_facts(question, name, id, address)
+        look = partial(node_facts, question, name, id, address)
+        return retry(look, _READING, is_away)
 
     def clock(self) -> float:
         return time.time()
@@ -489,17 +492,19 @@ def _damaged(partition: StoredFiles, number: int, of: int) -> dict[str, str]:
     for name in [*names[first:], *names[:first]]:
         if name not in partition.digests or not (root / name).is_file():
             continue
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), 0
         try:
             with (root / name).open("rb") as stream:
                 while chunk := stream.read(_CHUNK):
                     digest.update(chunk)
+                    size += len(chunk)
                     if time.monotonic() > end:
                         return damaged
         except OSError as error:
-            damaged[name] = f"cannot be read: {error.strerror or error}"
+            if not is_away(error):  # staging waits for storage that is away
+                damaged[name] = f"cannot be read: {error.strerror or error}"
             continue
-        if digest.hexdigest() != partition.digests[name]:
+        if size == partition.sizes[name] and digest.hexdigest() != partition.digests[name]:
             damaged[name] = "has changed since it was written"
     return damaged
 

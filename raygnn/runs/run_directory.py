@@ -61,6 +61,7 @@ SCALING = "scaling.jsonl"  # of the scaling policy
 LOGGERS = "loggers.jsonl"  # of the logger threads
 TOLD = "told.jsonl"  # of the command, which repeats the other events
 _TOKEN = ".run-"
+_DRAFT = f".{CONFIG}.tmp-"  # as `raygnn.util.files.replacing` names it
 # files with the token of the newest command: in the store, and here until all is uploaded
 _NEWEST, _UNSENT = ".newest", ".unsent"
 _SHOWN = 200  # characters of an invalid path
@@ -313,8 +314,8 @@ class RunDir:
                 self._clear()
                 if self.place is not None:
                     clear(self.place, CLAIMS)
-            for old in self.path.glob(f"{_TOKEN}*"):  # of killed commands
-                old.unlink()
+            for old in (*self.path.glob(f"{_TOKEN}*"), *self.path.glob(f"{_DRAFT}*")):
+                old.unlink()  # of killed commands
             # Up to the config, which makes it a run, `release` removes all of this again.
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             (self.path / LOGS).mkdir(exist_ok=True)
@@ -415,9 +416,10 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
-    def release(self) -> None:
+    def release(self) -> bool:
         """Release the directory; if no run began, remove what :meth:`create` has created. The local
-        copy of a run in an object store is removed once it is uploaded."""
+        copy of a run in an object store is removed once it is uploaded; returns False if not all
+        could be uploaded."""
         done = not self.begun
         if self._claim is not None:
             if self._publisher is not None:
@@ -426,17 +428,13 @@ class RunDir:
             # keep files that an earlier command could not upload and no command has resumed from
             if done and self._taken_over and (self.begun or not (self.path / _UNSENT).exists()):
                 self._clear()
-            elif not done:
-                self.tell(
-                    f"not all that the run wrote is in {self.place}: the rest is in {self.path} on "
-                    "this machine, and a command that goes on with the run here brings it there"
-                )
         with contextlib.suppress(OSError):  # storage that is away must not hide why this ends
             if self.lost is None and self.token:
                 (self.path / self.token).unlink(missing_ok=True)
             if done and not is_run(self.path) and _is_free(self.path):
                 self._remove_made()
         self._lock.release()
+        return done or self._claim is None
 
     def _remove_made(self) -> None:
         made = self._made or [self.path] * (self._claim is not None)
@@ -450,8 +448,16 @@ class RunDir:
     def __enter__(self) -> RunDir:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Release the directory. Raises TrainingError if not all of a run that ended well could be
+        uploaded."""
+        if self.release():
+            return
+        what = f"not all files of the run are in {self.place}: the rest is in {self.path}"
+        remedy = "restore the store, then run this with --resume on this machine, which uploads it"
+        if kind is None:
+            raise TrainingError(what, where=self.shown, remedy=remedy)
+        self.tell(f"{what}; {remedy}")
 
     def _take_over(self) -> None:
         """Replace the local files by those of the store."""
@@ -479,11 +485,13 @@ class RunDir:
 
 
 def _is_free(path: Path) -> bool:
-    """Return True if ``path`` has no entries but empty directories and a lock of ours."""
+    """Return True if ``path`` has no entries but those that a command leaves which is killed before
+    it has written its config."""
     if path.is_symlink() or not path.is_dir():
         return not (path.is_symlink() or path.exists())
     return all(
         entry.name == LOCK
+        or entry.name.startswith(_DRAFT)
         or (entry.name in (CHECKPOINTS, LOGS) and entry.is_dir() and not any(entry.iterdir()))
         for entry in path.iterdir()
     )

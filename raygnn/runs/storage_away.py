@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
 from raygnn.errors import TrainingError
-from raygnn.util.files import is_away
+from raygnn.util.files import is_away, retry
+
+if TYPE_CHECKING:
+    from raygnn.config.schema import Config
+
+T = TypeVar("T")
+
+
+def patient(act: Callable[..., T]) -> Callable[..., T]:
+    """Let a function of a config and more wait ``fault.storage_timeout`` for storage that is away:
+    it is called again."""
+
+    @wraps(act)
+    def waiting(config: Config, *args: Any, **options: Any) -> T:
+        seconds = config.fault.storage_timeout.seconds
+        again = lambda error: storage_error(error) is not None  # noqa: E731
+        return retry(lambda: act(config, *args, **options), seconds, again)
+
+    return waiting
 
 
 def storage_error(error: Exception) -> TrainingError | None:

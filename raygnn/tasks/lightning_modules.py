@@ -29,9 +29,12 @@ EXITS = (StopIteration, KeyboardInterrupt, SystemExit)
 _PENDING = 1024  # unread losses
 
 
-def exit_error(error: BaseException) -> RuntimeError:
-    """Return an ordinary error for one of `EXITS` that a model raised."""
-    return RuntimeError(f"{error_text(error)} was raised in the model")
+def exit_error(error: BaseException, where: str = "the model") -> TrainingError:
+    """Return an ordinary error for one of `EXITS` that the user's code raised."""
+    return TrainingError(
+        f"{error_text(error)} was raised in {where}",
+        remedy="raise another error; to end training early, set trainer.should_stop on every rank",
+    )
 
 
 def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:

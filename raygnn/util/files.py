@@ -62,7 +62,7 @@ def storage_errors(
 
 def is_away(error: Exception) -> bool:
     """True if an error, or the cause of an `InputError`, is that of a file system that is away."""
-    cause = error.__cause__ if isinstance(error, InputError) else error
+    cause = error.__cause__ or error.__context__ if isinstance(error, InputError) else error
     return isinstance(cause, OSError) and cause.errno in AWAY
 
 

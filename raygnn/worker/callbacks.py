@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,7 +22,7 @@ from raygnn.models.norm import fold_biases
 from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
-from raygnn.tasks.lightning_modules import TaskModule
+from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
 from raygnn.worker.guard.fingerprint import tensors
@@ -262,8 +264,24 @@ def user_hooks(config: TrainConfig) -> list[pl.Callback]:
     made = []
     for spec, args in config.callbacks.items():
         cls = load_class(spec, pl.Callback, "lightning.pytorch.Callback", "train.callbacks")
-        made.append(construct(cls, "train.callbacks", "its arguments", **args))
+        hook = construct(cls, "train.callbacks", "its arguments", **args)
+        for name in filter(re.compile("on_|setup|teardown").match, dir(pl.Callback)):
+            setattr(hook, name, _reporting(getattr(hook, name), f"train.callbacks ({spec})"))
+        made.append(hook)
     return made
+
+
+def _reporting(hook: Callable[..., Any], where: str) -> Callable[..., Any]:
+    """Wrap a user's hook: convert `EXITS` to errors."""
+
+    @wraps(hook)
+    def reporting(*args: Any, **options: Any) -> Any:
+        try:
+            return hook(*args, **options)
+        except EXITS as error:
+            raise exit_error(error, where) from error
+
+    return reporting
 
 
 class Waiting(pl.Callback):

@@ -98,14 +98,6 @@ class Rank(RankSetup):
             checkpoints.finish()
             trained = True
         except BaseException as error:
-            interrupt = error.__context__
-            if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error.__cause__:
-                # Lightning treats it as Ctrl-C: it ends the process, or fails in this thread
-                raise TrainingError(
-                    "user code raised KeyboardInterrupt in training",
-                    remedy="raise another error; to end training early, set trainer.should_stop on "
-                    "every rank",
-                ) from interrupt
             if loader.failure in (None, error) or not isinstance(error, Exception):
                 raise
             cause = loader.failure  # the other ranks' failure is its consequence

@@ -57,6 +57,8 @@ print("claimed", flush=True)
 
 
 def test_a_run_from_claim_to_done(tmp_path: Path) -> None:
+    (tmp_path / "deep/runs/a/logs").mkdir(parents=True)  # of a command that was killed at once
+    (tmp_path / "deep/runs/a/.config.yaml.tmp-99").touch()
     run = RunDir.create(str(tmp_path / "deep" / "runs"), "a")
     assert not is_run(run.path)
     run.begin(CONFIG)

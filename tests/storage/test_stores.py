@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -23,7 +24,7 @@ from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.driver.resume import StartPoint, find_start
-from raygnn.errors import ConfigError, DataError, InputError
+from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.preflight.probe import Question, node_facts
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import NullDisplay
@@ -286,17 +287,41 @@ def test_a_run_has_its_directory_here_only_while_it_is_written(
         open_run("tset", store.uri)
 
 
+def test_a_run_that_ends_well_but_is_not_all_in_the_store_has_failed(
+    store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as with a credential that may not replace a file (403)."""
+    config, upload = config_of(store, tmp_path), RemotePath.upload
+
+    def refuse(path: RemotePath, source: Path) -> None:
+        if source.name == "summary.json" and "done" in source.read_text():
+            raise DataError("cannot be written: HTTP status 403", where=str(path))
+        upload(path, source)
+
+    run = created(config, patience=1.0)
+    run.begin(config.recorded())
+    run.update_summary(status="done")
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "upload", refuse)
+        with pytest.raises(TrainingError, match="not all files of the run are in") as caught, run:
+            pass
+    assert "--resume on this machine" in str(caught.value.remedy)
+    with created(config, mode="resume"):
+        assert json.loads((place / "test/summary.json").read_text())["status"] == "done"
+
+
 def test_what_could_not_be_brought_is_brought_by_the_next_command_here(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "SILENCE", 2.0)  # of the claim that could not be given back
     config, told = config_of(store, tmp_path), []
-    with created(config, patience=1.0) as run:
+    with contextlib.suppress(KeyError), created(config, patience=1.0) as run:
         run.tell = told.append
         run.begin(config.recorded())
         until(lambda: (place / "test/summary.json").is_file())
         store.stop()
         run.update_summary(status="failed")
+        raise KeyError
     assert "the rest is in" in told[-1]
     store.start()
     assert json.loads((place / "test/summary.json").read_text())["status"] == "running"

@@ -8,19 +8,25 @@ import io
 import os
 import shutil
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
 
+from raygnn.cli import carry_out
 from raygnn.config.schema import Config
+from raygnn.driver.inputs import read_input
+from raygnn.driver.job_plan import ClusterNodes, count_workers, make_plan
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph.staging.shard import Shard
+from raygnn.runs.display import NullDisplay
 from raygnn.sampling.exchange import World
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util import files
@@ -82,6 +88,41 @@ def test_each_call_of_a_store_may_fail_once(
             np.testing.assert_array_equal(shard.original[ntype], original)
         for etype, rows in whole.topology.items():
             np.testing.assert_array_equal(shard.topology[etype].src, rows.src)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_the_driver_plans_again_what_failed_once(
+    foreign: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what a node sees of the partition; storage that stays away is exit code 4."""
+    monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
+    sections: dict[str, Any] = {"graph": {"nodes": 200}, "fault": {"storage_timeout": 0.5}}
+    place = Path(str(ensure_partition(make_job(**sections), 1).directory))
+    if foreign:
+        (place / "raygnn.json").unlink()
+        sections["partition"] = {"path": str(place)}
+    config = make_job(**sections, cluster={"workers": "auto", "num_cpus": 1})
+    cluster, show = RayCluster(config), NullDisplay()
+    calls = Calls(place, monkeypatch)
+
+    def plan(_: Any = None) -> Any:
+        calls.count = 0
+        workers = count_workers(config, cluster, show).workers
+        given = read_input(config, workers, show, cluster)
+        with ClusterNodes(config, cluster) as nodes:
+            return make_plan(config, nodes, workers, given, 64, show).report.findings
+
+    expected, total = plan(), calls.count
+    assert total > 10
+    for at in range(total):
+        calls.failing = at
+        assert plan() == expected
+        assert calls.count > at
+    calls.failing, read, short = -1, Path.read_bytes, iter([3])
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path)[: next(short, None)])
+    assert plan() == expected
+    calls.failing = ANY
+    assert carry_out(Namespace(run=plan)) == 4
 
 
 def test_a_place_that_comes_back(

@@ -29,6 +29,7 @@ from raygnn.graph.partition.manifest import (
     FileFacts,
     Manifest,
     damaged,
+    read_all,
     read_json,
     read_manifest,
 )
@@ -188,7 +189,7 @@ def _find_json(directory: AnyPath) -> AnyPath:
 
 
 def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
-    digest = hashlib.sha256(config_file.read_bytes())
+    digest = hashlib.sha256(read_all(config_file))
     for path in (path for part in files for path in part.all()):
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())

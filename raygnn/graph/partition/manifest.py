@@ -130,6 +130,14 @@ def split_counts(node_data: Mapping[str, Array | Tensor]) -> dict[str, dict[str,
     return counts
 
 
+def read_all(path: AnyPath) -> bytes:
+    """Read a file. Raises OSError, also if the storage returns only part of it."""
+    size, content = path.stat().st_size, path.read_bytes()
+    if len(content) < size:  # damage that was written shows in the size, too
+        raise OSError(errno.EIO, "the storage returned only part of the file", str(path))
+    return content
+
+
 def read_json(path: AnyPath) -> dict[str, Any]:
     """Read a JSON object from a file. Raises DataError for anything else."""
     try:
@@ -141,7 +149,7 @@ def read_json(path: AnyPath) -> dict[str, Any]:
                 where=str(path),
                 remedy=f"check that this is the right file, or {_AGAIN}",
             )
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_all(path).decode())
     except OSError as error:
         raise DataError(
             f"cannot be read: {error.strerror}", where=str(path), remedy="check its permissions"
