@@ -761,12 +761,25 @@ def test_only_the_process_that_holds_a_run_is_stopped(
     [
         (["--epochs", "3"], "; did you mean --set train.epochs=…?"),
         (["--batch-size=3"], "; did you mean --set sampling.batch_size=…?"),
+        (["--overwrit"], "; did you mean --overwrite?"),
         (["--unheard"], ""),
     ],
 )
-def test_options_that_are_keys(
+def test_options_that_are_keys_or_misspelt(
     given: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(["train", "job.yaml", *given])
     assert f"unrecognized arguments: {' '.join(given)}{meant}\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["trian"])
+    assert "; did you mean train?\n" in capsys.readouterr().err
+
+
+def test_what_a_job_printed_does_not_reach_the_terminal_raw(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = SimpleNamespace(logs=lambda: "\x1b]0;title\x07 done\n")
+    monkeypatch.setattr("raygnn.cli.job_commands._job", lambda args: job)
+    assert main(["logs", "job-1", "--address", "http://127.0.0.1:1"]) == 0
+    assert capsys.readouterr().out == "\\x1b]0;title\\x07 done\n"

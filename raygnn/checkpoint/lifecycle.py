@@ -60,6 +60,7 @@ class SaveRequests(Protocol):
     def ends_after_save(self) -> bool: ...
     def pending_saves(self) -> frozenset[str]: ...
     def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
+    def tell(self, **facts: Any) -> None: ...
 
 
 class _StateTaker(TorchCheckpointIO):
@@ -317,6 +318,8 @@ class Checkpoints(pl.Callback):
                 self._failing = ""
                 self._events.tell(f"checkpoints are written again, from step {pending.step:,} on")
         self._requests.answer_saves(pending.requests, saved=error is None)
+        # later requests are answered only after the last evaluation, which may take long
+        self._requests.tell(saved_last=error is None and pending.step == self._last)
         pending.requests = frozenset()
 
     def _skip(self, step: int, last: bool) -> None:

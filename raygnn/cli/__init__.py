@@ -13,7 +13,8 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from raygnn import __version__
 from raygnn.cli import job_commands, predict_commands, run_commands, train_commands
@@ -114,17 +115,28 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser that suggests ``--set`` for an option that is a key of the configuration."""
+    """Parser that suggests the nearest command or option, or ``--set`` for an option that is a key
+    of the configuration."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and name unknown options with the usage of their command."""
+        known, rest = super().parse_known_args(args, namespace)
+        return self.error(f"unrecognized arguments: {' '.join(rest)}") if rest else (known, rest)
 
     def error(self, message: str) -> NoReturn:
         from raygnn.config.schema import SECTIONS
 
-        option = re.search(r"unrecognized arguments: --([\w-]+)", message)
-        name = option[1].replace("-", "_") if option else ""
+        found = re.search(r"(?:unrecognized arguments: --|invalid choice: ')([\w-]+)", message)
+        name = found[1] if found else ""
+        choices = re.findall(r"[\w-]+", message.partition("(choose from ")[2])
+        options = {option[2:]: option for option in re.findall(r"--[\w-]+", self.format_usage())}
+        near = get_close_matches(name, choices or options, n=1)
+        meant = [options.get(each, each) for each in near]
         for section, classes in SECTIONS.items():
-            if any(name in one.model_fields for one in classes):
-                super().error(f"{message}; did you mean --set {section}.{name}=…?")
-        super().error(message)
+            if not choices and any(name.replace("-", "_") in one.model_fields for one in classes):
+                meant = [f"--set {section}.{name.replace('-', '_')}=…"]
+                break
+        super().error(f"{message}; did you mean {meant[0]}?" if meant else message)
 
 
 def parser() -> argparse.ArgumentParser:

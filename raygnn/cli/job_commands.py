@@ -140,7 +140,7 @@ def _logs(args: argparse.Namespace) -> int:
     if args.json:
         print_json(args, {"job": job.id, "log": job.logs()})
     else:
-        say(job.logs(), end="")
+        say(printable(job.logs()), end="")
     return 0
 
 

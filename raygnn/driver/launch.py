@@ -130,7 +130,8 @@ class Launch:
         deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
         request = self.ask_save(last=True)
         while self.running() and time.monotonic() < deadline:
-            if request.answer(self.snapshot) is not None and not self.snapshot.sending:
+            saved = self.snapshot.saved_last or request.answer(self.snapshot) is not None
+            if saved and not self.snapshot.sending:
                 break
             time.sleep(_POLL)
 

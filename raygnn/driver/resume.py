@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,17 +72,21 @@ def find_start(
     if not resume:
         return StartPoint(None, global_batch)
     found, rejected = _newest(config, run, show)
-    changed = changes(fixed(_recorded(run)), config) if found or rejected else []
+    before = fixed(_recorded(run))
+    changed = changes(before, config) if found or rejected else []
     if found is not None:
         began = found.manifest.global_batch
         if global_batch != began and config.sampling.batch_size != found.manifest.batch_size:
             changed.append(f"sampling.batch_size × workers was {began:,} and is {global_batch:,}")
         global_batch = began
     if changed:
+        keys = [key for line in changed if (key := line.split()[0]) in before]
+        again = [f"--set {shlex.quote(f'{key}={json.dumps(before[key])}')}" for key in keys]
         raise InputError(
             f"the run began with another configuration: {'; '.join(changed)}",
             where=str(run.path),
-            remedy="go on with what it began with, or start over with another name or --overwrite",
+            remedy=f"go on with {' '.join(again) or 'what it began with'}, or start over with another "
+            "name or --overwrite",
         )
     if found is None and rejected:
         raise checkpoint.unusable(run.checkpoints, rejected)

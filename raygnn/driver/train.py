@@ -123,10 +123,9 @@ def train(
             result["seconds"]["total"] = time.time() - started
             result["advice"] = possible_advice(config, run.path, result)
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
-        topology = session.plan.topology(config)
-        patience = config.fault.storage_timeout.seconds
-        result |= {"status": "done", "topology": topology, "versions": versions}
-        summary = run.update_summary(patience, **result)
+        result |= {"topology": session.plan.topology(config), "versions": versions}
+        wait = config.fault.storage_timeout.seconds
+        summary = run.update_summary(wait, **result, status="done")
     if operators := summary.get("operators"):
         rows = [list(operator.values()) for operator in operators["top"]]
         show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FACTS = "export.json"  # in the directory
 _OTHER = "choose another --out"
+_SLACK = 2**20  # bytes of a file of weights besides them
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,18 @@ def export(
     from raygnn.models.registry import restore
 
     try:
-        network = restore(read_json(chosen.about), model)
-    except ValueError as error:
+        about, stored = read_json(chosen.about), chosen.path.stat().st_size
+        with torch.device("meta"):  # takes no memory, whatever width a stranger's run describes
+            state = restore(about, model).state_dict()
+        size = sum(tensor.nbytes for tensor in state.values())
+        if size > 2 * stored + _SLACK or stored > 2 * size + _SLACK:
+            raise DataError(
+                f"the weights have {stored:,} bytes, and the model that the run describes {size:,}",
+                where=str(chosen.path),
+                remedy="put back config.yaml and the files that training wrote",
+            )
+        network = restore(about, model)
+    except (ValueError, RuntimeError) as error:  # of torch: a size that overflows
         raise DataError(
             "it is not recorded what data the network is for",
             where=str(chosen.about),

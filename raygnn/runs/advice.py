@@ -16,6 +16,7 @@ from raygnn.runs.metrics_files import COMPUTE, LOADER, RANKS, STEP
 from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 
 _FEWEST_WINDOWS = 2  # besides the first, which has the start in it
+_FEW_STEPS = 20  # a run of so many is a trial, which nobody needs to be faster
 _COMMUNICATES = 0.3  # of a step that is too much for an exchange that nothing hides
 _STARVES = 0.2  # of a step that is too much to wait for a batch
 _SWINGS = 0.2  # between the tenth and the ninetieth percentile of a busy share
@@ -82,7 +83,7 @@ def advise(
         ranks: records of ``ranks.jsonl``, see `raygnn.runs.metrics_files`.
     """
     run = _Measurements.from_run(config, summary, ranks)
-    if run is None:
+    if run is None or summary.get("steps", _FEW_STEPS + 1) <= _FEW_STEPS:
         return []
     advice: list[Advice] = []
     for severity, rules in _RULES.items():

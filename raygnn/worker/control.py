@@ -72,6 +72,7 @@ class Snapshot:
         workers: those of the newest start, by rank.
         progress: newest heartbeat of each rank of the newest start, if there was one.
         answers: request for a checkpoint → whether it was written.
+        saved_last: the checkpoint after the last step is written.
         sending: checkpoints are being uploaded to an object store.
         result: rank 0's, as JSON.
     """
@@ -82,6 +83,7 @@ class Snapshot:
     progress: Mapping[int, RankProgress] = field(default_factory=dict)
     orders: Orders = Orders()
     answers: Mapping[str, bool] = field(default_factory=dict)
+    saved_last: bool = False
     sending: bool = False
     steps_per_epoch: int | None = None
     result: str | None = None
@@ -167,7 +169,7 @@ class Control:
         return self._state.orders
 
     def tell(self, **facts: Any) -> None:
-        """Set attributes of the `Snapshot`; rank 0 sets ``sending`` and ``steps_per_epoch``."""
+        """Set attributes of the `Snapshot`; rank 0 sets some of them."""
         self._state = replace(self._state, **facts)
 
     def finish(self, result: Mapping[str, Any]) -> None:

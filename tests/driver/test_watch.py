@@ -181,13 +181,19 @@ def test_a_file_is_a_request(run: RunDir, saved: bool) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "sending", "waits"),
-    [(None, False, True), (True, False, False), (False, False, False), (True, True, True)],
+    [
+        (None, False, True),
+        (True, False, False),
+        (False, False, False),
+        (True, True, True),
+        ("before", False, False),  # as of the last step, in the last evaluation
+    ],
 )
 def test_a_last_checkpoint_is_waited_for_as_long_as_it_may_take(
-    answer: bool | None, sending: bool, waits: bool, tmp_path: Path
+    answer: Any, sending: bool, waits: bool, tmp_path: Path
 ) -> None:
     control = Control()
-    control.tell(sending=sending)
+    control.tell(sending=sending, saved_last=answer == "before")
 
     class Ranks(Launch):
         def __init__(self, config: Any):
@@ -196,7 +202,7 @@ def test_a_last_checkpoint_is_waited_for_as_long_as_it_may_take(
             self.snapshot = control.snapshot()
 
         def running(self) -> bool:
-            if answer is not None:
+            if isinstance(answer, bool):
                 control.answer_saves(control.pending_saves(), saved=answer)
             self.snapshot = control.snapshot()
             return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from raygnn.models import program
 from raygnn.prediction import export as export_module
 from raygnn.prediction.export import Exported
 from raygnn.runs.run import Run
+from raygnn.util.files import read_json
 from tests.datasets import RandomGraphs
 from tests.plain_embeddings import learned_rows
 from tests.prediction.test_predict import ask
@@ -385,6 +388,23 @@ def test_what_says_nothing_of_the_data(trained: Run, tmp_path: Path) -> None:
     finally:
         about.write_text(json.dumps(values))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("huge", ["model", "file"])
+def test_what_is_too_large_for_a_strangers_run_is_not_read(
+    huge: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a model of a terabyte is allocated, nor a file of one read."""
+    shutil.copytree(trained.path, tmp_path / "run")
+    if huge == "model":
+        file = tmp_path / "run/config.yaml"
+        file.write_text(re.sub(r"hidden: \d+", "hidden: 500_000", file.read_text()))
+    else:
+        file, about = (tmp_path / "run/checkpoints" / f"selected.{end}" for end in ("pt", "json"))
+        os.truncate(file, 1 << 40)
+        monkeypatch.setattr(export_module.weights, "sha256", lambda _: read_json(about)["sha256"])
+    with pytest.raises(DataError, match="bytes, and the model that the run describes"):
+        raygnn.export(tmp_path / "run", out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(

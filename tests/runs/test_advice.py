@@ -44,6 +44,8 @@ def test_nothing_to_say() -> None:
     quiet = config(train={"lr_scaling": "linear"})
     assert advise(quiet, {}, windows()) == []
     assert advise(quiet, {}, []) == []
+    assert advise(config(), {"steps": 20}, windows(communicate=9.0)) == []  # a trial
+    assert advise(config(), {"steps": 21}, windows(communicate=9.0)) != []
     assert advise(quiet, {}, windows(count=1, communicate=9.0)) == []  # too few to judge
     assert advise(quiet, {}, [{"step": 1, "seconds": None}, {"odd": 1}]) == []
 
