@@ -85,8 +85,8 @@ def find_start(
         raise InputError(
             f"the run began with another configuration: {'; '.join(changed)}",
             where=str(run.path),
-            remedy=f"go on with {' '.join(again) or 'what it began with'}, or start over with another "
-            "name or --overwrite",
+            remedy=f"go on with {' '.join(again) or 'what it began with'}, or start over with "
+            "another name or --overwrite",
         )
     if found is None and rejected:
         raise checkpoint.unusable(run.checkpoints, rejected)
