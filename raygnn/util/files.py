@@ -69,7 +69,7 @@ def is_away(error: Exception) -> bool:
 def retry(
     act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] | None = None
 ) -> T:
-    """Call ``act`` until it succeeds, for at most so many seconds.
+    """Call ``act`` until it succeeds, for at most so many seconds after its first failure.
 
     Args:
         passes: True for an error that may be gone at the next try; by default any of the system.
@@ -77,11 +77,12 @@ def retry(
     Raises:
         Exception: the last one, or the first for which ``passes`` is False.
     """
-    deadline = time.monotonic() + seconds
+    deadline = None
     while True:
         try:
             return act()
         except Exception as error:
+            deadline = deadline or time.monotonic() + seconds
             passing = passes(error) if passes else isinstance(error, OSError) or is_away(error)
             if not passing or time.monotonic() >= deadline:
                 raise
