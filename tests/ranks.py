@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ def run_ranks(
 
     Args:
         fresh: in processes forked for this call: of a function that ends its process, or leaves
-            traces in it. So it is, too, while a test has patched something, of which kept
-            processes would know nothing, and where the function cannot be pickled.
+            traces in it. So it is, too, where the function, or what a test has patched, cannot
+            be pickled.
 
     Raises:
         RuntimeError: with the traceback of the first rank that raised.
@@ -67,8 +68,7 @@ def _called(
     size: int, function: Callable[..., Any], args: Sequence[Any], fresh: bool
 ) -> list[tuple[bool, Any]]:
     """For each rank whether the function returned, and what; or a traceback."""
-    patched = any(patch._setattr or patch._setitem for patch in _patches)
-    call = None if fresh or patched else _pickled((function, args))
+    call = None if fresh else _pickled(function, args)
     if call is None or size > _KEPT:
         ranks = [_Process((function, args)) for _ in range(size)]
     else:
@@ -186,13 +186,32 @@ def _end(processes: list[_Process]) -> None:
 atexit.register(end_kept_ranks)
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes | None:
+    """Return a call with what tests have patched; None if kept processes cannot be told of it."""
     from ray import cloudpickle  # of functions within functions, too
 
+    changed: dict[tuple[Any, str], Any] = {}
+    for patch in _patches:
+        for target, name, before in patch._setattr:
+            if not isinstance(target, pytest.Config):  # which pytest itself patches
+                changed.setdefault((target, name), before)
+        if patch._setitem:
+            return None
+    if not all(isinstance(at, (ModuleType, type)) and name in vars(at) for at, name in changed):
+        return None
+    now = {(target, name): vars(target)[name] for target, name in changed}
+    _set(changed)  # what a patch calls in its turn is pickled by its name
     try:
-        return bytes(cloudpickle.dumps(value))
+        return bytes(cloudpickle.dumps((function, args, now)))
     except Exception:
         return None
+    finally:
+        _set(now)
+
+
+def _set(values: dict[tuple[Any, str], Any]) -> None:
+    for (target, name), value in values.items():
+        setattr(target, name, value)
 
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
@@ -201,6 +220,9 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()
+    if only is None:  # files that are locked would be so for as long as this process is kept
+        os.closerange(3, pipe.fileno())
+        os.closerange(pipe.fileno() + 1, 1 << 16)
     call: bytes | None = b""
     while call is not None:
         try:
@@ -220,7 +242,7 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
 
 
 def _run(store: str, world: World, call: bytes | None, only: Any) -> Any:
-    function, args = only if call is None else pickle.loads(call)
+    function, args, patched = (*only, {}) if call is None else pickle.loads(call)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -228,7 +250,10 @@ def _run(store: str, world: World, call: bytes | None, only: Any) -> Any:
         world_size=world.size,
         timeout=timedelta(seconds=TIMEOUT / 2),
     )
-    return function(Exchange(world, dist.group.WORLD), *args)
+    with pytest.MonkeyPatch.context() as patch:
+        for (target, name), value in patched.items():
+            patch.setattr(target, name, value, raising=False)
+        return function(Exchange(world, dist.group.WORLD), *args)
 
 
 def _remember_patches() -> None:

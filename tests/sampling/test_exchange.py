@@ -1,7 +1,8 @@
-"""The ways of learned rows, against a look-up in one whole table."""
+"""The ways of learned rows, against a look-up in one whole table; and the ranks of tests."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from raygnn.sampling.exchange import Exchange, ask_owners, name_to_owners, route_rows
+from tests import ranks
 from tests.ranks import run_ranks
 
 COUNTS = {"a": 41, "b": 7}
@@ -87,3 +89,16 @@ def _asked_and_named(exchange: Exchange) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_owners_are_told_and_answer(size: int) -> None:
     run_ranks(size, _asked_and_named)
+
+
+def _process(exchange: Exchange) -> tuple[int, float]:
+    return os.getpid(), exchange.max(ranks.TIMEOUT)
+
+
+def test_processes_of_ranks_are_kept_and_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each call would double what the tests cost."""
+    before = run_ranks(2, _process)
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks, "TIMEOUT", 59)
+        assert run_ranks(2, _process) == [(process, 59) for process, _ in before]
+    assert run_ranks(2, _process) == before == [(process, 60) for process, _ in before]

@@ -46,13 +46,15 @@ def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
     monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
     monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
-    one_at_a_time, call = threading.Lock(), GridExecutor.__call__  # no interpreter for two threads
-
-    def alone(*args: Any, **options: Any) -> Any:
-        with one_at_a_time:
-            return call(*args, **options)
-
     monkeypatch.setattr(GridExecutor, "__call__", alone)
+
+
+ONE_AT_A_TIME, CALL = threading.Lock(), GridExecutor.__call__  # no interpreter for two threads
+
+
+def alone(*args: Any, **options: Any) -> Any:
+    with ONE_AT_A_TIME:
+        return CALL(*args, **options)
 
 
 def run_of(storage: Path, name: str, sampling: dict[str, Any], **sections: Any) -> Run:
@@ -276,10 +278,7 @@ def test_a_training_with_locked_pages_is_the_same(
 
 @pytest.mark.parametrize(
     ("spoilt", "kept"),
-    [
-        ("draw_rows", (NeighborSampler, DeviceFeatures)),
-        ("gather", (DeviceSampler, FeatureStore)),
-    ],
+    [("draw_rows", (NeighborSampler, DeviceFeatures)), ("gather", (DeviceSampler, FeatureStore))],
 )
 def test_what_fails_or_differs_stays_with_the_cpu(
     spoilt: str,
