@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -105,9 +106,14 @@ def length(file: Path) -> int:
     return len(file.read_text().splitlines())
 
 
+@lru_cache(maxsize=1)  # of one module after the other
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Absolute names that a module imports, anywhere in it, and what it calls them."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.name if alias.asname else alias.name.split(".")[0]
@@ -118,12 +124,11 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield f"{node.module}.{alias.name}", alias.asname or alias.name
 
 
-def links() -> dict[str, set[str]]:
+def links(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """Module → the modules of the package that it imports, the package's root aside."""
     found, files = defaultdict(set), modules()
-    for module, file in files.items():
-        tree = ast.parse(file.read_text())
-        plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    for module, tree in trees.items():
+        plain = [node for node in nodes(tree) if isinstance(node, ast.Import)]
         targets = [alias.name for node in plain for alias in node.names]
         for target in (*targets, *(target for target, _ in imported(tree))):
             inner = target.removeprefix("raygnn.")
@@ -143,7 +148,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             roots[name] = target
             if any(part.startswith("_") for part in target.split(".")):
                 yield target
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         parts: list[str] = []
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute):
@@ -162,7 +167,7 @@ def private_attributes(tree: ast.Module, *, own: bool) -> Iterator[str]:
     """Attributes with an underscore first: those of ``self`` that a module defines, or those of
     other objects that it uses, modules aside."""
     modules = {name for _, name in imported(tree)}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and own:
             yield node.name
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and own:
@@ -194,7 +199,7 @@ def disorder() -> Iterator[str]:
             yield f"{count} modules are called {stem}.py"
     trees = {module: ast.parse(file.read_text()) for module, file in files.items()}
     ours = {module: set(private_attributes(tree, own=True)) for module, tree in trees.items()}
-    imports = links()
+    imports = links(trees)
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:

@@ -8,13 +8,7 @@ from dataclasses import replace
 from raygnn.config.comm_plan import CommPlan, Interface, NodeNetwork, make_comm_plan
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.preflight.facts import (
-    ArrayType,
-    NodeFacts,
-    NodeResources,
-    PartitionFacts,
-    Resources,
-)
+from raygnn.preflight.facts import ArrayType, NodeFacts, NodeResources, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, JobFacts, run_checks
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import task_ntype

@@ -75,9 +75,10 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
     return base
 
 
-def slow_but(one: str, every: Iterable[str]) -> list[Any]:
-    """Parameters of a test that all but one are slow: the fast tests run that one."""
-    return [pytest.param(each, marks=[pytest.mark.slow] * (each != one)) for each in every]
+def slow_but(fast: str | tuple[str, ...], every: Iterable[str]) -> list[Any]:
+    """Parameters of a test that are slow, all but one or some."""
+    fast = (fast,) if isinstance(fast, str) else fast
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each not in fast)) for each in every]
 
 
 def about(config: Config, data: str = "d") -> dict[str, Any]:

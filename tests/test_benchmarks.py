@@ -67,18 +67,8 @@ def test_all_of_what_a_gpu_does_runs_on_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     paths = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
     out = tmp_path / "gpu.json"
-    options = [
-        "--device",
-        "cpu",
-        "--nodes",
-        "1500",
-        "--steps",
-        "1",
-        "--limit",
-        "1000",
-        "--skip",
-        "pyg",
-    ]
+    options = ["--device", "cpu", "--nodes", "1500", "--steps", "1", "--limit", "1000"]
+    options += ["--skip", "pyg"]
     command = [sys.executable, "benchmarks/gpu.py", *options, "--out", str(out)]
     given: Any = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 1100}
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, **given)

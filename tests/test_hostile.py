@@ -15,13 +15,7 @@ from raygnn.cli import main
 from raygnn.graph.partition.layout import PartitionMeta
 from tests.graph.builders import write_dgl
 from tests.graphs import partitioned, typed_graph
-from tests.hostile import (
-    Outcome,
-    assert_refused,
-    bombs,
-    outcomes,
-    tree,
-)
+from tests.hostile import Outcome, assert_refused, bombs, outcomes, tree
 from tests.runs.made_runs import make_run
 
 

@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -82,14 +81,7 @@ ALLOWED = {
 
 # Third-party package → the only places that may import it.
 ONLY_IN = {
-    "ray": (
-        "compat",
-        "preflight.probe",
-        "driver",
-        "worker",
-        "prediction",
-        "jobs.server",
-    ),
+    "ray": ("compat", "preflight.probe", "driver", "worker", "prediction", "jobs.server"),
     "dgl": ("graph.dgl",),
 }
 
@@ -121,7 +113,10 @@ LIGHT = {
     "jobs": HEAVY,
 }
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {module_name(file): ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -150,35 +145,31 @@ def inside(name: str, place: str) -> bool:
     return name == place or name.startswith(place + ".")
 
 
-@pytest.mark.parametrize("file", MODULES, ids=module_name)
-def test_import_direction(file: Path) -> None:
-    module = module_name(file)
-    layer = module.split(".")[0]
-    for target in imports(ast.parse(file.read_text())):
-        if not inside(target, "raygnn"):
-            continue
-        inner = target.removeprefix("raygnn").lstrip(".")
-        top = inner.split(".")[0]
-        if top in (layer, "errors", "util", "compat", "__version__", ""):
-            continue
-        assert any(inside(inner, place) for place in ALLOWED[layer]), f"{module} imports {target}"
+def test_import_direction(trees: dict[str, ast.Module]) -> None:
+    for module, tree in trees.items():
+        layer = module.split(".")[0]
+        for target in imports(tree):
+            if not inside(target, "raygnn"):
+                continue
+            inner = target.removeprefix("raygnn").lstrip(".")
+            top = inner.split(".")[0]
+            if top in (layer, "errors", "util", "compat", "__version__", ""):
+                continue
+            assert any(inside(inner, at) for at in ALLOWED[layer]), f"{module} imports {target}"
 
 
-@pytest.mark.parametrize("file", MODULES, ids=module_name)
-def test_ray_and_dgl_have_one_door(file: Path) -> None:
-    module = module_name(file)
-    for target in imports(ast.parse(file.read_text())):
-        for package, places in ONLY_IN.items():
-            allowed = any(inside(module, place) for place in places)
-            assert allowed or not inside(target, package), f"{module} imports {target}"
+def test_ray_and_dgl_have_one_door(trees: dict[str, ast.Module]) -> None:
+    for module, tree in trees.items():
+        closed = [p for p, at in ONLY_IN.items() if not any(inside(module, one) for one in at)]
+        wrong = [name for name in imports(tree) if any(inside(name, one) for one in closed)]
+        assert wrong == [], f"{module} imports {wrong}"
 
 
-@pytest.mark.parametrize("file", MODULES, ids=module_name)
-def test_light_modules_load_nothing_heavy(file: Path) -> None:
-    module = module_name(file)
-    forbidden = {name for place, names in LIGHT.items() if inside(module, place) for name in names}
-    for target in imports(ast.parse(file.read_text()), at_load=True):
-        assert target.split(".")[0] not in forbidden, f"{module} imports {target}"
+def test_light_modules_load_nothing_heavy(trees: dict[str, ast.Module]) -> None:
+    for module, tree in trees.items():
+        forbidden = {name for at, names in LIGHT.items() if inside(module, at) for name in names}
+        for target in imports(tree, at_load=True):
+            assert target.split(".")[0] not in forbidden, f"{module} imports {target}"
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,7 @@ def test_others_are_errors(given: Any) -> None:
     ("sections", "key"),
     [
         ({"task": {"kind": "graph_classification"}}, "task.kind"),
-        (
-            {"graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}},
-            "task.kind",
-        ),
+        ({"graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}}, "task.kind"),
         ({"task": {"metric": "mae"}}, "task.metric"),
         ({"task": {"loss": "l1"}}, "task.loss"),
         ({"guard": {"bad_samples": 100}}, "guard.bad_samples"),

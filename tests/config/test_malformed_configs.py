@@ -57,10 +57,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     # YAML that is wrong, or that is an attack.
     "two documents": (GOOD + "---\n" + GOOD, ("line 7", "single document")),
     "deep nesting": (GOOD + "train: " + "[" * 10_000, ("line 7", "50 levels")),
-    "deep block nesting": (
-        "".join(" " * n + "a:\n" for n in range(200)),
-        ("line 50", "50 levels"),
-    ),
+    "deep block nesting": ("".join(" " * n + "a:\n" for n in range(200)), ("line 50", "50 levels")),
     "alias bomb": (BOMB, ("aliases",)),
     "alias of itself": ("name: &a [*a]\n", ("line 1", "aliases")),
     "endless number": (GOOD + f"train: {{epochs: {'9' * 6000}}}\n", ("line 7", "number")),

@@ -66,11 +66,7 @@ LINKS: dict[str, Any] = {"kind": "link_prediction"}
         (LINKS, {"decoder_features": "w"}, "model.decoder_features"),
         ({"kind": "node_classification"}, {"decoder_features": "w"}, "model.decoder_features"),
         (LINKS, {"decoder": "rotate", "hidden": 7}, "model.decoder"),
-        (
-            LINKS,
-            {"kind": "none", "embedding": {"dim": 7}, "decoder": "complex"},
-            "model.decoder",
-        ),
+        (LINKS, {"kind": "none", "embedding": {"dim": 7}, "decoder": "complex"}, "model.decoder"),
     ],
 )
 def test_what_is_refused(task: dict[str, Any], model: dict[str, Any], key: str) -> None:

@@ -214,10 +214,7 @@ def test_dtypes_are_those_of_the_precision(make_job: JobFactory, tmp_path: Path)
 
 @pytest.mark.dgl
 def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: Path) -> None:
-    model = {
-        "kind": "tests.own_models:DglSage",
-        "embedding": {"dim": 5, "ntypes": ["_N"]},
-    }
+    model = {"kind": "tests.own_models:DglSage", "embedding": {"dim": 5, "ntypes": ["_N"]}}
     assert outcome(make_job(model=model), tmp_path) is None
 
 

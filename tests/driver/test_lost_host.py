@@ -214,9 +214,7 @@ def diagnosis(lab: Lab, name: str) -> dict[str, Any]:
 def test_a_fixed_number_of_workers_ends(lab: Lab, failures: int) -> None:
     before = lab.shm(0)
     command = lab.start(
-        "fixed",
-        cluster={"workers": 2},
-        fault={"checkpoint_every": 4, "max_failures": failures},
+        "fixed", cluster={"workers": 2}, fault={"checkpoint_every": 4, "max_failures": failures}
     )
     rank, fault = lab.lose_one("fixed", command)
     assert command.wait(LIMIT) == 4, lab.said("fixed")

@@ -14,12 +14,7 @@ import pytest
 import torch
 
 import raygnn
-from raygnn.errors import (
-    DataError,
-    InputError,
-    PreflightError,
-    TrainingError,
-)
+from raygnn.errors import DataError, InputError, PreflightError, TrainingError
 from raygnn.graph.dgl import dgl
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS, TOLD

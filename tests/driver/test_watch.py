@@ -107,10 +107,7 @@ def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
     ],
 )
 def test_loggers_are_told_how_it_ended(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException | None,
-    status: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: str
 ) -> None:
     ends: list[str] = []
     monkeypatch.setattr(Loggers, "end", lambda self, status: ends.append(status))

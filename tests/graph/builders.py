@@ -17,11 +17,7 @@ from raygnn.config.graph import DatasetGraph, DglGraph, GraphConfig, PlantedGrap
 from raygnn.errors import InputError
 from raygnn.graph.partition.dgl_format import write_graph
 
-SECTIONS = {
-    "dataset": DatasetGraph,
-    "dgl": DglGraph,
-    "planted": PlantedGraph,
-}
+SECTIONS = {"dataset": DatasetGraph, "dgl": DglGraph, "planted": PlantedGraph}
 
 
 def graph_config(section: dict[str, Any]) -> GraphConfig:

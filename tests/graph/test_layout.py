@@ -22,12 +22,7 @@ from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import dgl_format
-from raygnn.graph.partition.dgl_format import (
-    read_tensors,
-    write_data,
-    write_graph,
-    write_tensors,
-)
+from raygnn.graph.partition.dgl_format import read_tensors, write_data, write_graph, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.read import read_in_edges
 from raygnn.graph.sources.python_graphs import graph_data

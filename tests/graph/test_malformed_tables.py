@@ -241,10 +241,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         damaged("bought.parquet", lambda data: data[:4] + bytes(56) + data[60:]),
         ["bought.parquet"],
     ),
-    "csv called parquet": (
-        raw("users.parquet", USERS, "parquet"),
-        ["users.parquet"],
-    ),
+    "csv called parquet": (raw("users.parquet", USERS, "parquet"), ["users.parquet"]),
     "a directory": (special(Path.mkdir), ["users.csv", "directory"]),
     "a FIFO": (special(os.mkfifo), ["users.csv", "not a regular file"]),
     "truncated gz": (raw("users.csv.gz", HALF, "csv.gz"), ["users.csv.gz", "unpacked"]),
@@ -308,10 +305,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         ["nodes.item.categories.brand.min_count (line", "set unknown: bucket"],
     ),
     "shares above 1": (
-        spec(
-            "nodes item splits",
-            {"train": 0.8, "val": 0.3},
-        ),
+        spec("nodes item splits", {"train": 0.8, "val": 0.3}),
         ["nodes.item.splits (line", "more than 1"],
     ),
     "number to predict of words": (
@@ -332,8 +326,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "class of an edge": (
         parquet(
-            spec=changed("edges user:bought:item label", "stars"),
-            bought={"stars": [1.0, 0.5, 2.0]},
+            spec=changed("edges user:bought:item label", "stars"), bought={"stars": [1.0, 0.5, 2.0]}
         ),
         ["bought.parquet, row 2, column 'stars'", "0.5"],
     ),
@@ -384,7 +377,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
                     "user:a:item": {**SPEC["edges"]["user:bought:item"], "reverse": "b"},
                     "item:b:user": {"files": "bought.csv", "source": "sku", "target": "name"},
                 },
-            },
+            }
         ),
         ["item:b:user is there already, by user:a:item"],
     ),

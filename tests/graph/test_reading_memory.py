@@ -17,13 +17,7 @@ import yaml
 from tables_builder import changed, write_shop
 
 from raygnn.cli import main
-from raygnn.config.graph import (
-    DglGraph,
-    GraphConfig,
-    PlantedGraph,
-    TablesGraph,
-    TriplesGraph,
-)
+from raygnn.config.graph import DglGraph, GraphConfig, PlantedGraph, TablesGraph, TriplesGraph
 from raygnn.config.load import load_config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError

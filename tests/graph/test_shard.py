@@ -90,12 +90,7 @@ def assert_rows(
 
 
 @settings(max_examples=60)
-@given(
-    data=graphs(),
-    parts=st.integers(1, 4),
-    workers=st.integers(1, 6),
-    replicated=st.booleans(),
-)
+@given(data=graphs(), parts=st.integers(1, 4), workers=st.integers(1, 6), replicated=st.booleans())
 def test_workers_hold_the_graph_between_them(
     data: GraphData, parts: int, workers: int, replicated: bool
 ) -> None:

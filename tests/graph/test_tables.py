@@ -314,10 +314,7 @@ def test_lists_and_fill(tmp_path: Path) -> None:
             {"split": "fold", "split_words": {"1": "train", "2": "test", "0": "val"}},
             {"fold": [1, 2, None]},
         ),
-        (
-            {"masks": {"train": "a", "test": "b"}},
-            {"a": ["True", "False", None], "b": [0, 1, None]},
-        ),
+        ({"masks": {"train": "a", "test": "b"}}, {"a": ["True", "False", None], "b": [0, 1, None]}),
     ],
     ids=["words", "masks"],
 )

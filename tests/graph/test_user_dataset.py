@@ -318,11 +318,7 @@ def test_a_job_with_a_dataset_of_ones_own(samples: Any) -> None:
     config = load_config(
         {
             "name": "a",
-            "graph": {
-                "format": "graphs",
-                "dataset": "molecules_of_mine:Typed",
-                "args": {"num": 5},
-            },
+            "graph": {"format": "graphs", "dataset": "molecules_of_mine:Typed", "args": {"num": 5}},
             "task": {"kind": "graph_regression", "target": "z"},
             "model": {"kind": "gin"},
         }

@@ -166,10 +166,7 @@ def test_hgt_is_dgls(kernels: Choice) -> None:
     theirs.skip = torch.stack([ours.skip[key(t)] for t in SIZES])
     graph, x, ntypes, kinds = joined(block, h)
     found = ours(block, h, {})
-    leaves = {
-        **h,
-        **{n: p for n, p in ours.named_parameters() if not n.endswith("bias")},
-    }
+    leaves = {**h, **{n: p for n, p in ours.named_parameters() if not n.endswith("bias")}}
     same({t: found[t] for t in SIZES}, theirs(graph, x, ntypes, kinds), leaves)
 
 

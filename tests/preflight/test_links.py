@@ -448,11 +448,7 @@ def test_larger_buckets_are_no_advice_where_they_are_large() -> None:
 
 
 def test_little_bandwidth() -> None:
-    links = [
-        Link("a", "b", 0.1, 8_900.0),
-        Link("b", "c", 0.1, 94.0),
-        Link("c", "a", 0.1, 9_400.0),
-    ]
+    links = [Link("a", "b", 0.1, 8_900.0), Link("b", "c", 0.1, 94.0), Link("c", "a", 0.1, 9_400.0)]
     (finding,) = _findings(*links)
     assert (finding.check, finding.severity) == ("network_bandwidth", "warn")
     assert "from b to c carries 94 Mbit/s, less than 9 Gbit/s" in finding.what

@@ -214,8 +214,7 @@ def cluster() -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 2, "object_store_memory": 80_000_000},
+            initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 80_000_000}
         )
         cluster.second = cluster.add_node(num_cpus=3, object_store_memory=80_000_000)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

@@ -36,13 +36,7 @@ def sample(
     shard = shard_of(exchange, meta, replicated=replicated, reads=EdgeReads(weight=weight))
     to_original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     to_new = {t: np.argsort(o) for t, o in to_original.items()}
-    sampler = NeighborSampler(
-        shard,
-        exchange,
-        seed=5,
-        replace=replace,
-        weighted=weight is not None,
-    )
+    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace, weighted=weight is not None)
     bans = None
     if banned is not None:
         bans = Banned(

@@ -29,16 +29,9 @@ from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.model_inputs import make_embeddings
 from tests import datasets
-from tests.graphs import (
-    ITEM,
-    TAG,
-    on_whole_graph,
-    partitioned,
-    random_graph,
-    shard_of,
-    typed_graph,
-)
+from tests.graphs import ITEM, TAG, on_whole_graph, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
+from tests.small_jobs import slow_but
 
 LAYERS = 3
 
@@ -161,7 +154,7 @@ def test_layer_by_layer(kind: str, typed: bool, tmp_path: Path) -> None:
         assert sum(len(original) for original, _ in results) == len(exact)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", slow_but(("sage", "rgcn", "han"), FAMILIES))
 @pytest.mark.parametrize("typed", [False, True])
 def test_some_of_the_nodes(kind: str, typed: bool, tmp_path: Path) -> None:
     """In any order; asked for again, when what the first layer reads may have been kept."""
@@ -412,10 +405,8 @@ def real_graph(name: str, directory: Path, root: Path) -> tuple[GraphData, str]:
     return data, next(t for t, frame in data.nodes.items() if "label" in frame.data)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize(
-    "name", ["cora", "planted", pytest.param("tolokers", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", slow_but("sage", FAMILIES))
+@pytest.mark.parametrize("name", slow_but("cora", ["cora", "planted", "tolokers"]))
 def test_real_graphs(kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """2 and 3 workers, both topologies, against one process with the whole graph."""
     directory = tmp_path if name == "planted" else request.getfixturevalue("data_dir")

@@ -326,8 +326,7 @@ def test_ranks_in_runs(ranks: list[int], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "odd"),
-    [("aab", 2), ("ab", 0), ("abbbcc", 0), ("bbacb", 2), ("aabb", 0)],
+    ("values", "odd"), [("aab", 2), ("ab", 0), ("abbbcc", 0), ("bbacb", 2), ("aabb", 0)]
 )
 def test_the_odd_one_out(values: str, odd: int) -> None:
     ranks = [entry_sections({"w": value}) for value in values]

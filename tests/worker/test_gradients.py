@@ -189,9 +189,7 @@ def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
             assert torch.allclose(tensor, other[name], rtol=0, atol=1e-10), name
 
 
-def test_dropout_is_a_function_of_seed_epoch_step_and_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dropout_is_a_function_of_seed_epoch_step_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there is nothing to save, and a run that goes on drops what it would have."""
 
     def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:

@@ -214,11 +214,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     ("guard", "cause"),
     [
         ({}, "graph file 4 is unreadable"),
-        pytest.param(
-            {"bad_samples": 1},
-            "more than guard.bad_samples",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({"bad_samples": 1}, "more than guard.bad_samples", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("shared_ray")

@@ -33,7 +33,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "train": {"clip": 0.1},
     },
     "a step without gradients": {
-        "task": {"kind": f"{OWN}:StepsWithout", "like": "node_classification"},
+        "task": {"kind": f"{OWN}:StepsWithout", "like": "node_classification"}
     },
     "sharded": {"comm": {"shard": "full"}, "train": {"accumulate": 2}},
 }

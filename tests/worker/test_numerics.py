@@ -23,14 +23,17 @@ from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
 from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import JobFactory, slow_but, train_on_ranks
 
 
 def losses(run: Run) -> list[float]:
     return [float(v) for v in run.metrics["train/loss"].dropna()]
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "rgcn", "hgt", "han"])
+KINDS = ["gcn", "sage", "gat", "rgcn", "hgt", "han"]
+
+
+@pytest.mark.parametrize("kind", slow_but(("gcn", "gat", "hgt"), KINDS))
 def test_one_worker_and_several_train_the_same_model(kind: str, make_job: JobFactory) -> None:
     """Full neighbourhoods, no dropout, the same global batches: the same losses to 1e-4.
 
@@ -67,13 +70,13 @@ def test_sampled_training_is_the_same_for_any_topology(make_job: JobFactory) -> 
         assert np.allclose(curves[0], curve, atol=1e-4), curves
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2"])
+@pytest.mark.parametrize("kind", slow_but("gatv2", ["gcn", "sage", "gat", "gatv2"]))
 def test_typed_graph(kind: str, make_job: JobFactory) -> None:
     config = make_job(graph={"typed": True}, model={"kind": kind}, train={"epochs": 8})
     assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("kind", ["sage", "gat"])
+@pytest.mark.parametrize("kind", slow_but("sage", ["sage", "gat"]))
 def test_precision(kind: str, make_job: JobFactory) -> None:
     """Each learns, in its own arithmetic: rounded, and kept, as it says."""
     curves, dtypes = {}, {}
@@ -191,7 +194,12 @@ def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
 
 
 @pytest.mark.parametrize(  # after layers, and within
-    ("kind", "fanout"), [("gcn", -1), ("sage", 4), ("gin", -1), ("gat", -1), ("hgt", 4)]
+    ("kind", "fanout"),
+    [
+        ("gin", -1),
+        ("hgt", 4),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in zip(KINDS, (-1, 4, -1))),
+    ],
 )
 def test_batch_norm_is_that_of_the_global_batch(
     kind: str, fanout: int, make_job: JobFactory

@@ -55,9 +55,7 @@ def _tensors(value: Any) -> list[Tensor]:
     ids=["nodes", "not ahead", "graphs"],
 )
 def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
-    sections: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pinned: set[int] = set()
     devices: list[Any] = []

@@ -222,10 +222,7 @@ JOBS: dict[str, dict[str, Any]] = {
         },
         "sampling": {"fanout": [5]},
     },
-    "links": {
-        "model": {**SAGE},
-        "task": {"kind": "link_prediction", "negatives": {"number": 50}},
-    },
+    "links": {"model": {**SAGE}, "task": {"kind": "link_prediction", "negatives": {"number": 50}}},
     "bf16": {"model": SAGE, "precision": "bf16"},
 }
 
@@ -405,12 +402,7 @@ def test_the_guard_sees_ranks_that_differ(sections: str, how: str, make_job: Job
 
 @pytest.mark.parametrize(
     "comm",
-    [
-        {"overlap": False},
-        {"compression": "bf16"},
-        {"shard": "optimizer"},
-        {"shard": "full"},
-    ],
+    [{"overlap": False}, {"compression": "bf16"}, {"shard": "optimizer"}, {"shard": "full"}],
     ids=lambda comm: "-".join(map(str, comm.values())),
 )
 def test_ranks_that_agree(comm: dict[str, Any], make_job: JobFactory) -> None:

@@ -47,10 +47,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 MARKS = {"gcn": pytest.mark.slow, "mixed": pytest.mark.slow, "own": pytest.mark.dgl}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES])
 def test_the_same_losses(case: str, make_job: JobFactory) -> None:
     """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
     workers, sections = CASES[case]
