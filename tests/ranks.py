@@ -68,12 +68,8 @@ def _called(
     size: int, function: Callable[..., Any], args: Sequence[Any], fresh: bool
 ) -> list[tuple[bool, Any]]:
     """For each rank whether the function returned, and what; or a traceback."""
-    call = None if fresh else _pickled(function, args)
-    if call is None or size > _KEPT:
-        ranks = [_Process((function, args)) for _ in range(size)]
-    else:
-        _pool.extend(_Process() for _ in range(size - len(_pool)))
-        ranks = _pool[:size]
+    call = None if fresh or size > _KEPT else _for_kept_ranks(size, function, args)
+    ranks = _pool[:size] if call else [_Process((function, args)) for _ in range(size)]
     with tempfile.TemporaryDirectory() as directory:
         for rank, process in enumerate(ranks):
             process.send((f"{directory}/store", World(rank, size), _State.now(), call))
@@ -186,8 +182,11 @@ def _end(processes: list[_Process]) -> None:
 atexit.register(end_kept_ranks)
 
 
-def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes | None:
-    """Return a call with what tests have patched; None if kept processes cannot be told of it."""
+def _for_kept_ranks(size: int, function: Callable[..., Any], args: Sequence[Any]) -> bytes | None:
+    """Return a call with what tests have patched; None if kept processes cannot be told of it.
+
+    The processes are forked, if they are not there yet, without the patches.
+    """
     from ray import cloudpickle  # of functions within functions, too
 
     changed: dict[tuple[Any, str], Any] = {}
@@ -202,9 +201,12 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes | None:
     now = {(target, name): vars(target)[name] for target, name in changed}
     _set(changed)  # what a patch calls in its turn is pickled by its name
     try:
-        return bytes(cloudpickle.dumps((function, args, now)))
+        call = bytes(cloudpickle.dumps((function, args, now)))
     except Exception:
         return None
+    else:
+        _pool.extend(_Process() for _ in range(size - len(_pool)))
+        return call
     finally:
         _set(now)
 
