@@ -221,7 +221,7 @@ def test_the_same_on_any_ranks(case: str, make_job: JobFactory) -> None:
             graph=SMALL,
             cluster={"workers": workers},
             sampling={"batch_size": 50 // workers},
-            train={"optimizer": "sgd", "lr": 0.1},
+            train={"optimizer": "sgd", "lr": 0.1, "max_steps": 12},
             **CASES[case],
         )
         found.append(losses(train_on_ranks(config, replicated=replicated)))
