@@ -316,7 +316,7 @@ class SageConfig(_EdgeFamily):
     aggregator: Literal["mean", "sum", "max"] = Field(
         "mean",
         description="Aggregation of neighbours; a sum over sampled neighbours is scaled to "
-        "the full degree.",
+        "the full degree, but not with `sampling.time`.",
     )
 
 

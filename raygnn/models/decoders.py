@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from raygnn.config.model import ModelConfig
 
 _AT_ONCE = 1 << 24  # numbers materialised at a time for distances in an evaluation
+# Products have multiples of QUERIES queries and ROWS nodes: for other shapes BLAS computes some
+# rows and columns with other kernels, so that equal nodes would get unequal scores.
+QUERIES, ROWS = 16, 512
 
 
 class Decoder(nn.Module):
@@ -62,6 +65,16 @@ class Decoder(nn.Module):
     def forward(self, source: Tensor, target: Tensor, relation: Tensor | None, *_: None) -> Tensor:
         """Return scores of edges, ``[B, 1]``."""
         return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
+
+    def scores(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
+        """Return scores of edges, ``[B]``; without gradients equal rows get equal ones, for any
+        B."""
+        num = len(source)
+        if more := 0 if torch.is_grad_enabled() else -num % ROWS:
+            source, target = (F.pad(rows, (0, 0, 0, more)) for rows in (source, target))
+            relation = None if relation is None else F.pad(relation, (0, more))
+        out: Tensor = self(source, target, relation)
+        return out.flatten()[:num]
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
         """Return scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""

@@ -91,7 +91,7 @@ class LinkModel(EdgeModel):
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
         own = dict(zip(_ENDS, pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
-        there = self.decoder(ends["source"], ends["target"], part.relation).flatten()
+        there = self.decoder.scores(ends["source"], ends["target"], part.relation)
         absent, counts = [], []
         for end in _ENDS:
             kept = ends["target" if end == "source" else "source"]
@@ -117,7 +117,7 @@ class LinkModel(EdgeModel):
         repeated = kept.repeat_interleave(times, 0)
         kinds = None if relation is None else relation.repeat_interleave(times, 0)
         ends = (others, repeated) if end == "source" else (repeated, others)
-        return self.decoder(*ends, kinds).view(kept.shape[0], times)
+        return self.decoder.scores(*ends, kinds).view(kept.shape[0], times)
 
 
 class NodeHead(nn.Module):

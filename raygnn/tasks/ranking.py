@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
-from raygnn.models.decoders import Decoder
+from raygnn.models.decoders import QUERIES, ROWS, Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
@@ -34,9 +34,6 @@ from raygnn.tasks.metrics import score_order
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
 _PAIRS = 1 << 16  # pairs of nodes that are compared at a time
-# Products have multiples of _QUERIES queries and _ROWS nodes: for other shapes BLAS computes some
-# rows and columns with other kernels, so that equal nodes would get unequal scores.
-_QUERIES, _ROWS = 16, 512
 _HITS = (1, 3, 10, 20, 50, 100)
 _RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
@@ -208,7 +205,7 @@ class Ranking:
                     found.append(self._ranks_among(score_of, right, nodes[end], left, end))
                 continue
             largest = int(np.diff(self._bounds[end]).max())  # of any rank: all have one shape
-            size = min(_NODES, -(-largest // _ROWS) * _ROWS)
+            size = min(_NODES, -(-largest // ROWS) * ROWS)
             blocks = [
                 _table(decoder, kept[end], some.to(device), relation, end, size)
                 for some in rows[end].split(size)
@@ -350,7 +347,7 @@ def _table(
     decoder: Decoder, kept: Tensor, nodes: Tensor, relation: Tensor, end: str, size: int
 ) -> Tensor:
     """Return scores float32 ``[Q, K]``, on the CPU, of all queries with at most ``size`` nodes."""
-    more = -len(kept) % _QUERIES
+    more = -len(kept) % QUERIES
     queries, kinds = F.pad(kept, (0, 0, 0, more)), F.pad(relation, (0, more))
     others = F.pad(nodes, (0, 0, 0, size - len(nodes)))
     scores = decoder.against(queries, others, kinds, end)
@@ -370,13 +367,12 @@ def _scores(
     rows ``node`` of the nodes at ``end``."""
     scores = [torch.empty(0)]
     for start in range(0, len(query), _PAIRS):
-        num = len(query[start : start + _PAIRS])
-        some, more = slice(start, start + num), (0, -num % _ROWS)
-        q = torch.from_numpy(np.pad(query[some], more)).to(kept.device)
-        nodes = rows[torch.from_numpy(np.pad(node[some], more))].to(kept.device)
+        some = slice(start, start + _PAIRS)
+        q = torch.from_numpy(query[some]).to(kept.device)
+        nodes = rows[torch.from_numpy(node[some])].to(kept.device)
         ends = (nodes, kept[q]) if end == "source" else (kept[q], nodes)
         kinds = None if relation is None else relation[q]
-        scores.append(decoder(*ends, kinds).flatten()[:num].float().cpu())
+        scores.append(decoder.scores(*ends, kinds).float().cpu())
     return torch.cat(scores)
 
 
