@@ -89,8 +89,8 @@ def save(
     model: nn.Module,
     facts: Mapping[str, Any],
     rows: RowFiles | None = None,
-) -> None:
-    """Write ``selected.pt``: plain tensors by parameter name.
+) -> str:
+    """Write ``selected.pt``, plain tensors by parameter name, and return its SHA-256.
 
     ``torch.load(path, weights_only=True)`` reads it for ``model.load_state_dict``.
 
@@ -123,6 +123,7 @@ def save(
         about["rows"] = rows.model_dump(mode="json")
     write_json(directory / ABOUT, {**about, **describe(model), "raygnn": __version__})
     sync(directory)
+    return hashed.sha.hexdigest()
 
 
 def rows_draft(directory: Path) -> Path:

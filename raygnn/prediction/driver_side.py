@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -273,20 +274,27 @@ def evaluate(
 
 
 def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the fitted scale and biases. Raises InputError if there are none."""
+    """Return the fitted scale and biases. Raises InputError if there are none, or not of these
+    weights."""
     task = asked.one.task
     if not task.classifies and not task.several_labels:
         what, remedy = f"{task.kind} has no probabilities of classes", "leave it out"
         raise InputError(what, where="--calibrated", remedy=remedy)
+    what = "the run has no calibration, which training fits to the validation split at its end"
     try:
-        about = asked.summary["calibration"][asked.task]
-        return tuple(map(float, about["scale"])), tuple(map(float, about["bias"]))
-    except (KeyError, TypeError, ValueError):
-        raise InputError(
-            "the run has no calibration, which training fits to the validation split at its end",
-            where="--calibrated",
-            remedy="leave it out, or train again with a validation split",
-        ) from None
+        kept = asked.summary["calibration"][asked.task]
+        scale, bias = (tuple(map(number, kept[name])) for name in ("scale", "bias"))
+        scales = len(bias) if task.several_labels else 1
+        if len(scale) != scales or not bias or not all(map(math.isfinite, scale + bias)):
+            what = "scale and bias in summary.json are not as many finite numbers as they must be"
+        elif asked.summary.get("weights") == asked.weights.sha256:
+            return scale, bias
+        else:
+            what = "the run's calibration was fitted to other weights than its selected.pt"
+    except (KeyError, TypeError):
+        pass
+    remedy = "leave it out, or train again with a validation split"
+    raise InputError(what, where="--calibrated", remedy=remedy)
 
 
 def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:

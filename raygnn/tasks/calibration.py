@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from raygnn.config.schema import Config
 from raygnn.config.task import TaskConfig
+from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange
 
 # of all ranks' outputs that are used at most: fitting 2 million takes some seconds
@@ -50,7 +52,14 @@ class Calibration:
     bias: tuple[float, ...]
 
     def apply(self, outputs: Tensor) -> Tensor:
-        """Return calibrated logits, float64 ``[n, C]``."""
+        """Return calibrated logits, float64 ``[n, C]``. Raises DataError if C is another."""
+        if outputs.shape[1] != len(self.bias):
+            raise DataError(
+                f"the calibration is of {len(self.bias)} classes or labels, and the model has "
+                f"{outputs.shape[1]}",
+                where="calibration in summary.json",
+                remedy="restore the file that training wrote, or leave --calibrated out",
+            )
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return outputs.double() * scale + torch.tensor(self.bias, dtype=torch.float64)
 
@@ -82,7 +91,8 @@ def calibrate(
     width = max(1, seen.outputs.shape[1])
     total = int(exchange.sum(torch.tensor(len(seen.outputs))))
     every = -(-total // max(1, min(_ROWS, _VALUES // width)))
-    outputs = exchange.gather_rows(seen.outputs[::every].contiguous()).double()
+    own = exchange.gather_rows(seen.outputs[::every].contiguous())
+    outputs = own.double()
     targets = exchange.gather_rows(seen.targets[::every].contiguous())
     if not outputs.isfinite().all():  # training diverged
         return None
@@ -100,16 +110,18 @@ def calibrate(
     positive = 1 if seen.positive is None and width == 2 else seen.positive
     if task.several_labels or positive is None:
         return about, []
-    scores, *calibrated = (class_log_odds(each)[:, positive] for each in (outputs, after))
+    # as they are written: float32, in which high probabilities round to the same number
+    scores, calibrated = (each.softmax(1)[:, positive].float() for each in (own, after))
     # with more classes calibration changes the order of a class's probabilities
-    return about, thresholds(scores, calibrated[0] if width == 2 else None, targets == positive)
+    return about, thresholds(scores, calibrated if width == 2 else None, targets == positive)
 
 
 def fit(outputs: Tensor, targets: Tensor) -> Calibration:
-    """Return the calibration that makes targets likeliest.
+    """Return the calibration that makes targets likeliest, or none if that would be worse.
 
-    A Gaussian prior of one observation's weight on the logarithms of the scales and on the biases
-    keeps them finite where a class is absent or everything is predicted correctly.
+    It is the same for logits of any size. A Gaussian prior of one observation's weight, on the
+    logarithms of the scales of logits with a mean square of 1 and on the biases, keeps them finite
+    where a class is absent or everything is predicted correctly.
 
     Args:
         outputs: float64 ``[n, C]`` logits.
@@ -117,23 +129,31 @@ def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     """
     classes = outputs.shape[1]
     known = int((targets >= 0).sum())
-    free = torch.zeros((classes if targets.dim() == 2 else 1) + classes, dtype=torch.float64)
-    if known:
-        free.requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [free], max_iter=_ITERATIONS, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
-        )
+    none = Calibration((1.0,) * (classes if targets.dim() == 2 else 1), (0.0,) * classes)
+    if not known:
+        return none
+    if targets.dim() == 1:  # of which only differences count
+        size = (outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt().reshape(1)
+    else:
+        size = outputs.square().mean(0).sqrt()
+    size = size.where(size > 0, 1.0)
+    logits = outputs / size
+    free = torch.zeros(len(size) + classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [free], max_iter=_ITERATIONS, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
+    )
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            scale, bias = free[:-classes].exp(), free[-classes:]
-            loss = _loss(outputs * scale + bias, targets) + free.square().sum() / (2 * known)
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        scale, bias = free[:-classes].exp(), free[-classes:]
+        loss = _loss(logits * scale + bias, targets) + free.square().sum() / (2 * known)
+        loss.backward()
+        return loss
 
-        optimizer.step(closure)
-    found = free.detach()
-    return Calibration(tuple(found[:-classes].exp().tolist()), tuple(found[-classes:].tolist()))
+    optimizer.step(closure)
+    scale, bias = free[:-classes].detach().exp() / size, free[-classes:].detach()
+    found = Calibration(tuple(scale.tolist()), tuple(bias.tolist()))
+    return min(none, found, key=lambda each: float(_loss(each.apply(outputs), targets)))
 
 
 def thresholds(
@@ -142,35 +162,38 @@ def thresholds(
     """Tabulate what is found and how much of it is right at thresholds on a class's probability.
 
     Args:
-        before: ``[n]`` log odds of the class as the model gives them.
-        after: the same, calibrated, in the same order; None if their order is another.
+        before: ``[n]`` probabilities of the class as predictions have them.
+        after: the same, calibrated, in the same order but for rounding; None if their order is
+            another.
         truth: bool ``[n]``.
 
     Returns:
         A row for each recall from 5 % to 100 %, at the highest threshold that reaches it: the
-        ``threshold`` on the class's ``scores`` in predictions, the same ``calibrated`` (None
-        without ``after``), ``precision``, ``recall``, and the ``share`` of seeds selected. Empty if
-        all seeds or none are of the class.
+        ``threshold`` on the class's ``scores`` in predictions, the ``calibrated`` one that selects
+        the same seeds (None without ``after``), ``precision``, ``recall``, and the ``share`` of
+        seeds selected. Empty if all seeds or none are of the class.
     """
     positives = int(truth.sum())
     if positives in (0, len(truth)):
         return []
     order = before.argsort(descending=True, stable=True)
-    scores, found = before[order], truth[order].cumsum(0)
-    # seeds with equal scores are above a threshold together: count up to the last of them
-    last = torch.searchsorted(-scores, -scores, right=True) - 1
-    found = found[last]
+    found, apart = truth[order].cumsum(0), torch.ones(len(truth), dtype=torch.bool)
+    lows = []
+    for scores in (each[order] for each in (before, after) if each is not None):
+        # seeds with equal scores are above a threshold together
+        lows.append(scores.cummin(0).values)
+        apart[:-1] &= lows[-1][:-1] > scores.flip(0).cummax(0).values.flip(0)[1:]
+    last = apart.nonzero().flatten()
     rows = []
     for wanted in _RECALLS:
-        at = int(torch.searchsorted(found, torch.tensor(wanted * positives - 1e-9)))
-        above = int(last[at]) + 1
+        at = int(last[torch.searchsorted(found[last], math.ceil(wanted * positives - 1e-9))])
         rows.append(
             {
-                "threshold": float(scores[at].sigmoid()),
-                "calibrated": None if after is None else float(after[order[at]].sigmoid()),
-                "precision": int(found[at]) / above,
+                "threshold": float(lows[0][at]),
+                "calibrated": None if after is None else float(lows[1][at]),
+                "precision": int(found[at]) / (at + 1),
                 "recall": int(found[at]) / positives,
-                "share": above / len(truth),
+                "share": (at + 1) / len(truth),
             }
         )
     return [row for row, later in zip(rows, [*rows[1:], None]) if row != later]

@@ -128,9 +128,10 @@ class Rank(RankSetup):
         if rows is not None:
             with storage_errors(self.directory):
                 files = rows.write(weights.rows_draft(self.directory))
+        digest = None
         if self.ranks.first:
             facts["class_weights"] = task.class_weights
-            self._retry(lambda: weights.save(self.directory, task.model, facts, files))
+            digest = self._retry(lambda: weights.save(self.directory, task.model, facts, files))
             if self.place is not None:
                 self._retry(partial(self.place.put_weights, self.directory))
         kept: Kept = {}
@@ -148,6 +149,7 @@ class Rank(RankSetup):
         result = {
             "metrics": metrics,
             "selected": config.train.select,
+            "weights": digest,
             "positive": positives,
             **calibrations(kept, config, self.control),
             "best_metrics": evaluation.best_metrics,

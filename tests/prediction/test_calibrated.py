@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run
+from raygnn.tasks.calibration import Calibration
 from tests.prediction.test_predict import ask
 from tests.small_jobs import job, train_on_ranks
 
@@ -59,11 +61,16 @@ def test_thresholds_are_those_of_the_predictions(trained: tuple[Run, Config]) ->
         frame = ask(run, config, 2, split="val", **options).to_pandas()
         scores, truth = np.stack(frame["scores"])[:, 1], frame["label"] == 1
         for row in rows:
-            chosen = scores >= row[name] - 1e-6
-            assert chosen.mean() == pytest.approx(row["share"], abs=2e-3)
-            assert truth[chosen].mean() == pytest.approx(row["precision"], abs=1e-2)
-            assert chosen[truth].mean() == pytest.approx(row["recall"], abs=1e-2)
+            chosen = scores >= row[name]
+            assert chosen.mean() == row["share"]
+            assert truth[chosen].mean() == row["precision"]
+            assert chosen[truth].mean() == row["recall"]
     page = run.report().read_text()
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page[page.index("<h3>Thresholds") :])
+    scores = np.stack(ask(run, config, 2, split="val").to_pandas()["scores"])[:, 1]
+    for row, cell in zip(rows, cells[::5]):
+        # also in a database, which may compare in float64
+        assert (scores.astype(float) >= float(cell)).mean() == row["share"]
     heading = re.search(r"<h3>(Thresholds[^<]*)</h3>", page)
     assert heading is not None
     assert heading[1] == "Thresholds on the probability of 1, validation split"
@@ -72,11 +79,25 @@ def test_thresholds_are_those_of_the_predictions(trained: tuple[Run, Config]) ->
 def test_what_has_none_is_refused(trained: tuple[Run, Config], tmp_path: Path) -> None:
     run, _ = trained
     summary = json.loads((run.path / "summary.json").read_text())
-    for damage in ({}, {"": {"scale": None, "bias": [0]}}):
-        (run.path / "summary.json").write_text(json.dumps({**summary, "calibration": damage}))
-        with pytest.raises(InputError, match="no calibration") as caught:
+    good = summary["calibration"][""]
+    none, bad, stale = "has no calibration", "are not as many finite", "fitted to other weights"
+    for said, about, weights in (
+        (none, {}, summary["weights"]),
+        (none, {"scale": None, "bias": [0]}, summary["weights"]),
+        (bad, {**good, "scale": [1, 1]}, summary["weights"]),
+        (bad, {**good, "scale": "1"}, summary["weights"]),
+        (bad, {**good, "bias": [0, 10**400]}, summary["weights"]),
+        (bad, {**good, "bias": [0, float("nan")]}, summary["weights"]),
+        (stale, good, "0" * 64),
+        (stale, good, None),
+    ):
+        damaged = {**summary, "calibration": {"": about}, "weights": weights}
+        (run.path / "summary.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match=said) as caught:
             raygnn.predict(run, out=tmp_path / "out.parquet", calibrated=True, display=False)
         assert caught.value.where == "--calibrated"
+    with pytest.raises(DataError, match="of 3 classes or labels, and the model has 2"):
+        Calibration((1.0,), (0.0, 0.0, 0.0)).apply(torch.zeros(4, 2))
     (run.path / "summary.json").write_text(json.dumps(summary))
 
 

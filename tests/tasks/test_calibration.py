@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import calibration
-from raygnn.tasks.calibration import Evaluated, calibrate, class_log_odds, fit, thresholds
+from raygnn.tasks.calibration import Evaluated, calibrate, fit, thresholds
 from tests.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")
@@ -52,8 +52,19 @@ def test_each_of_several_labels_has_its_own() -> None:
     assert found.bias == pytest.approx((-0.5, 6), abs=0.3)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e3])
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_logits_of_any_size_are_fitted_alike(size: float, kind: str) -> None:
+    logs, targets = drawn(3, 5000, 1.5)
+    targets = targets if kind == "classes" else F.one_hot(targets)
+    found = fit(logs * size, targets).apply(logs * size)
+    expected = fit(logs, targets).apply(logs)
+    assert found.softmax(1).numpy() == pytest.approx(expected.softmax(1).numpy(), abs=1e-3)
+    assert fit(0 * logs, targets).scale == pytest.approx([1.0] * len(fit(logs, targets).scale))
+
+
 @settings(deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 4), st.floats(-3, 3))
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 4), st.floats(-9, 3))
 def test_always_finite_and_never_worse(seed: int, num: int, classes: int, power: float) -> None:
     """Also where a class is absent, or all is predicted correctly."""
     logs, targets = drawn(classes, num, 10.0**power, seed)
@@ -106,7 +117,7 @@ def test_with_more_classes_a_row_has_no_calibrated_threshold() -> None:
     seen = Evaluated(logs.float(), targets, 2)
     ((_, rows),) = run_ranks(1, lambda exchange: calibrate(seen, CLASSES, exchange))
     assert [row["calibrated"] for row in rows] == [None] * len(rows)
-    assert rows == thresholds(class_log_odds(logs.float())[:, 2], None, targets == 2)
+    assert rows == thresholds(logs.float().softmax(1)[:, 2], None, targets == 2)
 
 
 def test_few_rows_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,19 +131,34 @@ def test_few_rows_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_size=40))
 def test_thresholds_are_counted(pairs: list[tuple[int, bool]]) -> None:
     """Seeds with equal scores are selected together; recalls are reached, and not before."""
-    scores = torch.tensor([float(score) for score, _ in pairs]).double()
+    scores = torch.tensor([float(score) for score, _ in pairs]).sigmoid()
     truth = torch.tensor([holds for _, holds in pairs])
     rows = thresholds(scores, scores / 2, truth)
     assert bool(rows) == (0 < int(truth.sum()) < len(pairs))
     for row in rows:
-        chosen = scores.sigmoid() >= row["threshold"]
-        assert (scores / 2).sigmoid()[chosen].min() == pytest.approx(row["calibrated"])
+        chosen = scores >= row["threshold"]
+        assert torch.equal(scores / 2 >= row["calibrated"], chosen)
         assert row["share"] == pytest.approx(float(chosen.double().mean()))
         assert row["precision"] == pytest.approx(float(truth[chosen].double().mean()))
         assert row["recall"] == pytest.approx(float(chosen[truth].double().mean()))
     levels = sorted({float(score) for score in scores})
     for wanted in calibration._RECALLS if rows else ():
         reached = [level for level in levels if (scores[truth] >= level).double().mean() >= wanted]
-        assert any(
-            row["threshold"] == float(torch.tensor(max(reached)).double().sigmoid()) for row in rows
-        )
+        assert any(row["threshold"] == max(reached) for row in rows)
+
+
+@pytest.mark.parametrize("size", [0.02, 4.0, 60.0])
+def test_thresholds_select_the_rows_that_are_counted(size: float) -> None:
+    """Of probabilities as they are written, in float32, with and without calibration: those of
+    many seeds round to 1."""
+    logs, targets = drawn(2, 3000, 3.0)
+    outputs = (logs * size).float()
+    ((about, rows),) = run_ranks(1, _share, outputs, targets, [0, len(outputs)])
+    fitted = calibration.Calibration(tuple(about["scale"]), tuple(about["bias"]))
+    assert rows
+    for name, logits in (("threshold", outputs), ("calibrated", fitted.apply(outputs))):
+        written = logits.softmax(1)[:, 1].float().numpy()
+        for row in rows:
+            chosen = written >= row[name]
+            assert chosen.mean() == row["share"]
+            assert (targets.numpy()[chosen] == 1).mean() == row["precision"]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from decimal import ROUND_FLOOR, Context
 from typing import Any
 
 from raygnn.config.places import size
@@ -159,8 +160,8 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
         heading = f"Thresholds on the probability of {text(words.get(task, 1))}, validation split"
         cells = [
             {
-                "threshold": f"{number(row.get('threshold')):.4g}",
-                "calibrated": text(row.get("calibrated")),
+                "threshold": _floor(row.get("threshold")),
+                "calibrated": _floor(row.get("calibrated")),
                 "precision": f"{number(row.get('precision')):.1%}",
                 "recall": f"{number(row.get('recall')):.1%}",
                 "selected": f"{number(row.get('share')):.2%}",
@@ -246,6 +247,13 @@ def listed(value: Any) -> list[Any]:
 def mappings(value: Any) -> list[Mapping[str, Any]]:
     """Return the dicts of a list."""
     return [item for item in listed(value) if isinstance(item, dict)]
+
+
+def _floor(value: Any) -> str:
+    """Format a float32 number, rounded down to digits that tell it from the next lower one."""
+    found = number(value)
+    digits = Context(prec=9, rounding=ROUND_FLOOR)
+    return f"{digits.create_decimal_from_float(found):.9g}" if math.isfinite(found) else ""
 
 
 def _size(value: Any) -> str:
