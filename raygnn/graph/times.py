@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import combinations
+from itertools import combinations_with_replacement
 
 import numpy as np
 
@@ -93,10 +93,19 @@ class TimeRange:
         """Times after the year 2200, in this unit."""
         return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
 
+    @property
+    def is_mixed(self) -> bool:
+        """True if nearly all times are points in time, and at least 5 % each in two units."""
+        found = [np.mean((_FIRST * u <= self.times) & (self.times < _LAST * u)) for u in _UNITS]
+        return not self.is_explicit and bool(sum(found) > 0.9 and sorted(found)[-2] >= 0.05)
+
     def differs(self, other: TimeRange) -> bool:
-        """Return True if the other times are in another unit, as far as numbers show that.
-        Numbers of no known unit may be dates before 1980, or an ordinal: they differ from points in
-        time if they are much smaller or larger."""
+        """Return True if the other times are in another unit, as far as numbers show that; if
+        ``other`` is this range, if some of its times are. Numbers of no known unit may be dates
+        before 1980, or an ordinal: they differ from points in time if they are much smaller or
+        larger."""
+        if other is self:
+            return self.is_mixed
         names = {each._name for each in (self, other)}
         if None not in names or len(names) == 1:
             return len(names) == 2
@@ -138,14 +147,22 @@ def check_units(
     """Raise DataError if times that are compared with one another are in different units, which
     would have this ``effect``."""
     told = [each for each in ranges if each.is_informative]
-    for one, other in combinations(told, 2):
+    for one, other in combinations_with_replacement(told, 2):
         if one.differs(other):
+            both = f"{one}; {other if other is not one else 'and in another unit'}"
             raise DataError(
-                f"times are in different units, so {effect}: {one}; {other}",
+                f"times are in different units, so {effect}: {both}",
                 where=where,
-                remedy="give all times in one unit; tables convert a column of numbers whose unit "
-                "is named: time: {column: at, unit: s}",
+                remedy="give all times in one unit, or as dates; tables convert a column of "
+                "numbers whose unit is named: time: {column: at, unit: s}",
             )
+
+
+def check_moment(value: int, ranges: Sequence[TimeRange], where: str) -> None:
+    """Raise DataError if a time is outside of ranges and in another unit."""
+    if not any(len(r.times) and r.times[0] <= value <= r.times[-1] for r in ranges):
+        own = TimeRange(where, np.array([value]))
+        check_units([*ranges, own], "all others are before it, or none is", where)
 
 
 def per_second(latest: int) -> int:
@@ -181,9 +198,12 @@ def since(times: IntArray, val: float | int | str, test: float | int | str) -> t
         val, test: shares, or times (see `moment`).
     """
     if not (isinstance(val, float) and isinstance(test, float)):
-        latest = typical(times)
+        latest, found = typical(times), TimeRange("the times", np.sort(times))
         assert not isinstance(val, float)
         assert not isinstance(test, float)
+        for bound in (val, test):
+            if isinstance(bound, int):
+                check_moment(bound, [found], "task.split")
         return moment(val, latest), moment(test, latest)
     ascending = np.sort(times)
     marks = [round(len(times) * (1 - part)) for part in (val + test, test)]

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from raygnn.config.model import ModelConfig
 
 _AT_ONCE = 1 << 24  # numbers materialised at a time for distances in an evaluation
-# Products have multiples of QUERIES queries and ROWS nodes: for other shapes BLAS computes some
-# rows and columns with other kernels, so that equal nodes would get unequal scores.
-QUERIES, ROWS = 16, 512
+ROWS = 512  # a multiple of products' rows: BLAS computes the last of others with other kernels
 
 
 class Decoder(nn.Module):
@@ -67,14 +65,12 @@ class Decoder(nn.Module):
         return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
 
     def scores(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
-        """Return scores of edges, ``[B]``; without gradients equal rows get equal ones, for any
-        B."""
+        """Return scores of edges, ``[B]``; without gradients, equal rows get equal ones."""
         num = len(source)
         if more := 0 if torch.is_grad_enabled() else -num % ROWS:
             source, target = (F.pad(rows, (0, 0, 0, more)) for rows in (source, target))
             relation = None if relation is None else F.pad(relation, (0, more))
-        out: Tensor = self(source, target, relation)
-        return out.flatten()[:num]
+        return torch.flatten(self(source, target, relation))[:num]
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
         """Return scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""
@@ -207,10 +203,7 @@ class Mlp(Decoder):
         return out
 
     def table(self, query: Tensor, nodes: Tensor) -> Tensor:
-        def rows(some: Tensor) -> Tensor:
-            return self.compare(some.unsqueeze(1), nodes).squeeze(-1)
-
-        return _by_rows(query, nodes, rows)
+        return _by_rows(query, nodes, lambda q: self.compare(q.unsqueeze(1), nodes).squeeze(-1))
 
     def forward(
         self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Tensor | None
@@ -239,9 +232,8 @@ def make_decoder(
     config: ModelConfig, kind: str, width: int, relations: int, out: int, features: int = 0
 ) -> Decoder:
     """Build a decoder; ``out``: number of classes or targets, or 1; ``features``: their width."""
-    made: Decoder
     if kind == "mlp":
-        made = Mlp(width, relations, config.hidden, out, config.dropout, features)
+        made: Decoder = Mlp(width, relations, config.hidden, out, config.dropout, features)
     else:
         made = _SIMPLE[kind](width, relations)
     made.arguments = {"kind": kind, "width": width, "relations": relations}
@@ -252,8 +244,7 @@ def make_decoder(
 def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
     """Multiply complex numbers; ``conjugate`` the second."""
     (a, b), (c, d) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
-    if conjugate:
-        d = -d
+    d = -d if conjugate else d
     return torch.cat([a * c - b * d, a * d + b * c], dim=-1)
 
 
@@ -268,7 +259,6 @@ def _moduli(value: Tensor) -> Tensor:
 def _by_rows(query: Tensor, nodes: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply ``function`` to rows of ``query``, in chunks unless a backward pass needs them."""
     if torch.is_grad_enabled():
-        out: Tensor = function(query)
-        return out
+        return function(query)
     step = max(1, _AT_ONCE // max(1, nodes.numel()))
     return torch.cat([function(some) for some in query.split(step)])

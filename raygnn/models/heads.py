@@ -100,10 +100,8 @@ class LinkModel(EdgeModel):
                 if nodes is None:
                     continue
                 candidates = F.embedding(nodes.flatten(), by_end[end])
-                if nodes.dim() > 1:
-                    scores.append(self._each(kept, candidates, part.relation, end))
-                else:
-                    scores.append(self.decoder.against(kept, candidates, part.relation, end))
+                score = self._each if nodes.dim() > 1 else self.decoder.against
+                scores.append(score(kept, candidates, part.relation, end))
                 counted.append(nodes != own[end].unsqueeze(1))
             if scores:
                 absent.append(scores[0] if len(scores) == 1 else torch.cat(scores, dim=1))

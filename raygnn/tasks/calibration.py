@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from raygnn.config.schema import Config
 from raygnn.config.task import TaskConfig
-from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange
 
 # of all ranks' outputs that are used at most: fitting 2 million takes some seconds
@@ -52,14 +51,7 @@ class Calibration:
     bias: tuple[float, ...]
 
     def apply(self, outputs: Tensor) -> Tensor:
-        """Return calibrated logits, float64 ``[n, C]``. Raises DataError if C is another."""
-        if outputs.shape[1] != len(self.bias):
-            raise DataError(
-                f"the calibration is of {len(self.bias)} classes or labels, and the model has "
-                f"{outputs.shape[1]}",
-                where="calibration in summary.json",
-                remedy="restore the file that training wrote, or leave --calibrated out",
-            )
+        """Return calibrated logits, float64 ``[n, C]``."""
         scale = torch.tensor(self.scale, dtype=torch.float64)
         return outputs.double() * scale + torch.tensor(self.bias, dtype=torch.float64)
 
@@ -119,9 +111,8 @@ def calibrate(
 def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     """Return the calibration that makes targets likeliest, or none if that would be worse.
 
-    It is the same for logits of any size. A Gaussian prior of one observation's weight, on the
-    logarithms of the scales of logits with a mean square of 1 and on the biases, keeps them finite
-    where a class is absent or everything is predicted correctly.
+    A Gaussian prior of one observation's weight, on the logarithms of the scales of logits with a
+    mean square of 1 and on the biases, keeps them finite where a class is absent or all are right.
 
     Args:
         outputs: float64 ``[n, C]`` logits.
@@ -132,12 +123,8 @@ def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     none = Calibration((1.0,) * (classes if targets.dim() == 2 else 1), (0.0,) * classes)
     if not known:
         return none
-    if targets.dim() == 1:  # of which only differences count
-        size = (outputs - outputs.mean(1, keepdim=True)).square().mean().sqrt().reshape(1)
-    else:
-        size = outputs.square().mean(0).sqrt()
+    size = outputs.square().mean(0 if targets.dim() == 2 else None).sqrt().reshape(-1)
     size = size.where(size > 0, 1.0)
-    logits = outputs / size
     free = torch.zeros(len(size) + classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [free], max_iter=_ITERATIONS, tolerance_grad=1e-9, line_search_fn="strong_wolfe"
@@ -146,7 +133,7 @@ def fit(outputs: Tensor, targets: Tensor) -> Calibration:
     def closure() -> Tensor:
         optimizer.zero_grad()
         scale, bias = free[:-classes].exp(), free[-classes:]
-        loss = _loss(logits * scale + bias, targets) + free.square().sum() / (2 * known)
+        loss = _loss(outputs / size * scale + bias, targets) + free.square().sum() / (2 * known)
         loss.backward()
         return loss
 
@@ -163,8 +150,7 @@ def thresholds(
 
     Args:
         before: ``[n]`` probabilities of the class as predictions have them.
-        after: the same, calibrated, in the same order but for rounding; None if their order is
-            another.
+        after: the same, calibrated; None if their order is another.
         truth: bool ``[n]``.
 
     Returns:
@@ -177,8 +163,7 @@ def thresholds(
     if positives in (0, len(truth)):
         return []
     order = before.argsort(descending=True, stable=True)
-    found, apart = truth[order].cumsum(0), torch.ones(len(truth), dtype=torch.bool)
-    lows = []
+    found, apart, lows = truth[order].cumsum(0), torch.ones_like(truth), list[Tensor]()
     for scores in (each[order] for each in (before, after) if each is not None):
         # seeds with equal scores are above a threshold together
         lows.append(scores.cummin(0).values)

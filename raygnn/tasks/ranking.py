@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
-from raygnn.models.decoders import QUERIES, ROWS, Decoder
+from raygnn.models.decoders import ROWS, Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
@@ -34,6 +34,9 @@ from raygnn.tasks.metrics import score_order
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
 _PAIRS = 1 << 16  # pairs of nodes that are compared at a time
+# Products have multiples of _QUERIES queries and ROWS nodes: for other shapes BLAS computes some
+# rows and columns with other kernels, so that equal nodes would get unequal scores.
+_QUERIES = 16
 _HITS = (1, 3, 10, 20, 50, 100)
 _RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
@@ -347,7 +350,7 @@ def _table(
     decoder: Decoder, kept: Tensor, nodes: Tensor, relation: Tensor, end: str, size: int
 ) -> Tensor:
     """Return scores float32 ``[Q, K]``, on the CPU, of all queries with at most ``size`` nodes."""
-    more = -len(kept) % QUERIES
+    more = -len(kept) % _QUERIES
     queries, kinds = F.pad(kept, (0, 0, 0, more)), F.pad(relation, (0, more))
     others = F.pad(nodes, (0, 0, 0, size - len(nodes)))
     scores = decoder.against(queries, others, kinds, end)
@@ -363,8 +366,7 @@ def _scores(
     query: np.ndarray,
     node: np.ndarray,
 ) -> Tensor:
-    """Return scores float32 ``[n]``, on the CPU, of rows ``query`` of ``kept``, on a device, with
-    rows ``node`` of the nodes at ``end``."""
+    """Return scores float32 ``[n]``, on the CPU, of some rows of ``kept`` with ``node`` at ``end``."""
     scores = [torch.empty(0)]
     for start in range(0, len(query), _PAIRS):
         some = slice(start, start + _PAIRS)

@@ -79,15 +79,14 @@ def some_times(unit: int, begin: int = 1_600_000_000, days: int = 90) -> np.ndar
 def test_units_are_compared_by_quantiles(unit: int, other: int, never: int) -> None:
     one, two = some_times(unit), some_times(other, 1_650_000_000)
     one[:never] = min(NEVER * unit, 2**62)
-    ranges = [TimeRange("a", np.sort(one)), TimeRange("b", np.sort(two))]
-    if unit == other:
-        check_units(ranges)
-        return
-    with pytest.raises(DataError, match="times are in different units") as caught:
-        check_units(ranges)
-    assert "a: " in caught.value.what
-    assert "2020-" in caught.value.what
-    assert "unit: s" in str(caught.value.remedy)
+    for times in (two, two[:1]):  # seeds of one date tell their unit, too
+        ranges = [TimeRange("a", np.sort(one)), TimeRange("b", np.sort(times))]
+        if unit == other:
+            check_units(ranges)
+            continue
+        with pytest.raises(DataError, match=r"times are in different units.*a: .*2020-") as caught:
+            check_units(ranges)
+        assert "unit: s" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -108,18 +107,6 @@ def test_times_long_ago_have_the_unit_of_later_ones() -> None:
     check_units([TimeRange("a", births), TimeRange("b", some_times(10**6))])
     with pytest.raises(DataError, match="different units"):
         check_units([TimeRange("a", births), TimeRange("b", some_times(1))])
-
-
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("other", UNITS)
-def test_seeds_of_one_date_tell_their_unit(unit: int, other: int) -> None:
-    seeds = np.full(500, 1_650_000_000 * unit)
-    ranges = [TimeRange("edges", some_times(other)), TimeRange("seeds", seeds)]
-    if unit == other:
-        check_units(ranges)
-        return
-    with pytest.raises(DataError, match="different units"):
-        check_units(ranges)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +163,17 @@ def test_a_sample_is_small_and_of_the_times(num: int) -> None:
 def test_splits_by_date_beside_the_year_9999() -> None:
     times = np.append(some_times(1000), NEVER * 1000)
     assert since(times, "2020-10-01", "2020-11-01") == (1_601_510_400_000, 1_604_188_800_000)
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(UNITS, 2)])
+def test_units_within_one_column_and_of_a_bound(one: int, other: int) -> None:
+    """Half in each are refused; so is a time of another unit, which would select all or nothing."""
+    mixed = np.sort(np.append(some_times(one)[::2], some_times(other)[1::2]))
+    with pytest.raises(DataError, match=r"in different units, so .*a: .*; and in another unit"):
+        check_units([TimeRange("a", mixed)])
+    check_units([TimeRange("a", mixed, True)])
+    for data, bound in ((one, other), (other, one)):
+        with pytest.raises(DataError, match=r"the times: .*; task.split: 16"):
+            since(some_times(data), "2020-10-01", 1_604_188_800 * bound)
+    steps = np.arange(0, 10**9, 10**6)  # half of which have the size of seconds
+    assert since(steps, 20_000_000, 950_000_000) == (20_000_000, 950_000_000)

@@ -149,15 +149,16 @@ def test_a_node_that_the_edge_ends_at_is_no_negative() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_rows_tie_among_negatives_of_each_edge(kind: str) -> None:
-    """In an evaluation, however many edges and negatives there are."""
     torch.manual_seed(3)
-    decoder = make_decoder(read_model(kind="sage", hidden=256), kind, 50, 2, 1).eval()
+    decoder = make_decoder(read_model(kind="sage", hidden=256), kind, 50, 1, 1).eval()
     model: Any = LinkModel(torch.nn.Identity(), decoder, ("a", "r", "a"))
-    for edges, negatives in ((1, 4), (3, 50), (7, 1), (300, 5)):
-        rows = {"a": torch.randn(50).repeat(edges * negatives, 1)}
-        instead = {"target": torch.arange(edges * negatives).view(edges, negatives)}
-        pairs, relation = torch.zeros(2, edges, dtype=torch.int64), torch.arange(edges) // edges
+    for edges, negatives in ((1, 4), (3, 50), (300, 5)):
+        rows, numbers = (
+            torch.randn(50).repeat(edges * negatives, 1),
+            torch.arange(edges * negatives),
+        )
+        part = {"pairs": numbers[:edges].repeat(2, 1), "relation": None}
+        part["instead"] = {"target": numbers.view(edges, negatives)}
         with torch.no_grad():
-            part = SimpleNamespace(pairs=pairs, instead=instead, relation=relation)
-            scores = model.decode(rows, part)
+            scores = model.decode({"a": rows}, SimpleNamespace(**part))
         assert len({*scores.there.tolist(), *scores.absent[0].flatten().tolist()}) == 1

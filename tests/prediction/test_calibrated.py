@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run
-from raygnn.tasks.calibration import Calibration
 from tests.prediction.test_predict import ask
 from tests.small_jobs import job, train_on_ranks
 
@@ -77,27 +75,26 @@ def test_thresholds_are_those_of_the_predictions(trained: tuple[Run, Config]) ->
 
 
 def test_what_has_none_is_refused(trained: tuple[Run, Config], tmp_path: Path) -> None:
-    run, _ = trained
+    run, config = trained
     summary = json.loads((run.path / "summary.json").read_text())
-    good = summary["calibration"][""]
-    none, bad, stale = "has no calibration", "are not as many finite", "fitted to other weights"
+    good, wrong = summary["calibration"][""], "are not as many finite"
     for said, about, weights in (
-        (none, {}, summary["weights"]),
-        (none, {"scale": None, "bias": [0]}, summary["weights"]),
-        (bad, {**good, "scale": [1, 1]}, summary["weights"]),
-        (bad, {**good, "scale": "1"}, summary["weights"]),
-        (bad, {**good, "bias": [0, 10**400]}, summary["weights"]),
-        (bad, {**good, "bias": [0, float("nan")]}, summary["weights"]),
-        (stale, good, "0" * 64),
-        (stale, good, None),
+        ("has no calibration", {}, 0),
+        ("has no calibration", {"scale": None, "bias": [0]}, 0),
+        (wrong, {**good, "scale": "1"}, 0),
+        (wrong, {**good, "bias": [0, 10**400]}, 0),
+        (wrong, {**good, "bias": [0, float("nan")]}, 0),
+        ("fitted to other weights", good, 0),
     ):
         damaged = {**summary, "calibration": {"": about}, "weights": weights}
         (run.path / "summary.json").write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=said) as caught:
             raygnn.predict(run, out=tmp_path / "out.parquet", calibrated=True, display=False)
         assert caught.value.where == "--calibrated"
-    with pytest.raises(DataError, match="of 3 classes or labels, and the model has 2"):
-        Calibration((1.0,), (0.0, 0.0, 0.0)).apply(torch.zeros(4, 2))
+    with pytest.raises(InputError, match="trained without times"):
+        raygnn.predict(run, out=tmp_path / "out.parquet", at=7, display=False)
+    with pytest.raises((DataError, RuntimeError), match="3 biases, and the model 2 classes"):
+        ask(run, config, 1, calibration=((1.0,), (0.0, 0.0, 0.0)))
     (run.path / "summary.json").write_text(json.dumps(summary))
 
 

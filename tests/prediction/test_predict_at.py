@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from raygnn import embed
-from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.graph.dgl import dgl
@@ -28,7 +27,7 @@ from tests.facts import make_job
 from tests.graphs import ensure_partition
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, train_on_ranks
+from tests.small_jobs import job
 from tests.worker.test_events import END, METRICS, events, run
 
 AT = 703  # which nodes and edges are at
@@ -101,15 +100,10 @@ def test_numbers_and_dates(tmp_path: Path) -> None:
     assert at_time(made, date(2026, 1, 31)).at == at_time(made, "2026-01-31").at
     with pytest.raises(InputError, match=r"--at soon: expected a time, such as 2026-01-31"):
         at_time(made, "soon")
-    message = "--at 2026-01-31: the latest time is 9"  # so these are no points in time
-    with pytest.raises((DataError, RuntimeError), match=message):
-        ask(made, config, 1, at="2026-01-31")
-
-
-def test_a_run_without_times(tmp_path: Path) -> None:
-    made = train_on_ranks(load_config(job(tmp_path, train={"epochs": 1})))
-    with pytest.raises(InputError, match="trained without times"):
-        at_time(made, AT)
+    # these are no points in time
+    for at, message in (("2026-01-31", "the latest time is 9"), (1_700_000_000, "times are in di")):
+        with pytest.raises((DataError, RuntimeError), match=f"--at {at}: {message}"):
+            ask(made, config, 1, at=at)
 
 
 @pytest.mark.dgl

@@ -247,23 +247,6 @@ def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize("part", ["seeds", "edges"])
-def test_the_year_9999_does_not_hide_other_units(part: str, tmp_path: Path) -> None:
-    """It stands for never, in the data of many; milliseconds beside seconds."""
-    file, begin = tmp_path / "graph.dgl", 1_700_000_000
-    events(file)
-    (graph,), _ = dgl().load_graphs(str(file))
-    graph.edata["at"] = graph.edata["at"] + begin
-    graph.ndata["when"] = (graph.ndata["when"] + begin) * 1000
-    never = 253_402_214_400
-    (graph.ndata["when"] if part == "seeds" else graph.edata["at"])[:3] = never
-    dgl().save_graphs(str(file), [graph])
-    task = {"split": {"by": "time"}}
-    with pytest.raises((DataError, RuntimeError), match="times are in different units"):
-        run(tmp_path, file, "node_classification", task=task)
-
-
-@pytest.mark.dgl
 def test_times_far_away_are_named(tmp_path: Path) -> None:
     file, begin = tmp_path / "graph.dgl", 1_700_000_000
     events(file)

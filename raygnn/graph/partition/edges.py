@@ -96,9 +96,7 @@ class Splitter:
     def _moments(self, name: str) -> tuple[int, int]:
         """Return the times from which on edges are for validation, and for test."""
         assert self._split.shares is not None
-        times = [np.empty(0, np.int64)]
-        if not all(isinstance(share, int) for share in self._split.shares):
-            times += [self._times(part, None) for part in range(self._meta.num_parts)]
+        times = [self._times(part, None) for part in range(self._meta.num_parts)]
         return since(np.concatenate(times), *self._split.shares)
 
     def _times(self, part: int, order: Array | None) -> IntArray:

@@ -137,8 +137,7 @@ def events(source: Source) -> list[dict[str, str]]:
 
 def slow_ranks(source: Source) -> list[dict[str, str]]:
     """Return mean times of the ranks that were slow most often: column → cell."""
-    ranks = [mapping(rank) for rank in listed(source.summary.get("ranks"))]
-    ranks.sort(key=lambda rank: -number(rank.get("slow")))
+    ranks = sorted(mappings(source.summary.get("ranks")), key=lambda r: -number(r.get("slow")))
     return [
         {
             "rank": text(rank.get("rank")),
@@ -204,9 +203,7 @@ def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def _part_cell(key: str, count: float) -> str:
-    if math.isnan(count):
-        return ""
-    return _size(count) if key == "bytes" else text(int(count))
+    return _size(count) if key == "bytes" else text(None if math.isnan(count) else int(count))
 
 
 def _count(value: Any) -> float:
@@ -224,10 +221,8 @@ def text(value: Any) -> str:
     """Format a value: integers grouped by thousands, nothing for None."""
     if value is None:
         return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     return value if isinstance(value, str) else str(value)  # the same: it may be markup
 
 
@@ -251,9 +246,8 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
 
 def _floor(value: Any) -> str:
     """Format a float32 number, rounded down to digits that tell it from the next lower one."""
-    found = number(value)
-    digits = Context(prec=9, rounding=ROUND_FLOOR)
-    return f"{digits.create_decimal_from_float(found):.9g}" if math.isfinite(found) else ""
+    found = Context(prec=9, rounding=ROUND_FLOOR).create_decimal_from_float(number(value))
+    return f"{found:.9g}" if found.is_finite() else ""
 
 
 def _size(value: Any) -> str:

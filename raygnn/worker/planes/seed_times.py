@@ -17,6 +17,7 @@ from raygnn.graph.staging.shard import Shard
 from raygnn.graph.times import (
     SOME_MICROSECONDS,
     TimeRange,
+    check_moment,
     check_units,
     codes_since,
     moment,
@@ -53,9 +54,12 @@ class Clock:
         """Return a time of the request in the data's units; None if it has none.
 
         Raises:
-            DataError: it is a date, but the data's times are not points in time.
+            DataError: it is a date, but the data's times are not points in time; or a number in
+                another unit.
         """
         value = None if self.job.request is None else getattr(self.job.request, name)
+        if isinstance(value, int):
+            check_moment(value, self._ranges, f"--{name} {value}")
         try:
             return None if value is None else moment(value, self._typical)
         except DataError as error:
