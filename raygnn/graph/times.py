@@ -93,19 +93,13 @@ class TimeRange:
         """Times after the year 2200, in this unit."""
         return self.times[self.times > _FAR * self.unit] if self.unit else self.times[:0]
 
-    @property
-    def is_mixed(self) -> bool:
-        """True if nearly all times are points in time, and at least 5 % each in two units."""
-        found = [np.mean((_FIRST * u <= self.times) & (self.times < _LAST * u)) for u in _UNITS]
-        return not self.is_explicit and bool(sum(found) > 0.9 and sorted(found)[-2] >= 0.05)
-
     def differs(self, other: TimeRange) -> bool:
         """Return True if the other times are in another unit, as far as numbers show that; if
-        ``other`` is this range, if some of its times are. Numbers of no known unit may be dates
-        before 1980, or an ordinal: they differ from points in time if they are much smaller or
-        larger."""
+        ``other`` is this range, if some of its times are. Numbers of no known unit, such as dates
+        before 1980, differ from points in time if they are much smaller or larger."""
         if other is self:
-            return self.is_mixed
+            found = [np.mean((_FIRST * u <= self.times) & (self.times < _LAST * u)) for u in _UNITS]
+            return not self.is_explicit and bool(sum(found) > 0.9 and sorted(found)[-2] >= 0.05)
         names = {each._name for each in (self, other)}
         if None not in names or len(names) == 1:
             return len(names) == 2
@@ -149,20 +143,13 @@ def check_units(
     told = [each for each in ranges if each.is_informative]
     for one, other in combinations_with_replacement(told, 2):
         if one.differs(other):
-            both = f"{one}; {other if other is not one else 'and in another unit'}"
+            more = other if other is not one else "and in another unit"
             raise DataError(
-                f"times are in different units, so {effect}: {both}",
+                f"times are in different units, so {effect}: {one}; {more}",
                 where=where,
                 remedy="give all times in one unit, or as dates; tables convert a column of "
                 "numbers whose unit is named: time: {column: at, unit: s}",
             )
-
-
-def check_moment(value: int, ranges: Sequence[TimeRange], where: str) -> None:
-    """Raise DataError if a time is outside of ranges and in another unit."""
-    if not any(len(r.times) and r.times[0] <= value <= r.times[-1] for r in ranges):
-        own = TimeRange(where, np.array([value]))
-        check_units([*ranges, own], "all others are before it, or none is", where)
 
 
 def per_second(latest: int) -> int:
@@ -176,14 +163,16 @@ def per_second(latest: int) -> int:
     )
 
 
-def moment(value: int | str, latest: int) -> int:
-    """Convert a time to the data's unit.
+def moment(value: int | str, latest: int, among: Sequence[TimeRange] = (), of: str = "") -> int:
+    """Convert a time to the data's unit; a number outside of ``among`` must not show another.
 
     Args:
         value: a number in that unit, or ISO text, in UTC unless it names a zone.
         latest: a time of the data, see `typical`.
     """
     if isinstance(value, int):
+        if not any(len(r.times) and r.times[0] <= value <= r.times[-1] for r in among):
+            check_units([*among, TimeRange(of, np.array([value]))], "all or none are before", of)
         return value
     return min(round(in_utc(value).timestamp() * per_second(latest)), _NEVER)
 
@@ -198,13 +187,10 @@ def since(times: IntArray, val: float | int | str, test: float | int | str) -> t
         val, test: shares, or times (see `moment`).
     """
     if not (isinstance(val, float) and isinstance(test, float)):
-        latest, found = typical(times), TimeRange("the times", np.sort(times))
+        among = typical(times), [TimeRange("the times", np.sort(times))], "task.split"
         assert not isinstance(val, float)
         assert not isinstance(test, float)
-        for bound in (val, test):
-            if isinstance(bound, int):
-                check_moment(bound, [found], "task.split")
-        return moment(val, latest), moment(test, latest)
+        return moment(val, *among), moment(test, *among)
     ascending = np.sort(times)
     marks = [round(len(times) * (1 - part)) for part in (val + test, test)]
     first, second = (int(ascending[m]) if m < len(times) else _NEVER for m in marks)

@@ -126,21 +126,9 @@ def predict(
         Interrupted: Ctrl-C.
     """
     file = _free_file(Path(out).expanduser().absolute(), overwrite)
-    splits = (*SPLITS, "all")
+    splits, shown = (*SPLITS, "all"), (verbose, display, started)
     asked = ask(
-        run,
-        splits,
-        split or "all",
-        storage,
-        overrides,
-        verbose,
-        display,
-        started,
-        new_data,
-        task,
-        True,
-        at,
-        trust,
+        run, splits, split or "all", storage, overrides, *shown, new_data, task, True, at, trust
     )
     begin = _since(asked, split, since)
     request = {"scores": scores, "since": begin, **_few(asked.one, ids, fanout)}
@@ -187,20 +175,8 @@ def embed(
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
     file = _free_file(Path(out).expanduser().absolute(), overwrite)
-    splits = (*SPLITS, "all")
-    asked = ask(
-        run,
-        splits,
-        split,
-        storage,
-        overrides,
-        verbose,
-        display,
-        started,
-        new_data,
-        at=at,
-        trust=trust,
-    )
+    splits, shown = (*SPLITS, "all"), (verbose, display, started)
+    asked = ask(run, splits, split, storage, overrides, *shown, new_data, at=at, trust=trust)
     if asked.at is None and asked.config.sampling.time is not None:
         raise InputError(
             "in a run with sampling.time, embeddings of nodes depend on the time",
@@ -252,20 +228,8 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    asked = ask(
-        run,
-        SPLITS,
-        split,
-        storage,
-        overrides,
-        verbose,
-        display,
-        started,
-        new_data,
-        task,
-        at=at,
-        trust=trust,
-    )
+    shown = verbose, display, started
+    asked = ask(run, SPLITS, split, storage, overrides, *shown, new_data, task, at=at, trust=trust)
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
         # null for NaN, of a split with a single class
         metrics = {name: number(value) for name, value in found["metrics"].items()}
@@ -285,7 +249,9 @@ def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
         kept = asked.summary["calibration"][asked.task]
         scale, bias = (tuple(map(number, kept[name])) for name in ("scale", "bias"))
         scales = len(bias) if task.several_labels else 1
-        if len(scale) != scales or not bias or not all(map(math.isfinite, scale + bias)):
+        finite = all(map(math.isfinite, scale + bias))
+        known = not task.classifies or len(bias) in (asked.weights.sizes or {}).values()
+        if len(scale) != scales or not bias or not finite or not known:
             what = "scale and bias in summary.json are not as many finite numbers as they must be"
         elif asked.summary.get("weights") == asked.weights.sha256:
             return scale, bias

@@ -366,7 +366,7 @@ def _scores(
     query: np.ndarray,
     node: np.ndarray,
 ) -> Tensor:
-    """Return scores float32 ``[n]``, on the CPU, of some rows of ``kept`` with ``node`` at ``end``."""
+    """Return scores float32 ``[n]``, on the CPU, of rows of ``kept`` with ``node`` at ``end``."""
     scores = [torch.empty(0)]
     for start in range(0, len(query), _PAIRS):
         some = slice(start, start + _PAIRS)

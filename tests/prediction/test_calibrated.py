@@ -13,7 +13,7 @@ import pytest
 import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import DataError, InputError
+from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from tests.prediction.test_predict import ask
 from tests.small_jobs import job, train_on_ranks
@@ -69,32 +69,29 @@ def test_thresholds_are_those_of_the_predictions(trained: tuple[Run, Config]) ->
     for row, cell in zip(rows, cells[::5]):
         # also in a database, which may compare in float64
         assert (scores.astype(float) >= float(cell)).mean() == row["share"]
-    heading = re.search(r"<h3>(Thresholds[^<]*)</h3>", page)
-    assert heading is not None
-    assert heading[1] == "Thresholds on the probability of 1, validation split"
+    assert "<h3>Thresholds on the probability of 1, validation split</h3>" in page
 
 
 def test_what_has_none_is_refused(trained: tuple[Run, Config], tmp_path: Path) -> None:
-    run, config = trained
+    run, _ = trained
     summary = json.loads((run.path / "summary.json").read_text())
     good, wrong = summary["calibration"][""], "are not as many finite"
-    for said, about, weights in (
-        ("has no calibration", {}, 0),
-        ("has no calibration", {"scale": None, "bias": [0]}, 0),
-        (wrong, {**good, "scale": "1"}, 0),
-        (wrong, {**good, "bias": [0, 10**400]}, 0),
-        (wrong, {**good, "bias": [0, float("nan")]}, 0),
-        ("fitted to other weights", good, 0),
+    for said, about in (
+        ("has no calibration", {}),
+        ("has no calibration", {"scale": None}),
+        (wrong, {**good, "scale": "1"}),
+        (wrong, {**good, "bias": [0.0] * 3}),
+        (wrong, {**good, "bias": [0, 10**400]}),
+        (wrong, {**good, "bias": [0, float("nan")]}),
+        ("fitted to other weights", good),
     ):
-        damaged = {**summary, "calibration": {"": about}, "weights": weights}
+        damaged = {**summary, "calibration": {"": about}, "weights": ""}
         (run.path / "summary.json").write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=said) as caught:
             raygnn.predict(run, out=tmp_path / "out.parquet", calibrated=True, display=False)
         assert caught.value.where == "--calibrated"
     with pytest.raises(InputError, match="trained without times"):
         raygnn.predict(run, out=tmp_path / "out.parquet", at=7, display=False)
-    with pytest.raises((DataError, RuntimeError), match="3 biases, and the model 2 classes"):
-        ask(run, config, 1, calibration=((1.0,), (0.0, 0.0, 0.0)))
     (run.path / "summary.json").write_text(json.dumps(summary))
 
 

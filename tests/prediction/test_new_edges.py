@@ -160,7 +160,7 @@ def test_later_edges_in_another_unit(tmp_path: Path) -> None:
     dgl().save_graphs(str(tmp_path / "new.dgl"), [graph])
     found = asked(run, f"graph.path={tmp_path / 'new.dgl'}")
     sizes, begin = found.weights.sizes, _since(found, None, None)
-    message = r"latest edge of the training: 17.*, seconds .*\(the seeds\): 17.*, milliseconds"
+    message = r"'at' of edge type .*: 17.*, milliseconds .*; --since 17.*, seconds"
     with pytest.raises((DataError, RuntimeError), match=message):
         ask(run, found.config, 1, sizes=sizes, since=begin)
     assert ask(run, found.config, 1, sizes=sizes, since=1_700_000_500_000).num_rows > 0

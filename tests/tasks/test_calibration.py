@@ -139,9 +139,8 @@ def test_thresholds_are_counted(pairs: list[tuple[int, bool]]) -> None:
         for row in rows:
             chosen = scores >= row["threshold"]
             assert torch.equal(after >= row["calibrated"], chosen)
-            assert row["share"] == pytest.approx(float(chosen.double().mean()))
-            assert row["precision"] == pytest.approx(float(truth[chosen].double().mean()))
-            assert row["recall"] == pytest.approx(float(chosen[truth].double().mean()))
+            counts = {"share": chosen, "precision": truth[chosen], "recall": chosen[truth]}
+            assert all(row[n] == pytest.approx(float(c.double().mean())) for n, c in counts.items())
     levels = sorted({float(score) for score in scores})
     for wanted in calibration._RECALLS if rows else ():
         reached = [level for level in levels if (scores[truth] >= level).double().mean() >= wanted]

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError, InputError
+from raygnn.errors import InputError
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.staging.shard import Shard
 from raygnn.tasks.calibration import Calibration
@@ -295,15 +295,7 @@ class Format:
             return pa.table(columns)
         outputs = found.outputs
         if self.calibration is not None:
-            calibration = Calibration(*self.calibration)
-            if (width := outputs.shape[1]) != len(calibration.bias):
-                raise DataError(
-                    f"summary.json has {len(calibration.bias)} biases, and the model {width} "
-                    "classes or labels",
-                    where="--calibrated",
-                    remedy="restore the file that training wrote, or leave it out",
-                )
-            outputs = calibration.apply(outputs)
+            outputs = Calibration(*self.calibration).apply(outputs)
         if self.classifies:
             shares = outputs.softmax(1)
             best = outputs.argmax(1)

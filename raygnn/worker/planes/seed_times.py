@@ -17,7 +17,6 @@ from raygnn.graph.staging.shard import Shard
 from raygnn.graph.times import (
     SOME_MICROSECONDS,
     TimeRange,
-    check_moment,
     check_units,
     codes_since,
     moment,
@@ -54,16 +53,14 @@ class Clock:
         """Return a time of the request in the data's units; None if it has none.
 
         Raises:
-            DataError: it is a date, but the data's times are not points in time; or a number in
-                another unit.
+            DataError: it is a date, but times are not points in time; or in another unit.
         """
         value = None if self.job.request is None else getattr(self.job.request, name)
-        if isinstance(value, int):
-            check_moment(value, self._ranges, f"--{name} {value}")
+        where = f"--{name} {value}"
         try:
-            return None if value is None else moment(value, self._typical)
+            return None if value is None else moment(value, self._typical, self._ranges, where)
         except DataError as error:
-            error.where = f"--{name} {value}"
+            error.where = where
             raise
 
     @cached_property
@@ -95,15 +92,8 @@ class Clock:
         Raises:
             DataError: the units differ.
         """
-        seeds = self._range(name, kind, times, " (the seeds)")
-        ranges = [*self._ranges, seeds]
+        ranges = [*self._ranges, self._range(name, kind, times, " (the seeds)")]
         check_units(ranges)
-        request = self.job.request
-        known = {} if request is None else request.weights.latest or {}
-        trained_to = known.get(request.task) if request else None
-        if request and trained_to is not None and request.since == trained_to + 1:
-            trained = TimeRange("the latest edge of the training", np.array([trained_to]))
-            check_units([trained, seeds], "it is not clear which edges are later", "--since")
         for each in ranges:
             if len(each.far):
                 text = f"{each.of}: some times are after the year 2200, such as {each.far[-1]}"
