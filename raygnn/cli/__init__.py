@@ -130,8 +130,7 @@ class Parser(argparse.ArgumentParser):
         name = found[1] if found else ""
         choices = re.findall(r"[\w-]+", message.partition("(choose from ")[2])
         options = {option[2:]: option for option in re.findall(r"--[\w-]+", self.format_usage())}
-        near = get_close_matches(name, choices or options, n=1)
-        meant = [options.get(each, each) for each in near]
+        meant = [options.get(each, each) for each in get_close_matches(name, choices or options, 1)]
         for section, classes in SECTIONS.items():
             if not choices and any(name.replace("-", "_") in one.model_fields for one in classes):
                 meant = [f"--set {section}.{name.replace('-', '_')}=…"]
