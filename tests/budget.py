@@ -63,7 +63,7 @@ LINES_TODAY = {
     "runs": 5_926,
     "jobs": 1_650,
     "cli": 917,
-    "package": 63_658,
+    "package": 63_659,
     "tests": 55_639,
 }
 MODULES, MODULES_TODAY = 189, 245
