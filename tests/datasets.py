@@ -70,14 +70,14 @@ class RandomGraphs:
         return self.num
 
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        import dgl
+        from raygnn.graph.dgl import dgl
 
         if number in self.bad:
             raise OSError(f"graph file {number} is unreadable")
         draw = torch.Generator().manual_seed(self.seed * 10_007 + number)
         nodes = int(torch.randint(0, self.largest + 1, (), generator=draw))
         edges = int(nodes * self.edges)
-        graph = dgl.graph(
+        graph = dgl().graph(
             (self._ends(nodes, edges, draw), self._ends(nodes, edges, draw)), num_nodes=nodes
         )
         label = number % 2
