@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
     from raygnn.storage.remote import AnyPath
 
-# bytes per edge, measured with 10 and 50 edges per node: METIS takes 31 to 55, and ends before
-# parts are assembled, which takes 33 to 53
-_PARTITIONING = 56
+# bytes per edge, measured with 50 edges per node: METIS takes 100 for 4 parts and 110 for 16, and
+# ends before parts are assembled, which takes 33 to 53
+_PARTITIONING = 112
 # with `cluster.workers: auto`, graphs with fewer nodes than this get one worker
 FEW_NODES = 50_000
 _EARLY = 1 << 30  # bytes of a graph that is read to count its nodes

@@ -13,23 +13,19 @@ they import any user code.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.util
 import os
-import re
 import sys
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raygnn.errors import CapabilityError
-from raygnn.graph.arrays import IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +50,7 @@ _LOOK_UPS = (
 )
 _SERVICES = ("_distributed_access", "_distributed_edge_access", "_distributed_get_node_property")
 
-# "[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: Partition a graph …"
-_LOG_LINE = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+\.(cc|h|cu):\d+: ")
-
 _lock = threading.RLock()
-_stderr_lock = threading.Lock()
 _module: ModuleType | None = None
 _reasons: dict[str, str] = {}
 
@@ -90,74 +82,6 @@ def missing() -> dict[str, str]:
     """Return missing add-on → reason. Imports DGL; raises CapabilityError as :func:`dgl`."""
     dgl()
     return dict(_reasons)
-
-
-def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
-    """Partition with DGL's METIS, minimising the edge cut (Karypis & Kumar 1998).
-
-    METIS seeds itself with a constant, so with one constraint the same input yields the same
-    parts. With several constraints, DGL's METIS reads uninitialised memory, and parts vary.
-
-    Args:
-        indptr, indices: int64, a symmetric graph without self-loops and duplicate edges; the
-            neighbours of node v are ``indices[indptr[v]:indptr[v+1]]``.
-        parts: fewer than there are nodes.
-        weights: int64 ``[nodes, constraints]``; each column is balanced.
-
-    Returns:
-        int64 ``[nodes]``, each node's part.
-
-    Raises:
-        RuntimeError: METIS failed.
-    """
-    import torch
-
-    module = dgl()
-    tensors = [torch.from_numpy(array) for array in (indptr, indices, weights.reshape(-1))]
-    everything = torch.empty(0, dtype=torch.int64)
-    graph = module.graph(("csc", (tensors[0], tensors[1], everything)), num_nodes=len(indptr) - 1)
-    to_dgl = module.backend.zerocopy_to_dgl_ndarray
-    # METIS's authors advise recursive bisection for up to 8 parts. DGL always uses k-way, which
-    # on the Tolokers graph cuts 13 % of the edges for 2 parts; bisection cuts 7 %.
-    mode = "recursive" if parts <= 8 else "k-way"
-    try:
-        # not metis_partition_assignment, which copies the graph once more, and prints
-        function = module.partition._CAPI_DGLMetisPartition_Hetero
-        with quiet():
-            result = function(graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True)
-    except module.DGLError as error:
-        raise RuntimeError(str(error).splitlines()[0]) from error
-    finally:
-        # METIS writes coarser graphs to files here, and leaves them behind when it fails
-        for left in Path.cwd().glob(f"metis{os.getpid()}.*"):
-            left.unlink(missing_ok=True)
-    if len(result) != len(indptr) - 1:
-        raise RuntimeError("it returned no parts; out of memory?")
-    assigned: IntArray = module.backend.zerocopy_from_dgl_ndarray(result).numpy()
-    return assigned
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep log lines of DGL's C++ code off the terminal while the block runs.
-
-    They are written to file descriptor 2, which is redirected for the whole process; output of
-    other threads is passed on at the end.
-    """
-    with _stderr_lock, tempfile.TemporaryFile() as caught:
-        sys.stderr.flush()
-        saved = os.dup(2)
-        try:
-            os.dup2(caught.fileno(), 2)
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            caught.seek(0)
-            others = b"".join(line for line in caught if not _LOG_LINE.match(line))
-            if others:
-                os.write(saved, others)
-            os.close(saved)
 
 
 def _load() -> ModuleType:

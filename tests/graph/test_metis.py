@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
-import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.graph import dgl
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import edge_kernels, metis, metis_library
 from tests.graph.parted import graphs
 from tests.graphs import random_graph
-
-Library = Callable[..., np.ndarray]
 
 
 def plain(src: np.ndarray, dst: np.ndarray, nodes: int) -> GraphData:
@@ -94,17 +86,7 @@ def test_groups_are_stable(keys: list[int], presorted: bool) -> None:
     assert listed.tolist() == ([] if (np.diff(values) >= 0).all() else order.tolist())
 
 
-@pytest.fixture(params=["pymetis", pytest.param("dgl", marks=pytest.mark.dgl)])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Each METIS, with DGL there or not."""
-    monkeypatch.setattr(dgl, "installed", lambda: request.param == "dgl")
-    if request.param == "dgl":
-        return dgl.metis
-    monkeypatch.setattr(dgl, "metis", None)
-    return metis_library.metis
-
-
-def test_metis_leaves_the_graph_as_it_is(library: Library) -> None:
+def test_metis_leaves_the_graph_as_it_is() -> None:
     graph = both_ways(random_graph(500))
     rows, ids = graph.nonzero()
     data = plain(ids, rows, 500)
@@ -114,7 +96,7 @@ def test_metis_leaves_the_graph_as_it_is(library: Library) -> None:
     assert np.array_equal(frame.dst, rows)
 
 
-def test_a_dense_and_a_sparse_half_are_not_cut_apart(library: Library) -> None:
+def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
     rng = np.random.default_rng(0)
     half = 2000
     dense, sparse = rng.integers(0, half, (2, 30 * half)), rng.integers(0, half, (2, 3 * half))
@@ -123,7 +105,7 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart(library: Library) -> None:
     data = plain(*np.concatenate([dense, sparse + half, bridge], axis=1), 2 * half)
     edges = np.bincount(data.edges[DEFAULT_ETYPE].dst, minlength=2 * half)
     indptr, ids = metis.undirected(data)
-    without = library(indptr, ids, 2, metis.constraints(data, 2))
+    without = metis_library.metis(indptr, ids, 2, metis.constraints(data, 2))
     assert np.bincount(without, weights=edges).max() > 1.6 * edges.sum() / 2
     found = metis.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
     assert np.bincount(found, weights=edges).max() < 1.1 * edges.sum() / 2
@@ -156,24 +138,14 @@ def test_edges_of_all_types_weigh(data: GraphData) -> None:
     np.testing.assert_array_equal(metis._in_degrees(data), np.concatenate([*expected.values()]))
 
 
-def test_several_things_are_shared_out(library: Library) -> None:
+def test_several_things_are_shared_out() -> None:
     data = random_graph(2000)
     indptr, ids = metis.undirected(data)
     weights = np.ones((2000, 2), np.int64)
     weights[:1500, 1] = 0  # the last quarter alone
     for parts in (4, 12):  # bisection, k-way
-        found = library(indptr, ids, parts, weights)
+        found = metis_library.metis(indptr, ids, parts, weights)
         assert found.dtype == np.int64
         for share in weights.T:
             held = np.bincount(found, share, parts)
             assert held.max() <= 1.1 * held.mean()
-
-
-@pytest.mark.dgl
-def test_metis_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / f"metis{os.getpid()}.3").write_bytes(b"as it leaves them when it fails")
-    (tmp_path / "metis1.3").write_bytes(b"another process's")
-    data = random_graph()
-    metis.assign(data, 2, "metis", 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["metis1.3"]

@@ -14,8 +14,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError, ConfigError
 from raygnn.graph import dgl as door
 from raygnn.graph.collection.user_dataset import UserSamples
-from raygnn.graph.data import DEFAULT_NTYPE
-from raygnn.graph.partition import metis, metis_library
+from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, find_partition, partition_graph
 from raygnn.graph.sources import load_graph
@@ -88,34 +87,6 @@ def test_a_partition_is_made(method: str, tmp_path: Path) -> None:
     found = find_partition(config(tmp_path, method), 2)
     assert not isinstance(found, Missing)
     assert found.digest == meta.digest
-
-
-@pytest.mark.dgl
-def test_a_partition_of_the_other_metis_goes_by_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_dgl = made(tmp_path, "metis")
-    at = str(tmp_path / "parts")
-    made(tmp_path, "metis", path=at)
-    streamed, random = (find_partition(config(tmp_path, m), 2) for m in ("stream", "random"))
-    hide(monkeypatch)
-    missing = find_partition(config(tmp_path, "metis"), 2)
-    assert isinstance(missing, Missing)
-    assert missing.digest != by_dgl.digest
-    # one that is named is taken
-    assert not isinstance(find_partition(config(tmp_path, "metis", path=at), 2), Missing)
-    with pytest.raises(ConfigError, match=r"partition\.method is 'metis' there and 'random' here"):
-        find_partition(config(tmp_path, "random", path=at), 2)
-    # these are the same without DGL, and so are their names
-    assert find_partition(config(tmp_path, "stream"), 2) == streamed
-    assert find_partition(config(tmp_path, "random"), 2) == random
-
-
-@pytest.mark.dgl
-def test_metis_of_dgl_divides_whole_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    data = load_graph(config(tmp_path, "metis").graph)
-    monkeypatch.setattr(metis_library, "metis", None)  # is not asked
-    assert np.bincount(metis.assign(data, 12, "metis", 0)[DEFAULT_NTYPE]).min() > 100
 
 
 def test_pymetis_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

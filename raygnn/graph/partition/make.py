@@ -23,7 +23,6 @@ from raygnn.graph import sources
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, PartitionSource
-from raygnn.graph.partition.metis_library import BY_PYMETIS, made_by
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
@@ -138,14 +137,13 @@ def find_partition(
     elif meta is not None:
         parts = meta.num_parts
     method = config.partition.used_method
-    base = {
+    made_from = {
         "graph": _graph_digest(like) or sources.digest(graph),
         "parts": parts,
         "method": method,
         "seed": _SEED,
         "layout": LAYOUT_VERSION,
     }
-    made_from = base | made_by(method)
     source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
     digest = _digest(made_from)
     draft = config.local_storage / "partitions" / digest[:16]
@@ -164,13 +162,12 @@ def find_partition(
                 remedy="name a directory that can be created and written",
             )
         return Missing(place, graph, parts, method, digest, source, draft)
-    # the existing one may be of the other METIS, or of the method that replaces METIS for graphs
-    # that do not fit into memory
+    # the existing one may be of the method that replaces METIS for graphs that do not fit into
+    # memory
     methods = {method}
     if method == "metis" and config.partition.engine != "local":
         methods.add("stream")
-    taken = ({**base, "method": one, **by} for one in methods for by in ({}, BY_PYMETIS))
-    if meta.digest not in map(_digest, taken):
+    if meta.digest not in [_digest({**made_from, "method": one}) for one in methods]:
         raise ConfigError(
             f"{place} holds another partition: {_differences(meta, source)}",
             where=key,

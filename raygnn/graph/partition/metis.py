@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from raygnn.graph import dgl
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels, metis_library
@@ -52,7 +51,6 @@ def assign(
         flat = np.arange(num_nodes)
     else:
         flat = metis_library.divide(
-            dgl.metis if dgl.installed() else metis_library.metis,
             undirected(data),
             parts,
             constraints(data, parts),

@@ -1,27 +1,16 @@
-"""Choice between DGL's and pymetis's METIS, and the call of the latter.
-
-DGL's METIS drops edges while it coarsens a graph: for 30 million directed edges it takes 0.8 GB,
-pymetis's 3.0 GB. The latter cuts fewer edges with many parts (24.6 instead of 31.2 % of the same
-graph with 16 parts, balancing nodes and training nodes), and is deterministic. So DGL's METIS
-divides complete graphs if it is installed; pymetis's divides small ones, and those whose parts must
-be the same everywhere.
-"""
+"""METIS (Karypis & Kumar 1998), as pymetis has it: deterministic, and with several constraints."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from raygnn.errors import CapabilityError, DataError
-from raygnn.graph import dgl
 from raygnn.graph.arrays import IntArray
-
-BY_PYMETIS = {"metis": "pymetis"}
 
 # METIS's authors advise recursive bisection for at most so many parts.
 _BISECTED = 8
@@ -35,36 +24,28 @@ _OK = 1
 _FAILURES = {-2: "invalid input", -3: "out of memory"}
 
 
-def made_by(method: str) -> dict[str, str]:
-    """Return the digest's entry for the METIS that divides the graph; none for DGL's."""
-    by_dgl = method == "random" or (method == "metis" and dgl.installed())
-    return {} if by_dgl else BY_PYMETIS
-
-
 def divide(
-    partition: Callable[[IntArray, IntArray, int, IntArray], IntArray],
     graph: tuple[IntArray, IntArray],
     parts: int,
     weights: IntArray,
     loads: IntArray,
     what: str,
 ) -> IntArray:
-    """Partition with either METIS, again with a constraint on in-edges if a part has too many.
+    """Partition with METIS, again with a constraint on in-edges if a part has too many.
 
     Args:
-        partition: the function `metis` of this module or of `raygnn.graph.dgl`.
-        graph, weights: see there.
+        graph, weights: see `metis`.
         loads: int64 ``[nodes]``, in-edges of each node.
 
     Raises:
         DataError: METIS failed; the message names ``what``.
     """
     try:
-        assigned = partition(*graph, parts, weights)
+        assigned = metis(*graph, parts, weights)
         held = np.bincount(assigned, loads, parts)
         if held.max() > _EDGE_IMBALANCE * held.mean():
             weights = np.concatenate([weights, loads[:, None]], axis=1)
-            assigned = partition(*graph, parts, weights)
+            assigned = metis(*graph, parts, weights)
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide {what} into {parts} parts: {error}",
@@ -74,13 +55,22 @@ def divide(
 
 
 def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
-    """Partition with pymetis's METIS, minimising the edge cut (Karypis & Kumar 1998).
+    """Partition with METIS, minimising the edge cut. The same input yields the same parts.
 
     pymetis's Python function accepts one weight per node, METIS's several, so this calls METIS in
-    pymetis's library (2025.2 to 2025.2.2). Arguments and errors are those of
-    :func:`raygnn.graph.dgl.metis`. The same input yields the same parts.
+    pymetis's library (2025.2 to 2025.2.2).
+
+    Args:
+        indptr, indices: int64, a symmetric graph without self-loops and duplicate edges; the
+            neighbours of node v are ``indices[indptr[v]:indptr[v+1]]``.
+        parts: fewer than there are nodes.
+        weights: int64 ``[nodes, constraints]``; each column is balanced.
+
+    Returns:
+        int64 ``[nodes]``, each node's part.
 
     Raises:
+        RuntimeError: METIS failed.
         CapabilityError: pymetis is missing, or its library has changed.
     """
     library, index = _library()

@@ -31,7 +31,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.partition import edge_kernels, stream_kernels
-from raygnn.graph.partition.metis_library import divide, metis
+from raygnn.graph.partition.metis_library import divide
 
 # Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
 Passes = Callable[[], Iterable[tuple[Array, Array]]]
@@ -46,7 +46,7 @@ _CLUSTER_PASSES, _MOVE_PASSES = 5, 4
 # and 1/4096 of the graph.
 _COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 17
 _CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
-# Below this METIS's parts would depend on uninitialised memory: see `dgl.metis`.
+# Fewest nodes of the graph of clusters that METIS divides.
 _METIS_NODES = 1 << 10
 # Edges of a block, between which nodes decide; in a small graph, 1/64 of its edges.
 _BLOCK, _SMALL_BLOCK = 1 << 18, 1 << 6
@@ -296,7 +296,7 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
         return assigned
     weights = np.zeros((count, len(balance.means)), np.int64)
     np.add.at(weights, (clusters, balance.groups), 1)
-    return divide(metis, (indptr, ids), parts, weights, loads, f"{count} clusters of nodes")
+    return divide((indptr, ids), parts, weights, loads, f"{count} clusters of nodes")
 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
