@@ -37,7 +37,6 @@ from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
-from raygnn.runs.advice import possible_advice
 from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.report.page import record_notes, reported
 from raygnn.runs.run import Run, open_run
@@ -121,7 +120,6 @@ def train(
         result["global_batch"] = start.global_batch
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
-            result["advice"] = possible_advice(config, run.path, result)
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
         result |= {"topology": session.plan.topology(config), "versions": versions}
         wait = config.fault.storage_timeout.seconds

@@ -246,10 +246,6 @@ class Display:
             rows["seconds"] = _split(summary["seconds"])
         if slow := _slow(summary.get("ranks") or []):
             rows["held up by"] = slow
-        for said in summary.get("advice") or []:
-            kind = "advice" if said["severity"] == "warning" else "hint"
-            number = 1 + sum(name.startswith(kind) for name in rows)
-            rows[f"{kind} {number}" if number > 1 else kind] = _advised(said)
         rows["run directory"] = path = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({path!r}) in Python"
@@ -414,12 +410,6 @@ def _of_chance(metrics: Mapping[str, float]) -> list[str]:
     told = {name: _CHANCE[end] for name, end in there.items() if end in _CHANCE}
     better = any(metrics[name] >= chance + 0.01 for name, chance in told.items())
     return [] if better else list(told)
-
-
-def _advised(advice: Mapping[str, Any]) -> str:
-    change = " ".join(f"--set {key}" for key in advice["set"])
-    marked = " (changes results)" if advice["numerics"] and change else ""
-    return f"{advice['what']} → {change or advice['expect']}{marked}"
 
 
 def _split(seconds: Mapping[str, float]) -> str:

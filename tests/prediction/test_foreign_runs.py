@@ -428,7 +428,6 @@ def test_names_that_are_markup_or_escapes(
     change(foreign, **{odd: odd, "model": {odd: odd}, "graph": {"path": odd}, "tasks": {odd: odd}})
     summary = {"status": odd, "error": odd, "started": odd, "metric": odd, "steps": 7}
     summary |= {"metrics": {odd: 0.5, f"test/{odd}": 0.5}, "versions": {odd: odd}, "job": odd}
-    summary |= {"advice": [{"what": odd, "set": [odd], "expect": odd, "numerics": True}]}
     records = [{"step": n, "epoch": 0, "time": n, "train/loss": 1, odd: 1} for n in (1, 2, 3)]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     events = "".join(json.dumps({"time": 1, "text": odd}) + "\n" for _ in range(3))

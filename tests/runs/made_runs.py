@@ -22,14 +22,6 @@ STEP = {
     "rest": 5e-4,
 }
 LOADER = {"sample": 9e-3, "features": 6e-3, "exchange": 3e-3}
-ADVICE = {
-    "name": "compression",
-    "severity": "hint",
-    "what": "gradients take 21 % of a step: 4.1 ms of 19.6 ms, 12 MiB a batch",
-    "set": ["comm.compression=bf16", "train.accumulate=2"],
-    "numerics": True,
-    "expect": "about 10 % more seeds per second",
-}
 
 
 def make_run(
@@ -61,7 +53,6 @@ def make_run(
             workers=ranks,
             starts=2,
             versions={"raygnn": "0.1.0", "torch": "2.13.0"},
-            advice=[ADVICE],
             ranks=[
                 {
                     "rank": rank,

@@ -65,7 +65,6 @@ def test_what_files_say_stays_text(browser: Browser, tmp_path: Path) -> None:
             "error": bad,
             "metrics": {f"val/{bad}": 0.5},
             "versions": {bad: bad},
-            "advice": [{"what": bad, "set": [bad], "expect": bad, "severity": bad}],
             "ranks": [{"rank": 0, "host": bad}, {"rank": 1, "host": "other" + bad}],
         },
     )

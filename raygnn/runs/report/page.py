@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import os
-import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -81,7 +80,7 @@ def html(source: Source) -> str:
         lstrip_blocks=True,
     )
     filters = (sections.text, sections.mood, sections.mapping, sections.listed, sections.mappings)
-    environment.filters |= {made.__name__: made for made in (*filters, shlex.quote)}
+    environment.filters |= {made.__name__: made for made in filters}
     training = charts.training_charts(source.records)
     steps = charts.step_charts(source.records, source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)

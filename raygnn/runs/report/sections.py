@@ -227,7 +227,7 @@ def text(value: Any) -> str:
 
 
 def mood(severity: Any) -> str:
-    """Return the mood of a finding or advice: ``warn``, ``bad`` or nothing."""
+    """Return the mood of a finding: ``warn``, ``bad`` or nothing."""
     return _SEVERITY.get(text(severity), "")
 
 

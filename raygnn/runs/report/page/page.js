@@ -54,16 +54,4 @@
       ready.then(() => draw(document.getElementById("chart-" + select.dataset.of)));
     });
   }
-  for (const button of document.querySelectorAll(".code button")) {
-    button.addEventListener("click", () => {
-      const code = button.previousElementSibling;
-      const range = document.createRange();
-      range.selectNodeContents(code);
-      const selection = getSelection();
-      selection.removeAllRanges();
-      selection.addRange(range);
-      document.execCommand("copy");
-      button.textContent = "copied";
-    });
-  }
 })();
