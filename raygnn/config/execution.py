@@ -445,11 +445,6 @@ class LoggingConfig(Section):
         "(MLFLOW_TRACKING_TOKEN, WANDB_API_KEY), not here. A logger that fails never stops a "
         "training.",
     )
-    prometheus: bool = Field(
-        True,
-        description="Export metrics through Ray as `ray_raygnn_*` for Prometheus: see "
-        "docs/watching.md.",
-    )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, arguments in self.loggers.items():

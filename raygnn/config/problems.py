@@ -104,6 +104,7 @@ _REMOVED = {
     "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
     "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",
     "logging.wandb": "give the arguments in logging.loggers: {wandb: {…}}",
+    "logging.prometheus": "remove the key; loggers such as mlflow show a run while it trains",
     "sampling.cache_policy": "remove the key: the rows most likely to be read are cached",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
     "sampling.pad": "remove the key",

@@ -24,7 +24,6 @@ import yaml
 
 from raygnn.config.places import without_users
 from raygnn.config.schema import Config
-from raygnn.driver.prometheus import Prometheus
 from raygnn.errors import ConfigError, Interrupted
 from raygnn.runs.interrupts import taken
 from raygnn.runs.metrics_files import MetricsTail, Record
@@ -80,7 +79,6 @@ class Loggers:
         self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
         self._threads: list[LoggerThread] = []
         self._started = self._ended = False
-        self._prometheus = Prometheus(path, config.name) if config.logging.prometheus else None
 
     def __enter__(self) -> Loggers:
         return self
@@ -113,18 +111,12 @@ class Loggers:
             self._threads.append(LoggerThread(backend, self._path, self._events.tell, step))
             self._threads[-1].start()
 
-    def forward(self, records: Sequence[Record], starts: int) -> None:
-        """Forward new records of ``metrics.jsonl``, and report loggers that hang.
-
-        Args:
-            starts: number of times that the ranks were started.
-        """
+    def forward(self, records: Sequence[Record]) -> None:
+        """Forward new records of ``metrics.jsonl``, and report loggers that hang."""
         for record in records:
             self.start(int(record["step"]))
         for thread in self._threads:
             thread.poll()
-        if self._prometheus is not None:
-            self._prometheus.forward(records, starts)
 
     def end(self, status: FinalStatus) -> None:
         """Let the threads finish, without waiting for them."""

@@ -99,7 +99,7 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
             records += tail.poll()  # including the last ones, written before it ended
             for record in records:
                 progress.update(record)
-            loggers.forward(records, launch.starts)
+            loggers.forward(records)
             saves.poll()
             if not running:
                 break

@@ -19,7 +19,6 @@ def load(logging: dict[str, Any], *overrides: str) -> Config:
 
 def test_defaults_and_overrides() -> None:
     assert load({}).logging.loggers == {"tensorboard": {}, "csv": {}}
-    assert load({}).logging.prometheus
     config = load({}, "logging.loggers={wandb: {project: graphs}}")
     assert config.logging.loggers == {"wandb": {"project": "graphs"}}
     assert load_config(config.to_dict()) == config
@@ -60,4 +59,4 @@ def test_arguments_have_moved() -> None:
 
 
 def test_a_resumed_run_may_log_elsewhere() -> None:
-    assert changes(fixed(load({}).to_dict()), load({"loggers": [], "prometheus": False})) == []
+    assert changes(fixed(load({}).to_dict()), load({"loggers": []})) == []
