@@ -166,16 +166,6 @@ class StagingConfig(Section):
 class CommConfig(Section):
     """Communication between the workers."""
 
-    read_if: ClassVar[Conditions] = dict.fromkeys(  # what only `DistributedDataParallel` is told
-        (
-            "bucket_cap_mb",
-            "overlap",
-            "compression",
-            "find_unused_parameters",
-        ),
-        ("shard", "none", "optimizer"),
-    )
-
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Backend of the process group; auto = nccl with GPUs, else gloo."
     )
@@ -190,11 +180,10 @@ class CommConfig(Section):
     compression: Literal["none", "fp16", "bf16"] = Field(
         "none", description="Data type in which gradients are exchanged; none = their own."
     )
-    shard: Literal["none", "optimizer", "full"] = Field(
+    shard: Literal["none", "optimizer"] = Field(
         "none",
         description="State that is sharded over the workers instead of replicated: optimizer "
-        "= optimizer state (ZeRO-1); full = optimizer state, parameters and gradients "
-        "(FSDP2). Losses are the same; memory is saved at the cost of traffic.",
+        "= optimizer state (ZeRO-1). Losses are the same; memory is saved at the cost of traffic.",
     )
     find_unused_parameters: bool = Field(
         False, description="Search for parameters without a gradient in each step (slow)."

@@ -88,6 +88,7 @@ _REMOVED = {
     "comm.gradient_as_bucket_view": "remove the key: it is always true",
     "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
     "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
+    "comm.shard: 'full'": "use optimizer",
     "comm.static_graph": "remove the key",
     "graph.format: 'planetoid'": "write graph: {format: dataset, dataset: "
     '"torch_geometric.datasets:Planetoid", args: {root: DIRECTORY, name: Cora}, normalize: row}; '

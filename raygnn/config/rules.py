@@ -268,26 +268,10 @@ def _embedding(config: Config) -> Iterator[Problem]:
             "model.embedding moves only those that its batch reads"
         )
         yield Problem(("train", "ema"), message, "remove train.ema, or model.embedding")
-    if config.comm.shard == "full":
-        yield Problem(
-            ("comm", "shard"),
-            "full clips and checks gradients in its own way, which does not know of "
-            "model.embedding",
-            "set comm.shard to optimizer or none: learned rows are sharded in any case",
-        )
 
 
 def _resources(config: Config) -> Iterator[Problem]:
     comm, gpus = config.comm, config.cluster.gpus_per_worker
-    if comm.shard == "full" and config.train.ema is not None:
-        yield Problem(
-            ("train", "ema"),
-            "an average of weights is kept whole on every worker, which comm.shard full has not",
-            "remove train.ema, or set comm.shard to optimizer or none",
-        )
-    if comm.shard == "full" and gpus and comm.backend == "gloo":
-        message = "gloo does not move what comm.shard full keeps on GPUs"
-        yield Problem(("comm", "backend"), message, "set comm.backend to auto")
     if comm.backend == "nccl" and not gpus:
         message = f"nccl works between GPUs, but cluster.gpus_per_worker is {gpus}"
         remedy = "set comm.backend to auto, or give each worker a GPU"

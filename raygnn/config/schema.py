@@ -438,13 +438,6 @@ class Config(Section):
             message = f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}"
             remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
             yield Problem(("precision",), message, remedy)
-        if comm.shard == "full":
-            yield Problem(
-                ("precision",),
-                "fp16-mixed scales the loss by what each worker sees of the gradients, which with "
-                "comm.shard full is only its own share",
-                "set precision to bf16-mixed or bf16, or comm.shard to optimizer or none",
-            )
 
     def asking(self, *, at_once: bool = False) -> Config:
         """Return a copy for a prediction job; ``at_once``: all seeds are predicted at one time."""

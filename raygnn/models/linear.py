@@ -123,8 +123,7 @@ class _Joint(torch.autograd.Function):
         x = join(rows)
         out = _product(x, weight)
         if relu or bias is not None:
-            # a copy: full sharding frees memory, which is impossible once NumPy has seen it
-            added = np.zeros(len(weight), np.float32) if bias is None else bias.clone().numpy()
+            added = np.zeros(len(weight), np.float32) if bias is None else bias.detach().numpy()
             compiled.finish(out.numpy(), added, relu)
         ctx.save_for_backward(weight, out if relu else None, x)
         ctx.has_bias = bias is not None

@@ -10,12 +10,8 @@ from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.preflight.cluster_checks import supported
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
-
-# torch that fully shards: on CPUs (older ones sum gradients instead of averaging), and on GPUs
-OLDEST_ON_CPU, OLDEST_ON_GPU = "2.9", "2.6"
 
 SHARE, CACHE, WEIGHTS, ROWS = (
     "its share of the partition",
@@ -76,7 +72,7 @@ def resources_fit(job: JobFacts) -> Iterator[Finding]:
 
 
 def devices_suit(job: JobFacts) -> Iterator[Finding]:
-    """Sharding and the builds of torch and DGL support the available CPUs or GPUs."""
+    """The builds of torch and DGL support the available CPUs or GPUs."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
     if gpus and without_cuda:
@@ -84,16 +80,6 @@ def devices_suit(job: JobFacts) -> Iterator[Finding]:
             f"cluster.gpus_per_worker is {gpus}, but torch is a build without CUDA",
             "install a CUDA build of torch there",
             without_cuda,
-        )
-    oldest = OLDEST_ON_GPU if gpus else OLDEST_ON_CPU
-    torches = {n.node: n.versions.get("torch") for n in job.holding}
-    old = {node: torch for node, torch in torches.items() if not supported(torch, oldest, None)}
-    if config.comm.shard == "full" and job.workers > 1 and old:
-        yield error(
-            f"comm.shard full needs torch >= {oldest} on {'GPUs' if gpus else 'CPUs'}, and there "
-            f"is {', '.join(sorted({version or 'none' for version in old.values()}))}",
-            "install a newer torch there, or set comm.shard to optimizer",
-            old,
         )
     if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
         for use, instead in _uses_of_dgl(config):
@@ -366,7 +352,6 @@ def weight_bytes(job: JobFacts, workers: int) -> float:
     copies = {
         "none": 2 + state,
         "optimizer": 2 + state / workers,
-        "full": (2 + state) / workers,
     }
     return weights * copies[config.comm.shard]
 

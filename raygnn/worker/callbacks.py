@@ -24,7 +24,6 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.worker import blackbox
-from raygnn.worker.comm.sharding import whole
 from raygnn.worker.guard.fingerprint import tensors
 from raygnn.worker.records import Records
 
@@ -100,7 +99,7 @@ class Evaluation(pl.Callback):
                 self.best, self.best_epoch = score, epoch
                 self.best_metrics = {f"val/{name}": value for name, value in values.items()}
                 state = module.state_dict()
-                self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
+                self.best_weights = {n: v.detach().cpu().clone() for n, v in state.items()}
                 if module.embeddings is not None:
                     module.embeddings.keep()
         if self._mark is None or score > self._mark + config.min_delta or math.isnan(self._mark):

@@ -109,7 +109,6 @@ class Rank(RankSetup):
         if cause is not None:
             raise cause
         task.to(self.runtime.device)  # Lightning leaves it on the CPU
-        self.sharding.collect(task)
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
             raise TrainingError(
@@ -262,8 +261,7 @@ class Rank(RankSetup):
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self.ranks.share_buffers(task)
         try:
-            with self.sharding.whole(task):
-                return plane.evaluate(task, split, keep)
+            return plane.evaluate(task, split, keep)
         except EXITS as error:
             raise exit_error(error) from error
 

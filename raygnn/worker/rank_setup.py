@@ -150,7 +150,7 @@ class RankSetup:
     def trainer(self, callbacks: list[pl.Callback], saver: CheckpointIO | None) -> pl.Trainer:
         """Return Lightning's trainer; ``saver`` None = no checkpoints."""
         config = self.config
-        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
+        strategy = self.runtime.strategy(**self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         trainer = pl.Trainer(
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",

@@ -59,7 +59,6 @@ def test_a_model_without_layers() -> None:
             r"expected a list of different names",
         ),
         ({"train": {"ema": 0.9}}, r"train\.ema.*every learned row"),
-        ({"comm": {"shard": "full"}}, r"comm\.shard.*model\.embedding"),
         (
             {"task": {"kind": "graph_regression"}, "graph": {"format": "graphs", "path": "/tmp"}},
             r"model\.embedding",

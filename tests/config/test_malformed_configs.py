@@ -121,10 +121,6 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         "task: {kind: graph_classification}\nmodel: {kind: rgcn, relation: kind}\n",
         ("model.relation", "whole graphs", "edge type"),
     ),
-    "sharded fp16": (
-        GOOD + "comm: {shard: full}\nprecision: fp16-mixed\ncluster: {gpus_per_worker: 1}\n",
-        ("precision (line 8)", "fp16-mixed scales", "only its own share"),
-    ),
 }
 
 # Lines added to the good job → what the message must contain.
@@ -215,26 +211,13 @@ ADDED: dict[str, tuple[str, ...]] = {
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
-    "comm: {shard: full, bucket_cap_mb: 5, compression: bf16}": (
-        "comm.bucket_cap_mb",
-        "bucket_cap_mb 5 would",
-        "comm.compression",
-    ),
+    "comm: {shard: full}": ("comm.shard", "'full' was removed", "use optimizer"),
     "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
         "3 problems",
         "comm.compression (line 7): 'powersgd' was removed",
         "→ use fp16 or bf16",
         "comm.powersgd_rank",
         "comm.powersgd_start",
-    ),
-    "comm: {shard: full, find_unused_parameters: true}": (
-        "comm.find_unused_parameters",
-        "comm.shard is full",
-    ),
-    "comm: {shard: full, backend: gloo}\ncluster: {gpus_per_worker: 1}": (
-        "comm.backend (line 7)",
-        "gloo does not",
-        "set comm.backend to auto",
     ),
     "precision: fp16-mixed": ("precision", "gpus_per_worker is 0"),
     "sampling: {fanout: [-1, 5], replace: true}": ("sampling.replace", "[-1, 5]"),

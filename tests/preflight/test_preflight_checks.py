@@ -455,11 +455,6 @@ SPEAKS = {
         comm__backend="nccl",
         **GPU_JOB,
     ),
-    "an old torch that shards": speaks(
-        "error devices_suit: torch >= 2.9 on CPUs, and there is 2.8.0+cpu | on a",
-        nodes=one(versions=versions(torch="2.8.0+cpu")),
-        comm__shard="full",
-    ),
     "GPUs without CUDA": speaks(
         "error devices_suit: torch is a build without CUDA | on a", resources=WITH_GPUS, **GPU_JOB
     ),
@@ -608,13 +603,6 @@ SILENT: dict[str, Callable[[], JobFacts]] = {
         make_config(precision="fp16-mixed", comm__backend="nccl", **GPU_JOB),
         (make_node(versions=versions(torch="2.13.0"), gpus=GPUS),),
         resources=WITH_GPUS,
-    ),
-    "an old torch that shards nothing for one worker": lambda: make_job(
-        make_config(comm__shard="full", cluster__workers=1),
-        (make_node(versions=versions(torch="2.8.0+cpu")),),
-    ),
-    "an old torch that shards the optimizer": lambda: make_job(
-        make_config(comm__shard="optimizer"), (make_node(versions=versions(torch="2.8.0+cpu")),)
     ),
     "bf16 on CPUs": lambda: make_job(make_config(precision="bf16-mixed")),
     "integer features": lambda: make_job(

@@ -35,7 +35,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "a step without gradients": {
         "task": {"kind": f"{OWN}:StepsWithout", "like": "node_classification"}
     },
-    "sharded": {"comm": {"shard": "full"}, "train": {"accumulate": 2}},
+    "sharded": {"comm": {"shard": "optimizer"}, "train": {"accumulate": 2}},
 }
 
 

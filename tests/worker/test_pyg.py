@@ -402,7 +402,7 @@ def test_the_guard_sees_ranks_that_differ(sections: str, how: str, make_job: Job
 
 @pytest.mark.parametrize(
     "comm",
-    [{"overlap": False}, {"compression": "bf16"}, {"shard": "optimizer"}, {"shard": "full"}],
+    [{"overlap": False}, {"compression": "bf16"}, {"shard": "optimizer"}],
     ids=lambda comm: "-".join(map(str, comm.values())),
 )
 def test_ranks_that_agree(comm: dict[str, Any], make_job: JobFactory) -> None:

@@ -1,35 +1,23 @@
-"""Sharded data parallelism trains the same model, on real ranks, and keeps less on each."""
+"""Sharded data parallelism trains the same model, on real ranks, and keeps less on each rank."""
 
 from __future__ import annotations
 
-import random
-import threading
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.errors import TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.comm import sharding
-from raygnn.worker.comm.sharding import Twin, check_shardable, is_sharded, whole
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm.sharding import check_shardable
 from raygnn.worker.job import Job
 from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
-from tests.worker.test_graph_tasks import dataset
-from tests.worker.test_graph_tasks import make as graph_job
-
-SHARDS = ("optimizer", "full")
-
 
 # ── the same training ────────────────────────────────────────────────────────────────────────
 
@@ -60,13 +48,12 @@ def test_the_same_losses(case: str, make_job: JobFactory) -> None:
     }
     runs = {
         shard: train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
-        for shard in ("none", *SHARDS)
+        for shard in ("none", "optimizer")
     }
-    for shard in SHARDS:
-        assert np.allclose(losses(runs["none"]), losses(runs[shard]), atol=2e-6), shard
-        for name, value in runs["none"].summary["metrics"].items():
-            other = runs[shard].summary["metrics"][name]
-            assert other == pytest.approx(value, abs=1e-5 if "loss" in name else 5e-3), name
+    assert np.allclose(losses(runs["none"]), losses(runs["optimizer"]), atol=2e-6)
+    for name, value in runs["none"].summary["metrics"].items():
+        other = runs["optimizer"].summary["metrics"][name]
+        assert other == pytest.approx(value, abs=1e-5 if "loss" in name else 5e-3), name
 
 
 @pytest.mark.slow
@@ -75,24 +62,9 @@ def test_the_same_in_bf16(make_job: JobFactory) -> None:
     options: dict[str, Any] = {"precision": "bf16", "guard": "deep", "graph": SMALL}
     runs = [
         train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
-        for shard in ("none", *SHARDS)
+        for shard in ("none", "optimizer")
     ]
     assert np.allclose(losses(runs[0]), losses(runs[1]), atol=0.01)
-    assert np.allclose(losses(runs[0]), losses(runs[2]), atol=0.01)
-
-
-@pytest.mark.dgl
-def test_graphs_of_which_ranks_evaluate_unequal_numbers(tmp_path: Path) -> None:
-    """Evaluation asks nothing of other ranks: 7 graphs on two of them, one at a time."""
-    sections: dict[str, Any] = {
-        "graph": {**dataset(num=20), "val": 0.25, "test": 0.35},
-        "sampling": {"eval_batch_size": 1},
-    }
-    plain, sharded = (
-        train_on_ranks(graph_job(tmp_path, name=shard, comm={"shard": shard}, **sections))
-        for shard in ("none", "full")
-    )
-    assert np.allclose(losses(plain), losses(sharded), atol=1e-5)
 
 
 # ── what each rank holds ─────────────────────────────────────────────────────────────────────
@@ -106,11 +78,9 @@ def _held(exchange: Exchange, job: Job) -> dict[str, Any]:
         optimizer = trainer.optimizers[0]
         state = getattr(optimizer, "optim", optimizer).state  # of ZeRO, the rank's own optimizer
         parts = [t for held in state.values() for t in held.values() if t.dim()]
-        parameters = list(module.parameters())
         found.update(
-            state=sum(map(_bytes, parts)),
-            parameters=sum(map(_bytes, parameters)),
-            sharded=[is_sharded(p) for p in parameters],
+            state=sum(part.nbytes for part in parts),
+            parameters=sum(p.nbytes for p in module.parameters()),
             optimizer=type(optimizer).__name__,
         )
         end(self, trainer, module, *rest)
@@ -120,14 +90,10 @@ def _held(exchange: Exchange, job: Job) -> dict[str, Any]:
     return found
 
 
-def _bytes(tensor: Any) -> int:
-    return int((tensor.to_local() if is_sharded(tensor) else tensor).nbytes)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_each_rank_holds(workers: int, make_job: JobFactory) -> None:
     held: dict[str, list[dict[str, Any]]] = {}
-    for shard in ("none", *SHARDS):
+    for shard in ("none", "optimizer"):
         config = make_job(
             name=shard,
             graph=SMALL,
@@ -144,12 +110,7 @@ def test_what_each_rank_holds(workers: int, make_job: JobFactory) -> None:
         assert rank["parameters"] == size
         assert rank["state"] == pytest.approx(whole_state / workers, rel=0.15)
         assert rank["optimizer"] == ("Adam" if workers == 1 else "ZeroRedundancyOptimizer")
-    for rank in held["full"]:
-        assert all(rank["sharded"]) == (workers > 1)
-        assert rank["parameters"] == pytest.approx(size / workers, rel=0.15)
-        assert rank["state"] == 2 * rank["parameters"]
-    for shard in SHARDS:
-        assert sum(rank["state"] for rank in held[shard]) == whole_state
+    assert sum(rank["state"] for rank in held["optimizer"]) == whole_state
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────
@@ -175,13 +136,9 @@ def test_one_format(make_job: JobFactory) -> None:
     train = {"epochs": 1}
     runs = [
         train_on_ranks(make_job(name=shard, comm={"shard": shard}, train=train, graph=SMALL))
-        for shard in ("none", *SHARDS)
+        for shard in ("none", "optimizer")
     ]
-    states = [
-        # the order of gradients is DDP's, and there is none with full
-        {name: leaf for name, leaf in _leaves(_state(run)).items() if "/order/" not in name}
-        for run in runs
-    ]
+    states = [_leaves(_state(run)) for run in runs]
     for other in states[1:]:
         assert set(other) == set(states[0])
         for name, value in states[0].items():
@@ -194,15 +151,10 @@ def test_one_format(make_job: JobFactory) -> None:
 
 
 # an epoch has 4 steps
-@pytest.mark.parametrize(
-    ("shard", "stop", "norm"),
-    [("optimizer", 4, "layer"), ("full", 3, "batch"), ("full", 4, "none")],
-)
-def test_it_goes_on_where_it_stopped(
-    shard: str, stop: int, norm: str, make_job: JobFactory
-) -> None:
+@pytest.mark.parametrize(("stop", "norm"), [(3, "batch"), (4, "layer")])
+def test_it_goes_on_where_it_stopped(stop: int, norm: str, make_job: JobFactory) -> None:
     options: dict[str, Any] = {
-        "comm": {"shard": shard},
+        "comm": {"shard": "optimizer"},
         "graph": SMALL,
         "sampling": {"batch_size": 20},
         "train": {"epochs": 2, "lr": 0.05},
@@ -229,7 +181,7 @@ def test_it_goes_on_sharded_otherwise(make_job: JobFactory) -> None:
         "fault": {"checkpoint_every": 1, "keep": 20},
         "partition": {"parts": 3},
     }
-    stops = ((1, "none", 2), (2, "full", 5), (3, "optimizer", 12), (2, "full", 12))
+    stops = ((1, "none", 2), (2, "optimizer", 5), (3, "optimizer", 12), (2, "none", 12))
     for number, (workers, shard, stop) in enumerate(stops):
         config = make_job(
             name="part",
@@ -245,134 +197,8 @@ def test_it_goes_on_sharded_otherwise(make_job: JobFactory) -> None:
         assert np.allclose(new[column].dropna(), old[column].dropna(), atol=1e-4), column
 
 
-def _round_trips(exchange: Exchange, seed: int) -> bool:
-    """Whole state → shards of ranks → whole state, of random models."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    choose = random.Random(seed)
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    for _ in range(20):
-        torch.manual_seed(choose.randrange(1000))
-        shapes = [[choose.randint(1, 5) for _ in range(choose.randint(1, 3))] for _ in range(3)]
-        momentum = partial(torch.optim.SGD, momentum=0.9)
-        kind = choose.choice([torch.optim.Adam, torch.optim.Adagrad, momentum])
-        made = []
-        for _ in range(2):  # the first one's state, into the second
-            model = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
-            made.append((model, kind(model.parameters(), lr=0.1)))
-        (source, plain), (target, _) = made
-        sum((p**2).sum() for p in source).backward()
-        plain.step()
-        fully_shard(target, mesh=mesh)
-        sharded = kind(target.parameters(), lr=0.1)
-        state = plain.state_dict()
-        sharded.load_state_dict(sharding._sharded(state, sharded))
-        back = sharded.state_dict()
-        for number, values in state["state"].items():
-            for key, value in values.items():
-                there = back["state"][number][key]
-                if value.dim():
-                    assert is_sharded(there)
-                assert torch.equal(whole(there), value)
-    return True
-
-
-def test_states_are_shared_out_and_gathered() -> None:
-    assert run_ranks(3, _round_trips, 0) == [True] * 3
-
-
-# ── what is watched ──────────────────────────────────────────────────────────────────────────
-
-
-def _poisoned(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """An overflow in rank 1's share of the gradients, of the third step."""
-    step = Guard.on_before_optimizer_step
-
-    def poison(self: Guard, trainer: Any, module: Any, optimizer: Any) -> None:
-        if exchange.world.rank == 1 and trainer.global_step == 2 and not self.skipped_steps:
-            shard = next(p.grad.to_local() for p in module.parameters() if p.grad is not None)
-            shard.fill_(float("inf"))
-        step(self, trainer, module, optimizer)
-
-    Guard.on_before_optimizer_step = poison  # type: ignore[method-assign]
-    return _train(exchange, job)
-
-
-def test_a_step_is_left_out_by_all_ranks(make_job: JobFactory) -> None:
-    config = make_job(comm={"shard": "full"}, train={"epochs": 1})
-    said = run_ranks(2, _poisoned, job_of(config), fresh=True)
-    assert [rank["skipped"]["steps"] for rank in said] == [1, 1]
-    assert said[0]["metrics"] == said[1]["metrics"]
-    assert np.isfinite(said[0]["metrics"]["test/loss"])
-
-
-def _exchanged(exchange: Exchange, job: Job) -> list[bool]:
-    """After each batch, whether the ranks have their shares of the gradients."""
-    found: list[bool] = []
-    after = Guard.on_after_backward
-
-    def look(self: Guard, trainer: Any, module: Any) -> None:
-        found.append(all(p.grad is not None for p in module.parameters()))
-        after(self, trainer, module)
-
-    Guard.on_after_backward = look  # type: ignore[method-assign]
-    _train(exchange, job)
-    return found
-
-
-def test_gradients_are_exchanged_once_a_step(make_job: JobFactory) -> None:
-    config = make_job(comm={"shard": "full"}, train={"accumulate": 3, "epochs": 1})
-    for found in run_ranks(2, _exchanged, job_of(config), fresh=True):
-        assert found == [False, False, True, True]  # of an epoch's 4 batches
-
-
-@pytest.mark.dgl
-@pytest.mark.parametrize("rank", [1, -1])
-def test_a_parameter_without_a_gradient(rank: int, make_job: JobFactory) -> None:
-    """It would make one rank's exchange shorter than the others'."""
-    model = {"kind": "tests.own_models:Branching", "args": {"rank": rank}}
-    config = make_job(model=model, comm={"shard": "full", "timeout": 20})
-    with pytest.raises(RuntimeError) as caught:
-        train_on_ranks(config)
-    assert "no gradient for module.extra.bias, module.extra.weight on rank" in str(caught.value)
-
-
-# ── what cannot be sharded ───────────────────────────────────────────────────────────────────
-
-
-def test_a_scalar_is_named() -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.register_parameter("scale", nn.Parameter(torch.ones(())))
-    with pytest.raises(TrainingError, match="scale") as caught:
-        check_shardable(model, "full")
-    assert "torch.zeros(1)" in str(caught.value)
-
-
-@pytest.mark.parametrize("shard", SHARDS)
-def test_several_types_are_named(shard: str) -> None:
+def test_several_types_are_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
     with pytest.raises(TrainingError, match=r"1\.bias \(torch\.bfloat16\), 0\.bias") as caught:
-        check_shardable(model, shard)
-    assert f"comm.shard: {shard}" in str(caught.value)
-
-
-def test_a_model_that_cannot_be_copied() -> None:
-    model = nn.Linear(2, 2)
-    model.lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(TrainingError, match="cannot be copied") as caught:
-        Twin(model)
-    assert caught.value.where == "model.kind"
-
-
-def test_a_twin_without_shards_is_a_copy() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
-    twin = Twin(model)
-    with torch.no_grad():
-        model[0].weight.add_(1)
-        model[1].running_mean.add_(1)
-    x = torch.randn(4, 3)
-    copy = twin.unsharded(model)
-    assert torch.equal(copy(x), model(x))
-    assert not copy.training
-    assert copy[1].running_mean is not model[1].running_mean
+        check_shardable(model)
+    assert "comm.shard: optimizer" in str(caught.value)

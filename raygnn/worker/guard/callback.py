@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,7 +19,6 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.comm.sharding import is_sharded, no_gradient
 from raygnn.worker.guard import fingerprint
 from raygnn.worker.guard.compare import compare, ranks_text
 
@@ -39,7 +38,7 @@ class Guard(pl.Callback):
       position, batch, optimizer and parameters before the step, and the autocast that the model
       ran in before the backward pass, which is where gradients are first reduced.
     - If user code takes part in steps, it also compares, at the same batches and at the end, the
-      contents of unsharded parameters and gradients, and whether a callback has changed the loss.
+      contents of parameters and gradients, and whether a callback has changed the loss.
     - If there are user callbacks, it compares, after them, at both ends of an epoch and the end of
       each batch, whether training stops, the loop's counts, and the modules' mode. The other ranks
       would wait for one that stopped alone.
@@ -47,9 +46,9 @@ class Guard(pl.Callback):
       since the other ranks wait for it in the reduction.
     - Before each optimizer step, gradients are rescaled for samples that were skipped. A step whose
       gradient is not finite is skipped, and the running statistics of its forward passes are
-      restored. Reduced gradients are equal on all ranks, and so is the decision; only sharded ones
-      need an exchange. With fp16-mixed the gradient scaler does this. On a GPU, adam and adamw
-      decide themselves; the host learns of it with the next record, or of 64 steps at once.
+      restored. Reduced gradients are equal on all ranks, and so is the decision. With fp16-mixed
+      the gradient scaler does this. On a GPU, adam and adamw decide themselves; the host learns of
+      it with the next record, or of 64 steps at once.
 
     ``mode: off`` does the last alone. With ``mode: deep`` the process groups compare, too.
 
@@ -176,11 +175,11 @@ class Guard(pl.Callback):
         losses, self._losses = self._losses, []
         self._begins = True
         if self._checking_step and self._contents:
-            named = ((f"gradient {n}", p.grad) for n, p in _whole(module))
+            named = ((f"gradient {n}", p.grad) for n, p in module.named_parameters())
             compare(self._exchange, {"contents": fingerprint.contents(named)}, _where(trainer))
         self._checking_step = False
         held = (p.grad for group in optimizer.param_groups for p in group["params"])
-        gradients = [_local(gradient) for gradient in held if gradient is not None]
+        gradients = [gradient for gradient in held if gradient is not None]
         if not _rescale(gradients, module):
             self._drop(optimizer)
             return
@@ -195,7 +194,7 @@ class Guard(pl.Callback):
             if len(self._pending) == _PENDING:
                 self.count_skipped()
             return
-        if self._are_finite(gradients, optimizer):
+        if self._gradients.are_finite(gradients):
             self._in_a_row = 0
             return
         self._drop(optimizer)
@@ -219,7 +218,7 @@ class Guard(pl.Callback):
     def _parameters(self, module: nn.Module) -> fingerprint.FingerprintSection:
         """Return the contents of the parameters, and whether the loss was changed."""
         changed, self._changed = bool(self._changed), torch.tensor(False)
-        named = ((f"contents of {name}", parameter) for name, parameter in _whole(module))
+        named = ((f"contents of {name}", p) for name, p in module.named_parameters())
         return {"loss changed": json.dumps(changed), **fingerprint.contents(named)}
 
     def state_dict(self) -> dict[str, int]:
@@ -256,21 +255,17 @@ class Guard(pl.Callback):
             found = _UNUSED.search(str(error))
             if found is None:
                 raise
-            raise no_gradient(
-                [self._names[int(number)] for number in found[1].split()],
-                self._exchange.world.rank,
-                "set comm.find_unused_parameters: true, or use the parameter in every branch of "
-                "the model",
-                _where(trainer),
+            names = [self._names[int(number)] for number in found[1].split()]
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            rank = self._exchange.world.rank
+            raise GuardError(
+                f"no gradient for {', '.join(names[:10])}{more} on rank {rank}, for which the "
+                "other ranks would wait",
+                where=_where(trainer),
+                remedy="set comm.find_unused_parameters: true, or use the parameter in every "
+                "branch of the model",
+                rank=rank,
             ) from None
-
-    def _are_finite(self, gradients: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether all gradients are finite. Collective if they are sharded."""
-        finite = self._gradients.are_finite(gradients)
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if any(map(is_sharded, parameters)):
-            return self._exchange.max(int(not finite)) == 0
-        return finite
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:
         # without gradients an optimizer changes neither parameters, by weight decay either, nor its
@@ -348,17 +343,6 @@ class _Buffers:
             compat.copy_all(own, copies)
 
 
-def _whole(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Return the unsharded parameters."""
-    return ((name, p) for name, p in module.named_parameters() if not is_sharded(p))
-
-
-def _local(gradient: Tensor) -> Tensor:
-    """Return this rank's shard of a gradient, in the same memory."""
-    part: Tensor = gradient.to_local() if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
-    return part
-
-
 def _where(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step}"
 
@@ -374,7 +358,6 @@ def _decides_itself(
         and len({gradient.device for gradient in gradients}) == 1
         and _on_gpu(gradients[0])
         and getattr(module, "embeddings", None) is None
-        and not any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
     )
 
 
