@@ -211,14 +211,6 @@ def lay_out_buckets(ddp: Any, parameters: Iterable[Any]) -> bool:
     return True
 
 
-def before_load(module: Any, hook: Callable[..., None]) -> None:
-    """Have a module call ``hook(module, state, prefix, …)`` before it loads a state."""
-    if hasattr(module, "register_load_state_dict_pre_hook"):
-        module.register_load_state_dict_pre_hook(hook)
-    else:  # before torch 2.5
-        module._register_load_state_dict_pre_hook(hook, with_module=True)
-
-
 @private("torch:Tensor._base", otherwise=lambda tensor: True, loses="one more copy in typed layers")
 def is_view(tensor: Any) -> bool:
     """True if a tensor may share another's memory, which then must not be written to."""

@@ -311,16 +311,6 @@ def as_config(config: ConfigSource) -> Config:
     return config if isinstance(config, Config) else load_config(config)
 
 
-def without_removed(config: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
-    """Return a configuration recorded by an earlier version, without the keys removed since."""
-    kept = {key: "multi" if (key, v) == ("labels", "several") else v for key, v in config.items()}
-    return {
-        key: without_removed(value, (*at, key)) if isinstance(value, Mapping) else value
-        for key, value in kept.items()
-        if key == "format" or removed((*at, str(key)), value) is None
-    }
-
-
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import Choice, select
 from raygnn.models.linear import linear
-from raygnn.models.typed_layers import CommonBias, ConvFactory, Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
@@ -77,13 +77,13 @@ class HANLayer(Layer):
             {key(t): SemanticAttention(self.width, attention) for t in chosen}
         )
 
-    def biases(self) -> list[CommonBias]:
+    def biases(self) -> list[str]:
         """See `Layer`. A weighted candidate's bias adds different rows to different nodes."""
-        found: list[CommonBias] = []
+        found: list[str] = []
         for ntype in self.outputs():
             names = [f"convs.{key(*etype)}.bias" for etype in self.into(ntype)]
             names += [f"own.{key(ntype)}.bias"] if ntype in self.self_types else []
-            found += [(ntype, name, ()) for name in names if len(names) == 1]
+            found += names if len(names) == 1 else []
         return found
 
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
@@ -172,21 +172,14 @@ class HGTLayer(Layer):
             }
         )
 
-    def biases(self) -> list[CommonBias]:
+    def biases(self) -> list[str]:
         """See `Layer`. Attention weights add up to 1, so a bias of values is added to all nodes
         whose edges are of one type alike, but for nodes without edges, which have no values."""
-        found: list[CommonBias] = []
-        for ntype in self.outputs():
-            if self.into(ntype):
-                name = key(ntype)
-                found.append((ntype, f"out.{name}.bias", (f"skip.{name}",)))
+        found = [f"out.{key(ntype)}.bias" for ntype in self.outputs() if self.into(ntype)]
         for source in sorted({e[0] for e in self.etypes}):
             etypes = [e for e in self.etypes if e[0] == source]
             if all(self.into(e[2]) == [e] for e in etypes):
-                for etype in etypes:
-                    name = key(etype[2])
-                    through = f"message.{key(*etype)}", f"out.{name}.weight", f"skip.{name}"
-                    found.append((etype[2], f"values.{key(source)}.bias", through))
+                found.append(f"values.{key(source)}.bias")
         return found
 
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:

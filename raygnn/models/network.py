@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from raygnn.config.model import FamilyConfig
 from raygnn.models.convolutions import CombineKind
 from raygnn.models.linear import Dropout, join
-from raygnn.models.norm import Cancelled, activation, drop_biases, norm, normalise, repeated
+from raygnn.models.norm import activation, drop_biases, norm, normalise, repeated
 from raygnn.models.typed_layers import Combined, Degrees, Family, Hidden, Layer, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
@@ -119,18 +119,9 @@ class Stack(nn.Module):
             for layer in layers[:hidden]
         )
         if config.norm == "batch":
-            found = [(n, layer.biases()) for n, layer in enumerate(layers[:hidden])]
+            normalised = enumerate(layers[:hidden])
             drop_biases(
-                self,
-                [
-                    Cancelled(
-                        f"layers.{n}.{bias}",
-                        f"norms.{n}.{key(t)}.running_mean",
-                        tuple(f"layers.{n}.{name}" for name in through),
-                    )
-                    for n, biases in found
-                    for t, bias, through in biases
-                ],
+                self, (f"layers.{n}.{b}" for n, layer in normalised for b in layer.biases())
             )
         # an embedding table that the first layer does not read would get no gradient
         read = layers[0].inputs()

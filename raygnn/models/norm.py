@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-from raygnn import compat
 
 # sums values over the ranks, in place; arguments: values, and the pass, "forward" or "backward"
 Sum = Callable[[Tensor, str], Tensor]
@@ -43,91 +41,20 @@ def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
     return out
 
 
-class Cancelled(NamedTuple):
-    """A bias that batch normalisation cancels: names of entries of a module's state.
-
-    Attributes:
-        bias: the parameter; it adds the same row to all nodes of a type.
-        mean: the running mean of the normalisation that follows.
-        through: parameters that the bias passes through before the normalisation, in order: see
-            `_passed`.
-    """
-
-    bias: str
-    mean: str
-    through: tuple[str, ...] = ()
-
-
-def drop_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
-    """Remove biases from a module; its `load_state_dict` still accepts states with them.
+def drop_biases(module: nn.Module, names: Iterable[str]) -> None:
+    """Remove biases that add the same row to all nodes of a type, which batch normalisation then
+    subtracts.
 
     The gradient of such a bias is rounding error, which Adam turns into full-size steps; running
     means lag behind, so that evaluation would depend on rounding.
     """
-    for name in {one.bias: one for one in cancelled}:  # once, whatever it is subtracted by
+    for name in dict.fromkeys(names):
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
         if isinstance(owner, nn.ParameterDict):
             del owner[last]
         else:
             setattr(owner, last, None)
-    module.cancelled = tuple(cancelled)  # type: ignore[assignment]
-    compat.before_load(module, fold_biases)
-
-
-def fold_biases(module: nn.Module, state: dict[str, Any], prefix: str = "", *_: object) -> None:
-    """Move the biases of a state from before `drop_biases` into the running means, with the same
-    results in evaluation.
-
-    Args:
-        state: name with ``prefix`` → tensor; modified, its tensors are not.
-    """
-    folded = set()
-    for bias, mean, through in getattr(module, "cancelled", ()):
-        if prefix + bias not in state or prefix + mean not in state:
-            continue
-        row = state[prefix + bias]
-        for name in through:
-            row = _passed(row, state[prefix + name])
-        state[prefix + mean] = state[prefix + mean] - row.to(state[prefix + mean].dtype)
-        folded.add(prefix + bias)
-    for name in folded:
-        del state[name]
-
-
-def _passed(row: Tensor, parameter: Tensor) -> Tensor:
-    """Return a row multiplied by the sigmoid of a number, by a matrix ``[out, in]``, or by one of
-    each head ``[H, in, out]``."""
-    if parameter.dim() == 0:
-        return row * parameter.sigmoid()
-    if parameter.dim() == 2:
-        return parameter @ row
-    return torch.einsum("hi,hio->ho", row.view(len(parameter), -1), parameter).flatten()
-
-
-def fold_checkpoint(module: nn.Module, state: dict[str, Any], optimizers: list[Any]) -> None:
-    """Remove the optimizer states of biases in a checkpoint from before `drop_biases`.
-
-    Args:
-        state: of the module, in its order.
-        optimizers: states of optimizers of all parameters; those with groups are unchanged.
-    """
-    dropped = {
-        f"{name}.{one.bias}".removeprefix(".")
-        for name, child in module.named_modules()
-        for one in getattr(child, "cancelled", ())
-    }
-    known = dropped | {name for name, _ in module.named_parameters()}
-    parameters = [name for name in state if name in known]
-    kept = [number for number, name in enumerate(parameters) if name not in dropped]
-    if len(kept) == len(parameters):
-        return
-    for optimizer in optimizers:
-        (group, *more), values = optimizer["param_groups"], optimizer["state"]
-        if not more and len(group["params"]) == len(parameters):
-            group["params"] = list(range(len(kept)))
-            found = {new: values[old] for new, old in enumerate(kept) if old in values}
-            optimizer["state"] = found
 
 
 @contextmanager

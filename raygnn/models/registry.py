@@ -135,8 +135,7 @@ def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
     """
     try:
         schema = _read_schema(values["schema"])
-        # files of older versions, all of tasks on nodes, have no heads
-        heads = {n: _read_head(config, one) for n, one in values.get("heads", {}).items()}
+        heads = {n: _read_head(config, one) for n, one in values["heads"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"invalid description of a network's data: {error}") from error
     if isinstance(schema, GraphSchema):
@@ -170,17 +169,17 @@ def _schema(schema: Typed) -> dict[str, Any]:
 def _read_schema(values: Mapping[str, Any]) -> Schema | GraphSchema:
     etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
     by_name: dict[str, EdgeType] = {etype_str(e): e for e in etypes}
-    # files of older versions have no edge features
-    rows, numbers = values.get("edge_features", {}), values.get("edge_categories", {})
     known: dict[str, Any] = {
         "in_features": {str(t): int(width) for t, width in values["in_features"].items()},
         "etypes": etypes,
         "out_features": int(values["out_features"]),
         "categories": {str(t): _categories(named) for t, named in values["categories"].items()},
         "relations": {by_name[e]: int(num) for e, num in values["relations"].items()},
-        "edge_features": {by_name[e]: int(width) for e, width in rows.items()},
-        "edge_categories": {by_name[e]: _categories(named) for e, named in numbers.items()},
-        "edge_times": {by_name[e]: int(w) for e, w in values.get("edge_times", {}).items()},
+        "edge_features": {by_name[e]: int(width) for e, width in values["edge_features"].items()},
+        "edge_categories": {
+            by_name[e]: _categories(named) for e, named in values["edge_categories"].items()
+        },
+        "edge_times": {by_name[e]: int(width) for e, width in values["edge_times"].items()},
     }
     if "target" not in values:
         return GraphSchema(**known)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import Choice, select
 from raygnn.models.linear import affine, join, linear
-from raygnn.models.typed_layers import CommonBias, Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]
@@ -87,9 +87,9 @@ class RGCNLayer(Layer):
             {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
         )
 
-    def biases(self) -> list[CommonBias]:
+    def biases(self) -> list[str]:
         """See `Layer`."""
-        return [(t, f"bias.{key(t)}", ()) for t in self.outputs()]
+        return [f"bias.{key(t)}" for t in self.outputs()]
 
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)

@@ -18,13 +18,12 @@ from torch.autograd.function import once_differentiable
 from raygnn import compat
 from raygnn.models.convolutions import CombineKind, LinearConv
 from raygnn.models.linear import affine
-from raygnn.models.norm import Cancelled, drop_biases
+from raygnn.models.norm import drop_biases
 from raygnn.sampling.batch import Block, EdgeType
 
 Degrees = Mapping[EdgeType, Tensor]
 Combined = Mapping[EdgeType, Tensor]
 Hidden = dict[str, Tensor]
-CommonBias = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,9 @@ class Layer(nn.Module, ABC):
         """Map node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 
     @abstractmethod
-    def biases(self) -> list[CommonBias]:
-        """Return the parameters that add the same row to all output nodes of a type: node type,
-        the parameter's name, and those that it passes through (see `Cancelled`)."""
+    def biases(self) -> list[str]:
+        """Return the names of the parameters that add the same row to all output nodes of a
+        type."""
 
     def narrows(self, width: int) -> bool:
         """Return True if the rows of `TypedLayer.project` are narrower than ``width``."""
@@ -166,20 +165,20 @@ class TypedLayer(Layer):
         )
         made = {} if rest is None else {t: rest(self.width) for t in self.outputs()}
         self.rest = nn.ModuleDict({key(t): module for t, module in made.items()})
-        within = {t: f"rest.{key(t)}.norm.running_mean" for t in made}
-        if within and self.state_dict().keys() >= set(within.values()):
-            drop_biases(self, [Cancelled(bias, within[t]) for t, bias in self._of_sums()])
+        within = {f"rest.{key(t)}.norm.running_mean" for t in made}
+        if within and self.state_dict().keys() >= within:
+            drop_biases(self, self._of_sums())
 
-    def _of_sums(self) -> list[tuple[str, str]]:
-        """Return the biases of the convolutions' sums, and before each its node type."""
-        sums = [(t, f"bias.{key(t)}") for t in self.outputs() if key(t) in self.bias]
-        convs = ((e[2], key(*e)) for e in self.etypes)
-        return sums + [(t, f"convs.{c}.bias") for t, c in convs if hasattr(self.convs[c], "bias")]
+    def _of_sums(self) -> list[str]:
+        """Return the biases of the convolutions' sums."""
+        sums = [f"bias.{key(t)}" for t in self.outputs() if key(t) in self.bias]
+        convs = [key(*e) for e in self.etypes]
+        return sums + [f"convs.{c}.bias" for c in convs if hasattr(self.convs[c], "bias")]
 
-    def biases(self) -> list[CommonBias]:
+    def biases(self) -> list[str]:
         """See `Layer`."""
-        second = [(t, f"rest.{key(t)}.second.bias") for t in self.outputs() if self.rest]
-        return [(t, name, ()) for t, name in second or self._of_sums()]
+        second = [f"rest.{key(t)}.second.bias" for t in self.outputs() if self.rest]
+        return second or self._of_sums()
 
     def takes_relu(self) -> bool:
         """See `Layer`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.graph import ManyGraphs, TablesGraph
-from raygnn.config.load import load_config, without_removed
+from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
@@ -48,7 +48,7 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
 
 def _values(run: Run, trust: bool) -> dict[str, Any]:
     storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
-    recorded = without_removed(usable(run.config, run.shown, trust, run.files))
+    recorded = usable(run.config, run.shown, trust, run.files)
     return {**recorded, "storage": storage, "name": run.name}
 
 
@@ -159,8 +159,7 @@ def _check_scaling(run: Run, config: Config) -> None:
     if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
         return  # a dataset scales its features itself
     trained = run.config["graph"]
-    usual = "row" if trained["format"] == "planetoid" else "none"  # of an earlier version
-    before, now = trained.get("normalize") or usual, config.graph.normalize or "none"
+    before, now = trained.get("normalize") or "none", config.graph.normalize or "none"
     if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
         return
     remedy = f"set graph.normalize={before}"

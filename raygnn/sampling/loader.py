@@ -330,7 +330,7 @@ class BatchLoader(Generic[S]):
         """Restore a saved position.
 
         Raises:
-            InputError: it refers to another batch size, other seeds or another order.
+            InputError: it refers to another batch size or other seeds.
         """
         here = self.state_dict()
         if state.get("data", here["data"]) != here["data"]:
@@ -342,11 +342,6 @@ class BatchLoader(Generic[S]):
         for name in self._make.plan.state:
             if state.get(name) == here[name]:
                 continue
-            if name == "order":
-                raise InputError(
-                    "the checkpoint was written by a version that orders few seeds differently",
-                    remedy="resume with that version, or start from scratch (--overwrite)",
-                )
             raise InputError(
                 f"the checkpoint has {name} {state[name]}, this run has {here[name]}",
                 remedy="resume with the run's graph, train.seed, train.accumulate and "

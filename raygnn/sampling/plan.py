@@ -108,8 +108,6 @@ class SeedPlan(Steps):
             "global_batch": self.global_batch,
             "seed": self.seed,
             "accumulate": self.accumulate,
-            # an older version permuted few seeds differently: it must not resume within an epoch
-            **({"order": "shuffled"} if self.num_seeds <= _SHUFFLED else {}),
         }
 
     def size(self, step: int) -> int:

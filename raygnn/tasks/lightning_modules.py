@@ -15,7 +15,6 @@ from raygnn import compat
 from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
 from raygnn.models.heads import LinkScores, MultitaskModel
-from raygnn.models.norm import fold_checkpoint
 from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
@@ -221,7 +220,6 @@ class TaskModule(pl.LightningModule):
         saved = checkpoint.get("class_weights", {})  # missing if a class overrides the saving hook
         for name, loss in self.class_losses.items():
             loss.weights = tuple(saved.get(name, loss.weights))
-        fold_checkpoint(self, checkpoint["state_dict"], checkpoint.get("optimizer_states", []))
 
     def on_train_start(self) -> None:
         if self.embeddings is not None:

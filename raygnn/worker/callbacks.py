@@ -18,7 +18,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
-from raygnn.models.norm import fold_biases
 from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
@@ -168,8 +167,6 @@ class Averaging(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = trainer.global_step
         values = _values(module)  # on their device, unlike a checkpoint's
-        for name, child in module.named_modules():
-            fold_biases(child, self.average, f"{name}.")
         self.average = {n: a.to(values[n].device) for n, a in self.average.items()}
 
     @torch.no_grad()

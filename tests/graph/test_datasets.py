@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raygnn.config.graph import DatasetGraph
-from raygnn.config.load import load_config, without_removed
+from raygnn.config.load import load_config
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, open_samples
 from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
@@ -530,35 +530,6 @@ def test_a_root_that_may_not_be_written(
         load_graph(DatasetGraph(**graph))
     assert caught.value.where == str(tmp_path / "data" / "processed")
     assert "graph.args.root" in str(caught.value.remedy)
-
-
-# --- recorded configurations
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        {"format": "planetoid", "path": "data", "name": "cora", "normalize": None},
-        {"format": "npz", "path": "a.npz", "split": 0, "undirected": True, "normalize": None},
-    ],
-)
-def test_a_run_with_a_removed_format_needs_its_partition(graph: dict[str, Any]) -> None:
-    recorded = {"name": "a", "graph": graph, "model": {"kind": "gcn"}}
-    with pytest.raises(ConfigError, match=r"was removed\n  → write graph: {format: dataset"):
-        load_config(without_removed(recorded))
-    without_graph = {**without_removed(recorded), "graph": None, "partition": {"path": "/"}}
-    assert load_config(without_graph).graph is None
-
-
-def test_a_run_on_text_keeps_its_collection(tmp_path: Path) -> None:
-    graph = {"format": "graphs", "path": str(tmp_path / "a.txt"), "tags": [1], "labels": None}
-    (tmp_path / "a.txt").write_text("0\n")
-    recorded = {"name": "a", "graph": graph, "task": {"kind": "graph_classification"}}
-    config = load_config(without_removed({**recorded, "model": {"kind": "gin"}}))
-    found = find_collection(config)
-    assert isinstance(found, MissingCollection)
-    with pytest.raises(DataError, match=r"text is not .*(?s:.)*examples.gin_text:GinText"):
-        found.make()
 
 
 def test_examples_are_where_messages_say() -> None:

@@ -373,20 +373,6 @@ def test_what_the_configuration_does_not_keep(trained: Run, tmp_path: Path) -> N
         raygnn.evaluate(run, trust=True, display=False)
 
 
-def test_a_run_of_an_earlier_version(trained: Run, tmp_path: Path) -> None:
-    """Its configuration has keys that were removed since, which a prediction never read."""
-    run = copied(trained, tmp_path)
-    before = asking.config_of(run, [], trust=True)
-    values, file = run.config, run.path / "config.yaml"
-    values["comm"] |= {"compression": "powersgd", "powersgd_rank": 4, "powersgd_start": 10}
-    values["sampling"] |= {"method": "labor", "pad": True}
-    mark = file.read_text().splitlines()[0]
-    file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
-    assert asking.config_of(run, [], trust=True) == before
-    with pytest.raises(ConfigError, match="powersgd' was removed"):
-        asking.config_of(run, ["comm.compression=powersgd"])
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(files: Any, out: Any, key: str, names: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
 
-from raygnn.models.norm import Cancelled
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
-from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, slow_but, train_on_ranks
 
@@ -239,37 +235,6 @@ def test_sums_are_evaluated_at_the_scale_of_training(make_job: JobFactory) -> No
     )
     summary = train_on_ranks(config).summary
     assert summary["metrics"]["val/loss"] == pytest.approx(summary["train_loss"], rel=0.4)
-
-
-def test_a_run_with_biases_before_batch_norm_goes_on(
-    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a checkpoint that was written before they were left out: losses, averaged weights and
-    metrics are those of a run that has them to its end. With plain SGD, whose steps show gradients
-    as they are, and momentum, which is kept for each parameter."""
-    options: dict[str, Any] = {
-        "model": {"kind": "gin", "norm": "batch"},
-        "train": {"epochs": 3, "optimizer": "sgd", "momentum": 0.9, "lr": 0.05, "ema": 0.9},
-        "sampling": {"batch_size": 100},
-        "fault": {"checkpoint_every": 1, "keep": 20},
-        "cluster": {"workers": 1},
-    }
-    with monkeypatch.context() as patched:
-        for module in ("network", "typed_layers"):
-            patched.setattr(f"raygnn.models.{module}.drop_biases", spread_biases)
-        whole = train_on_ranks(make_job(name="whole", **options))
-    resumed = train_on_ranks(stopped(whole, make_job(name="part", **options), 5), resume=True)
-    assert resumed.summary["steps"] == whole.summary["steps"] == 12
-    assert np.allclose(losses(resumed), losses(whole), atol=1e-5)
-    assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"], abs=1e-4)
-    states = [torch.load(run.path / "checkpoints" / "selected.pt") for run in (resumed, whole)]
-    assert states[0].keys() < states[1].keys()
-
-
-def spread_biases(module: nn.Module, cancelled: Sequence[Cancelled]) -> None:
-    """Keep the biases, away from 0."""
-    for one in cancelled:
-        nn.init.uniform_(module.get_parameter(one.bias), 0.5, 1.5)
 
 
 def test_layers_that_are_computed_again_train_the_same_model(make_job: JobFactory) -> None:

@@ -88,7 +88,6 @@ class CollectionMeta(Section):
         source: what it was built from.
         graphs: name → array with one row per graph, such as labels.
         splits: index into `SPLITS` per graph, -1 for none; None if the graphs came without splits.
-        values: original values of renumbered labels and tags, of earlier versions.
         files: name → expected size and hash.
     """
 
@@ -101,7 +100,6 @@ class CollectionMeta(Section):
     listed_edges: list[PackedEdges] = Field(alias="edges")
     graphs: dict[str, GraphColumn]
     splits: PackedArray | None = None
-    values: dict[str, list[int]] = Field({})
     files: dict[str, FileFacts]
     seconds: float
 

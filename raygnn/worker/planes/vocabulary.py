@@ -7,7 +7,6 @@ partition that was built without it may number them in another way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.collection import read_collection
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads, Shard
@@ -129,14 +127,11 @@ def _goal(job: Job) -> dict[str, str | None]:
 
 
 def words(job: Job) -> CategoryNames:
-    """Return ``"<type>/<array>"`` → categories 0, 1, … of the model's arrays and of the target; for
-    graphs in GIN's text format ``"tag"`` and ``"label"``."""
+    """Return ``"<type>/<array>"`` → categories 0, 1, … of the model's arrays and of the target;
+    none for tasks on whole graphs."""
     model = job.config.model
-    if job.partition is None:
-        return {}
     if job.config.task.of_graphs:
-        place = Path(str(job.partition))
-        return job.read(lambda: read_collection(place)).values
+        return {}
     names: CategoryNames = job.meta.names
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
     jobs = [job.for_task(name) for name in job.goals] or [job]
@@ -156,11 +151,8 @@ def words(job: Job) -> CategoryNames:
 
 def target_words(job: Job) -> Sequence[Any]:
     """Return the names of the classes 0, 1, … of a job of one task; empty if they are numbers."""
-    names = words(job)
-    if job.config.task.of_graphs:
-        return names.get("label", ())
     kind = job.ntype if job.edges is None else etype_str(job.edges.etype)
-    return names.get(f"{kind}/{job.config.task.target}", ())
+    return words(job).get(f"{kind}/{job.config.task.target}", ())
 
 
 def positive_class(job: Job, classes: int) -> int | None:
