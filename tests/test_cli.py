@@ -84,12 +84,12 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_train_passes_its_arguments(driver: Driver) -> None:
-    assert main(["train", "job.yaml", "--profile", "3"]) == 0
+    assert main(["train", "job.yaml"]) == 0
     assert main(["train", "job.yaml", "--overwrite", "-v", "--set", "name=b", "--json"]) == 0
     assert main(["train", "job.yaml", "--resume", "--set", "name=a", "--set", "name=c"]) == 0
-    off = {"overwrite": False, "resume": False, "verbose": False, "display": True, "profile": 0}
+    off = {"overwrite": False, "resume": False, "verbose": False, "display": True}
     assert driver.calls == [
-        ("train", "small", {**off, "profile": 3}),
+        ("train", "small", off),
         ("train", "b", {**off, "overwrite": True, "verbose": True, "display": False}),
         ("train", "c", {**off, "resume": True}),
     ]
@@ -129,7 +129,6 @@ def test_check_is_told_of_the_cluster(driver: Driver) -> None:
         ["train", "job.yaml", "--over"],
         ["train", "job.yaml", "--set"],
         ["runs", "job.yaml"],
-        ["train", "job.yaml", "--profile", "0"],
         ["tune", "job.yaml", "--seconds", "0"],
         ["submit", "job.yaml", "--follow", "--detach"],
         ["predict", "first"],

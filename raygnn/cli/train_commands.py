@@ -8,7 +8,6 @@ from typing import Any
 
 from raygnn.cli.options import (
     command,
-    count,
     job_command,
     load,
     overwrite_or_resume,
@@ -37,13 +36,6 @@ def add(commands: Any) -> None:
     job_command(commands, "partition", _partition, "divide the graph and show the parts, once")
     train = job_command(commands, "train", _train, "run a job: partition where needed, train, test")
     overwrite_or_resume(train)
-    train.add_argument(
-        "--profile",
-        type=count,
-        default=0,
-        metavar="N",
-        help="record N steps on every rank with torch's profiler",
-    )
     tune = job_command(
         commands,
         "tune",
@@ -110,7 +102,6 @@ def _train(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         resume=args.resume,
         started=args.started,
-        profile=args.profile,
         **_shown(args),
     )
     print_json(args, run.to_dict())

@@ -39,7 +39,7 @@ def launched() -> int:
         from raygnn.config.load import load_config
         from raygnn.driver.train import train
 
-        options = {key: request[key] for key in ("overwrite", "resume", "verbose", "profile")}
+        options = {key: request[key] for key in ("overwrite", "resume", "verbose")}
         train(load_config(request["config"]), started=args.started, **options)
         return 0
 

@@ -42,12 +42,10 @@ from raygnn.runs.report.page import record_notes, reported
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 
-MOST_PROFILED = 1000  # steps
 _UNREAD = (
     "the graph is partitioned out of core, and was not read: it, its size for memory and disk, and "
     "a model of your own are looked at once raygnn train or raygnn partition has made the partition"
 )
-_COLUMNS = ("operator", "calls", "self ms", "total ms")
 
 
 def train(
@@ -59,7 +57,6 @@ def train(
     verbose: bool = False,
     display: bool = True,
     started: float | None = None,
-    profile: int = 0,
 ) -> Run:
     """Run a job to its end and return its run directory, opened.
 
@@ -75,7 +72,6 @@ def train(
         verbose: show Ray's and Lightning's output, too.
         display: show progress on standard output.
         started: when the command began, seconds since the epoch; records count from it.
-        profile: number of steps to record with torch's profiler on every rank, early in the run.
 
     Raises:
         InputError: bad input, or the name is used. Nothing was started or written.
@@ -83,8 +79,6 @@ def train(
         TrainingError: training failed; see ``rank`` and ``trace``.
         Interrupted: Ctrl-C.
     """
-    if type(profile) is not int or not 0 <= profile <= MOST_PROFILED:
-        raise InputError(f"profile {profile!r}", remedy=f"a whole number to {MOST_PROFILED}")
     started = time.time() if started is None else started
     config = with_graph(config, graph)
     show = display_of(display, verbose)
@@ -116,7 +110,7 @@ def train(
         records = MetricsTail(run.path / METRICS)
         records.skip()  # those of earlier attempts
         watch = partial(watch_training, loggers=loggers, tail=records)
-        result = session.launch(watch, profile=profile)
+        result = session.launch(watch)
         result["global_batch"] = start.global_batch
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
@@ -124,9 +118,6 @@ def train(
         result |= {"topology": session.plan.topology(config), "versions": versions}
         wait = config.fault.storage_timeout.seconds
         summary = run.update_summary(wait, **result, status="done")
-    if operators := summary.get("operators"):
-        rows = [list(operator.values()) for operator in operators["top"]]
-        show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)
     show.closing(summary, run.shown)
     return _opened(run)
 

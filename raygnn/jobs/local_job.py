@@ -43,7 +43,6 @@ def launch(
     resume: bool = False,
     verbose: bool = False,
     display: bool = True,
-    profile: int = 0,
 ) -> LocalJob:
     """Start `raygnn.train` in a child process, and return at once.
 
@@ -52,7 +51,7 @@ def launch(
 
     Args:
         config: a `Config`, or an argument of `raygnn.load_config`.
-        graph, overwrite, resume, verbose, profile: see `raygnn.train`.
+        graph, overwrite, resume, verbose: see `raygnn.train`.
         display: show its progress: a card in a notebook, lines on standard output elsewhere.
 
     Returns:
@@ -70,7 +69,7 @@ def launch(
         document["storage"] = config.store.text  # with credentials: it is written nowhere
     if config.cluster.address == "auto" and (address := _connected()):
         document["cluster"]["address"] = address
-    options = {"overwrite": overwrite, "resume": resume, "verbose": verbose, "profile": profile}
+    options = {"overwrite": overwrite, "resume": resume, "verbose": verbose}
     return LocalJob(config, {"config": document, **options}, display=display)
 
 

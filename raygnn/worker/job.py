@@ -164,7 +164,6 @@ class Job:
         global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
             number of workers is now.
         tune: seconds of a trial of a sweep; None to train.
-        profile: number of steps to record with torch's profiler.
         request: what to predict; None to train.
         edges: see `TaskTarget`, of the only task.
         goals: target of each of several tasks, by name; empty if there is one task.
@@ -185,7 +184,6 @@ class Job:
     started: float
     global_batch: int
     tune: float | None = None
-    profile: int = 0
     request: Request | None = None
     edges: EdgeTarget | None = None
     goals: Mapping[str, TaskTarget] = field(default_factory=dict)

@@ -27,7 +27,6 @@ from raygnn.worker.callbacks import Averaging, Evaluation, Phases, Waiting, user
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
-from raygnn.worker.profiling import PROFILE, Profiling
 from raygnn.worker.rank_setup import RankSetup, Runtime
 from raygnn.worker.records import Closing, Records, open_writers
 
@@ -86,8 +85,6 @@ class Rank(RankSetup):
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
-        profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)
-        callbacks += [profiling] if job.profile else []
         trainer = self.trainer([*callbacks, checkpoints, Closing(), Waiting()], checkpoints.plugin)
         log.info("training from %s", state or "the start")
         cause, trained = None, False
@@ -157,7 +154,6 @@ class Rank(RankSetup):
             "epochs": trainer.current_epoch,
             "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
-            "operators": profiling.summary(),
         }
         if records.first_step is not None:  # else figures of an earlier start stay
             result |= {

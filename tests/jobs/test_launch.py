@@ -100,7 +100,7 @@ def test_a_run_that_is_kept_in_a_store(
 ) -> None:
     """It is here while it is written, and in the store afterwards, where an earlier one may be."""
     config = config_of(store.uri, staging={"path": str(tmp_path / "stage")})
-    request = {"config": {}, "overwrite": False, "resume": False, "verbose": False, "profile": 0}
+    request = {"config": {}, "overwrite": False, "resume": False, "verbose": False}
     job = LocalJob(config, request, display=False)
     theirs = psutil.Process(job.pid).environ()[JOB]
     for ours in (False, True):
@@ -152,7 +152,7 @@ def test_a_stop_before_it_began(tmp_path: Path) -> None:
 def test_a_long_error_comes_whole(tmp_path: Path) -> None:
     """More of it than a pipe holds."""
     wrong = {f"unknown_{i:05}": i for i in range(9000)}
-    request = {"config": wrong, "overwrite": False, "resume": False, "verbose": False, "profile": 0}
+    request = {"config": wrong, "overwrite": False, "resume": False, "verbose": False}
     job = LocalJob(config_of(tmp_path), request, display=False)
     with pytest.raises(raygnn.InputError) as error:
         job.wait(timeout=LIMIT)
