@@ -120,11 +120,12 @@ def test_an_estimate_is_near_what_reading_takes(write: Any, tmp_path: Path) -> N
 
 
 def test_an_estimate_is_near_what_partitioning_takes(tmp_path: Path) -> None:
-    """The graph of benchmarks/bench_partition.py, whose process was seen to take 4.0 GB."""
+    """The graph of benchmarks/bench_partition.py. METIS took 82 bytes for each of a twelfth of its
+    edges in 2 parts, and 110 for each of a half in 16."""
     graph = {"format": "planted", "nodes": 1_200_000, "degree": 50, "features": 100}
     config = load_config(job(tmp_path / "job.yaml", graph, storage=str(tmp_path)))
     given = PartitionInput(find_partition(config, 2), planted.sketch(config.graph))
-    assert 4.0e9 < given.facts(config).bytes + given.partitioning_bytes < 5.5e9
+    assert 82 * 60e6 < given.facts(config).bytes + given.partitioning_bytes < 1.5 * 110 * 60e6
 
 
 @pytest.mark.parametrize(
