@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 
 from raygnn.errors import CapabilityError
@@ -114,39 +112,6 @@ def test_using_a_placeholder_is_a_capability_error() -> None:
 
 
 # --- what we rely on ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("parts", [2, 16])  # bisection, k-way
-def test_metis_divides_a_grid_evenly_and_quietly(
-    parts: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    side = 40
-    ids = np.arange(side * side).reshape(side, side)
-    src = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
-    dst = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
-    both = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(ids.size, ids.size))
-    grid = (both + both.T).tocsr()
-    weights = np.ones((ids.size, 1), dtype=np.int64)
-    found = door.metis(grid.indptr.astype(np.int64), grid.indices.astype(np.int64), parts, weights)
-    assert found.dtype == np.int64
-    sizes = np.bincount(found, minlength=parts)
-    assert len(sizes) == parts
-    assert sizes.max() <= 1.1 * ids.size / parts
-    # squares would cut about 2 * side * (sqrt(parts) - 1); chance cuts 1 - 1/parts of the edges
-    cut = np.count_nonzero(found[src] != found[dst])
-    assert cut < 0.15 * len(src)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_quiet_passes_on_what_others_write(capfd: pytest.CaptureFixture[str]) -> None:
-    with door.quiet():
-        os.write(2, b"[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: x\n")
-        os.write(2, b"a warning of another thread\n")
-    assert capfd.readouterr().err == "a warning of another thread\n"
-    with pytest.raises(KeyError), door.quiet():
-        raise KeyError
-    os.write(2, b"still there\n")
-    assert capfd.readouterr().err == "still there\n"
 
 
 def test_sampling_and_blocks() -> None:

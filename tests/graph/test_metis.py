@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +150,26 @@ def test_several_things_are_shared_out() -> None:
         for share in weights.T:
             held = np.bincount(found, share, parts)
             assert held.max() <= 1.1 * held.mean()
+
+
+@pytest.mark.parametrize("parts", [2, 16])  # bisection, k-way
+def test_a_grid_is_divided_evenly_and_quietly(
+    parts: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    side = 40
+    ids = np.arange(side * side).reshape(side, side)
+    src = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
+    dst = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
+    both = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(ids.size, ids.size))
+    grid = (both + both.T).tocsr()
+    weights = np.ones((ids.size, 1), dtype=np.int64)
+    ends = grid.indptr.astype(np.int64), grid.indices.astype(np.int64)
+    found = metis_library.metis(*ends, parts, weights)
+    assert found.dtype == np.int64
+    sizes = np.bincount(found, minlength=parts)
+    assert len(sizes) == parts
+    assert sizes.max() <= 1.1 * ids.size / parts
+    # squares would cut about 2 * side * (sqrt(parts) - 1); chance cuts 1 - 1/parts of the edges
+    cut = np.count_nonzero(found[src] != found[dst])
+    assert cut < 0.15 * len(src)
+    assert capfd.readouterr() == ("", "")
