@@ -35,6 +35,8 @@ def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
     both = load_graph(graph.model_copy(update={"undirected": True})).edges[DEFAULT_ETYPE]
     np.testing.assert_array_equal(both.src, stored["edge_index"].T.reshape(-1))
     np.testing.assert_array_equal(both.dst, stored["edge_index"][::-1].T.reshape(-1))
+    kinds = np.repeat(stored["edge_reltype"][:, 0], 2)
+    np.testing.assert_array_equal(both.data["relation"], kinds)
 
 
 @pytest.mark.parametrize("labels", [1, 7])
