@@ -104,8 +104,7 @@ ABOUT = {
         "machine `cluster.num_cpus` lets workers share its CPUs.",
     ),
     "devices_suit": About(
-        "GPUs need builds with CUDA, and `dgl.nn` runs only on "
-        "the devices of DGL's build.",
+        "GPUs need builds with CUDA, and `dgl.nn` runs only on the devices of DGL's build.",
         "Change the key, or install the build, that the finding names.",
     ),
     "bf16_is_there": About(
