@@ -21,7 +21,7 @@ from raygnn.preflight.links import Link
 # package → oldest and first unsupported version, as in pyproject.toml
 SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.14"),
-    "torch": ("2.4", None),
+    "torch": ("2.6", None),
     "dgl": ("2.1", "2.5"),
     "ray": ("2.53", None),
     "lightning": ("2.4", None),
