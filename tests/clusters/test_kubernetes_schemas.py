@@ -19,7 +19,6 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
-from ray.autoscaler._private.kuberay.node_provider import IN_CLUSTER_TOKEN_PATH
 
 from tests.clusters.test_cluster_files import brought
 
@@ -128,7 +127,7 @@ def test_it_grows_from_no_workers_by_what_a_job_asks_for(manifest: dict[str, Any
     options = spec["autoscalerOptions"]
     assert options["securityContext"]["allowPrivilegeEscalation"] is False
     (mount,) = options["volumeMounts"]
-    assert f"{mount['mountPath']}/token" == IN_CLUSTER_TOKEN_PATH
+    assert mount["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"  # Ray reads it
     (volume,) = (
         each
         for each in spec["headGroupSpec"]["template"]["spec"]["volumes"]
