@@ -112,7 +112,7 @@ def read_lists(
             if isinstance(flat, _Flat):
                 places.setdefault(name, []).append(flat.rows + chunk.first)
             if flat.num:
-                found.setdefault(name, []).append(known[name].numbers(flat, name, "refuse")[0])
+                found.setdefault(name, []).append(known[name].numbers(flat, name))
     columns = {name: np.concatenate(parts) for name, parts in found.items()}
     rows, digest = np.stack([columns[name] for name in keys], axis=1), sha256(file)
     if not len(rows):

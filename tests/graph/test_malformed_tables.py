@@ -116,6 +116,14 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         raw("users.csv", USERS + b"anna,3,2,no,train\nb\xff,3,2,no,train\n"),
         ["users.csv, row 2 (line 3)", "not UTF-8"],
     ),
+    "line ends of two kinds": (
+        raw("users.csv", USERS + b"anna,3,2,no,train\r\nben,3,2,no,train\n"),
+        ["users.csv", "end in different ways", "end all lines alike"],
+    ),
+    "a quote within a quoted value": (
+        raw("users.csv", USERS + b'anna,3,2,no,train\n"be"n,3,2,no,train\n'),
+        ["users.csv, after line 2", "expected after"],
+    ),
     "unclosed quote": (
         raw("users.csv", USERS + b'anna,3,2,"no,train\nben,3,2,no,train\n'),
         ["users.csv", "quote is not closed"],

@@ -22,10 +22,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
-from raygnn.errors import ConfigError, DataError, InputError
+from raygnn.errors import DataError, InputError
 from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.outofcore import disk_assembly, disk_graph, edge_shuffle, id_index
-from raygnn.graph.outofcore.disk_arrays import store
+from raygnn.graph.outofcore import disk_assembly, disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_assembly import DiskAssembly
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import partition_out_of_core
@@ -40,6 +39,7 @@ from raygnn.graph.partition.write import write_parts
 from raygnn.graph.sources import digest as sources_digest
 from raygnn.graph.sources import load_graph
 from raygnn.graph.sources.ogb import archived
+from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
 from tests.graph.ogb_builder import EDGES, NODES, write_archives
 from tests.graph.tables_builder import changed, write_shop, write_table
@@ -404,14 +404,14 @@ def test_features_are_not_in_memory(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_nodes_that_edges_add_are_for_memory(tmp_path: Path) -> None:
+def test_nodes_that_edges_add(tmp_path: Path) -> None:
+    """Are numbered as in memory, with the features that ``fill`` gives them."""
     spec = changed("edges user:bought:item missing", "add")
-    for table in spec["nodes"].values():
-        table["fill"] = 0.0
+    spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.5
     spec["nodes"]["item"]["categories"] = {"brand": {"column": "brand", "unknown": "bucket"}}
-    graph = write_shop(tmp_path, spec=spec)
-    with pytest.raises(ConfigError, match="in memory only"):
-        out_of_core(missing(graph, tmp_path / "p", 2))
+    graph = write_shop(tmp_path, spec=spec, bought={"name": ["zoe", "carl", "eve"]})
+    assert load_graph(graph).ids["user"].to_pylist() == ["anna", "ben", "carl", "zoe", "eve"]
+    assert_as_in_memory(graph, tmp_path, 2)
 
 
 ENDED = """
@@ -493,48 +493,11 @@ def test_two_processes_do_not_share_stages(tmp_path: Path) -> None:
     out_of_core(found, meanwhile)
 
 
-@given(
-    texts=st.lists(st.text(max_size=3), unique=True, min_size=1, max_size=60),
-    others=st.lists(st.text(max_size=3), max_size=30),
-)
-def test_text_is_found_by_its_bytes(texts: list[str], others: list[str]) -> None:
-    values = pa.array([*texts, *others], pa.large_string())
-    known = values.slice(0, len(texts))
-    slots = np.full(len(texts) + len(texts) // 2 + 1, -1, np.int64)
-    assert id_index._fill(*id_index._parts(known), True, slots) == (-1, -1)
-    numbers = np.empty(len(values), np.int64)
-    asked = id_index._parts(values)
-    id_index._look_up(*asked, *id_index._parts(known), True, slots, numbers)
-    assert numbers.tolist() == [texts.index(t) if t in texts else -1 for t in [*texts, *others]]
-    if others and set(others) <= set(texts):
-        row, before = id_index._fill(*asked, True, np.full(3 * len(values), -1, np.int64))
-        assert (row, before) == (len(texts), texts.index(others[0]))
-
-
-def test_an_end_that_is_no_number_is_no_node(tmp_path: Path) -> None:
-    """Not the node whose id is 0 either."""
-    ids = np.array([7, 0])
-    slots = np.full(4, -1, np.int64)
-    id_index._fill(*id_index._parts(pa.array(ids)), False, slots)
-    store(tmp_path / "values", ids)
-    store(tmp_path / "slots", slots)
-    index = id_index.StoredIds.from_directory(tmp_path, "n", text=False).index()
-    assert index._find(pa.array([0, None, 7, 3])).to_pylist() == [1, None, 0, None]
-
-
-@given(texts=st.lists(st.text(max_size=3), min_size=2, max_size=8))
-def test_texts_with_one_hash_are_told_apart(texts: list[str]) -> None:
-    known = id_index._parts(pa.array(texts, pa.large_string()))
-    for row, text in enumerate(texts):
-        same = [id_index._same(*known, row, *known, other, True) for other in range(len(texts))]
-        assert same == [text == other for other in texts]
-
-
 def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:
-    ids = id_index.IdsToDisk("n", tmp_path)
-    ids._become_text()
     array = pa.array(["a", "bc", "", "def"], pa.large_string())
-    ids._add_text(array.slice(1, 2)), ids._add_text(array.slice(3)), ids._add_text(array[:1])
-    ids._text[0].close(), ids._text[1].close()
-    stored = id_index.StoredIds.from_directory(tmp_path, "n", text=True).array()
-    assert stored.to_pylist() == ["bc", "", "def", "a"]
+    ids = StoredIds("n", tmp_path)
+    ids.write(iter([array.slice(1, 2), array.slice(3), array[:1]]))
+    for mapped in (True, False):
+        assert ids.array(mapped=mapped).to_pylist() == ["bc", "", "def", "a"]
+    ids.write(iter([pa.array([3, 1])]))  # again, of another type
+    assert ids.array().to_pylist() == [3, 1]

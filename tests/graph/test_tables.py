@@ -92,8 +92,7 @@ def test_random_tables(
         ends = draw.draw(st.lists(st.tuples(number, number), min_size=1, max_size=40))
         rows = draw.draw(st.integers(1, 50))
         monkeypatch.setattr(reader, "ROWS", rows)
-        monkeypatch.setattr(numbering, "ROWS", rows)
-        monkeypatch.setattr(reader, "_BLOCK", 1 << 10)
+        monkeypatch.setattr(numbering, "_ROWS", rows)
         for old in place.iterdir():
             old.unlink()
         cut = draw.draw(st.integers(0, len(keys)))
@@ -137,9 +136,8 @@ def test_many_rows_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     buyers, skus = random.choice(names, 20_000).tolist(), random.choice([1001, 1002], 20_000)
     bought = {"name": buyers, "sku": skus.tolist(), "amount": [1] * 20_000, "at": [7] * 20_000}
-    monkeypatch.setattr(reader, "_BLOCK", 1 << 14)
     monkeypatch.setattr(reader, "ROWS", 777)
-    monkeypatch.setattr(numbering, "ROWS", 777)
+    monkeypatch.setattr(numbering, "_ROWS", 777)
     found = []
     for kind in ("csv", "parquet"):
         (tmp_path / kind).mkdir()
@@ -182,9 +180,24 @@ def test_added_nodes_are_numbered_by_row(tmp_path: Path, monkeypatch: pytest.Mon
         "edges: {to: {files: e.csv, source: a, target: b, missing: add}}\n"
     )
     for rows in (1, 3, 100):
-        monkeypatch.setattr(numbering, "ROWS", rows)
+        monkeypatch.setattr(reader, "ROWS", rows)
         data = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml"))
         assert data.ids["v"].to_pylist() == [1, 5, 4, 3, 9, 8]
+
+
+def test_blank_lines_and_odd_names(tmp_path: Path) -> None:
+    """Empty lines are no rows, whatever the width; names may have line ends, that are not those of
+    the file; a file may be called as a pattern."""
+    (tmp_path / "n[1]*.csv").write_text('\n"id"\n\n1\n2\n\n')
+    lines = ["\ufeff", ' a ,"b\n"', "", "1,2", "", "2,2"]
+    (tmp_path / "e.csv").write_bytes("\r\n".join(lines).encode())
+    (tmp_path / "g.yaml").write_text(
+        "nodes: {v: {files: 'n[1]*.csv', id: id}}\n"
+        "edges: {to: {files: e.csv, source: a, target: b}}\n"
+    )
+    data = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml"), needs_masks=False)
+    assert data.ids["v"].to_pylist() == [1, 2]
+    assert data.edges["v", "to", "v"].src.tolist() == [0, 1]
 
 
 def test_undirected_edges(tmp_path: Path) -> None:

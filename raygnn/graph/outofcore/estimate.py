@@ -11,7 +11,7 @@ from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
 from raygnn.graph.tables.description import read_description
-from raygnn.graph.tables.frames import NodeColumns, edge_reader
+from raygnn.graph.tables.frames import edge_reader, node_reader
 from raygnn.graph.tables.reader import resolve
 
 # bytes: of arrays by their sizes, of processes as seen in benchmarks/bench_large.py
@@ -84,8 +84,8 @@ def _of_archives(dataset: ogb.Archived, times: int) -> Size:
 def _of_tables(graph: TablesGraph) -> Size:
     base, described = Path(graph.path).parent, read_description(Path(graph.path))
     nodes = edges = node_bytes = edge_bytes = 0
-    for ntype, table in described.nodes.items():
-        reader = NodeColumns(ntype, table, resolve(base, table.files), {}).reader
+    for table in described.nodes.values():
+        reader = node_reader(table, resolve(base, table.files))
         nodes += reader.rows_about()
         node_bytes += reader.reading_bytes()
     for edge_table in described.edges.values():

@@ -15,11 +15,11 @@ from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
 from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store_all, stored_arrays
 from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures, runs_of, spill
-from raygnn.graph.outofcore.table_stages import read_tables
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources import ogb
 from raygnn.graph.sources.npz_members import Member
 from raygnn.graph.sources.transforms import add_reverses, normalize
+from raygnn.graph.tables.table_stages import read_tables
 
 _ROWS = 1 << 18  # or columns
 _BYTES = 1 << 24  # unpacked at once

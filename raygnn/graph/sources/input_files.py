@@ -108,7 +108,7 @@ def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
         )
 
 
-def out_of_memory(where: str, error: MemoryError) -> DataError:
+def out_of_memory(where: str, error: Exception) -> DataError:
     """Return the error for input that needs more memory than is available."""
     detail = " ".join(str(error).split())[:200]
     message = "there is not enough memory to read it" + (f": {detail}" if detail else "")

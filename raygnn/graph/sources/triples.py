@@ -10,6 +10,7 @@ number, which is what the array holds.
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow.compute as pc
@@ -17,8 +18,7 @@ import pyarrow.compute as pc
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.tables.columns import Growing
-from raygnn.graph.tables.ids import Ids
+from raygnn.graph.tables.ids import Ends, Ids
 from raygnn.graph.tables.reader import TableReader, resolve
 
 VERSION = 1
@@ -60,30 +60,36 @@ def read(graph: TriplesGraph) -> GraphData:
     """
     place = Path(graph.path)
     entities, relations = Ids(NTYPE), Ids("relation")
-    ends, kinds = [Growing(np.int64), Growing(np.int64)], Growing(np.int64)
     counts = dict.fromkeys(SPLITS, 0)
-    for split, file in _files(place).items():
-        reader = _reader(file)
-        for chunk in reader.chunks(entities.batch):
-            entities.learn(chunk, ("head", "tail"))
-            relations.learn(chunk, ("relation",))
-            if len(relations) > MAX_RELATIONS:
-                message = f"there are more than {MAX_RELATIONS:,} relations"
-                raise chunk.error(0, "relation", message, "see that the columns are in order")
-            for column, growing in (("head", ends[0]), ("tail", ends[1])):
-                growing.append(entities.numbers(chunk, column, "refuse")[0])
-            kinds.append(relations.numbers(chunk, "relation", "refuse")[0])
-        counts[split] = reader.num
+    with (
+        TemporaryDirectory(prefix="raygnn-") as spill,
+        Ends(_COLUMNS, [entities, relations, entities], "add", Path(spill)) as ends,
+    ):
+        for split, file in _files(place).items():
+            reader = _reader(file)
+            for chunk in reader.chunks():
+                ends.add(chunk)
+            counts[split] = reader.num
+        ends.learn(NTYPE)
+        ends.learn("relation")
+        if len(relations) > MAX_RELATIONS:
+            message = f"there are more than {MAX_RELATIONS:,} relations"
+            remedy = "see that the columns are in order"
+            raise DataError(message, where=str(file), remedy=remedy)
+        found = list(ends.numbers(reader))
+    heads, kinds, tails = (
+        np.concatenate([some[at] for some in found], dtype=np.int64) for at in range(3)
+    )
     last = np.cumsum(list(counts.values()))
     at = np.arange(last[-1])
     order = pc.array_sort_indices(relations.values)
     numbers = np.empty(len(relations), np.int64)
     numbers[order] = np.arange(len(relations))
-    data = {"relation": numbers[kinds.take()]} | {
+    data = {"relation": numbers[kinds]} | {
         f"{split}_mask": (at >= end - num) & (at < end)
         for (split, num), end in zip(counts.items(), last, strict=True)
     }
-    edges = EdgeFrame(ends[0].take(), ends[1].take(), data)
+    edges = EdgeFrame(heads, tails, data)
     return GraphData(
         place.name.split(".")[0] or "triples",
         {NTYPE: NodeFrame(len(entities))},

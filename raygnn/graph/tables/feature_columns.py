@@ -1,7 +1,7 @@
 """Columns of features: joined as they are, or filled in, scaled and encoded as the training was.
 
 What a transform has to know of the data, its state, comes of the rows for training. It is found
-while the table is read once before (`raygnn.graph.tables.frames.settle`), lies in the partition's
+while the table is read once before (`raygnn.graph.tables.fitting.settle`), lies in the partition's
 manifest, and other tables are transformed by it.
 """
 
@@ -13,7 +13,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ _QUANTILES = 1001  # that stand for a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
 
-Keep = Callable[[int], Any]  # width → a `Growing` of float64, or what is used as one
-in_memory: Keep = partial(Growing, np.float64)
+Keep = Callable[[int], Any]  # width → a `Collected`
 
 
 class Transformed:

@@ -7,29 +7,23 @@ row that is in a split and has no label, and for a word that the vocabulary does
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from raygnn.graph.arrays import Array
-from raygnn.graph.data import MASKS, SPLITS, EdgeFrame, EdgeType, NodeFrame, etype_str
+from raygnn.graph.data import MASKS, SPLITS
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import (
     Growing,
     Times,
-    nan_to_null,
     numbers,
     numbers_or_nan,
     rows_or_nan,
-    to_numpy,
 )
 from raygnn.graph.tables.description import EdgeTable, Label, NodeTable, RandomSplit, Table
-from raygnn.graph.tables.feature_columns import Features, Keep, in_memory
-from raygnn.graph.tables.ids import Ids
+from raygnn.graph.tables.feature_columns import Features
 from raygnn.graph.tables.reader import Chunk, TableReader
-from raygnn.graph.times import TimeRange, check_units, sample
 from raygnn.storage.remote import AnyPath
 from raygnn.util.hashing import mix, uniform
 
@@ -215,231 +209,80 @@ def label_rows(label: Label, chunk: Chunk, width: int | None = None) -> Array:
     return np.stack([numbers_or_nan(chunk, column) for column in (first, *more)], 1)
 
 
-def _known(label: Label, chunk: Chunk) -> Array:
-    """Return which rows have the label, bool ``[n]``."""
-    if label.kind == "class":
-        return to_numpy(pc.is_valid(nan_to_null(chunk.columns[label.columns[0]])))
-    rows = label_rows(label, chunk)
-    if label.kind == "multi":
-        return np.asarray((rows >= 0).any(1))
-    return np.asarray(~np.isnan(rows).any(1) & (rows.shape[1] > 0))
+def features_of(table: Table) -> dict[str, Features]:
+    """Return array name → its columns."""
+    return {name: Features(columns, table.fill) for name, columns in table.features.items()}
 
 
-@dataclass(frozen=True)
-class FitTo:
-    """Source of the state of transforms.
-
-    Attributes:
-        trained: what `settle` returned for the training's tables; None = these are they.
-        before: of a table with times and no split, only rows before this one are fitted to. None =
-            all rows are.
-    """
-
-    trained: Mapping[str, Any] | None = None
-    before: int | None = None
-
-    def bound(self, table: Table) -> int | None:
-        """The time before which the table's rows are fitted to, if there is one."""
-        return self.before if _has_times_alone(table) else None
-
-    @classmethod
-    def from_tables(
-        cls, tables: Sequence[tuple[Table, Sequence[AnyPath]]], trained: Mapping[str, Any] | None
-    ) -> FitTo:
-        """Find the first time of a row for validation or test, in tables whose columns say which
-        those are; they are read only where that decides. Raises DataError if units differ."""
-        if trained is not None or not any(_has_times_alone(table) for table, _ in tables):
-            return cls(trained)
-        compared = ((t, f) for t, f in tables if t.time and (_held(t) or _has_times_alone(t)))
-        found = [_first_held_out(*one) for one in compared]
-        before = min((first for first, _ in found if first is not None), default=None)
-        if before is not None:
-            effect = "transforms would be fitted to rows of validation and test, or to none"
-            check_units([times for _, times in found], effect, "time")
-        return cls(None, before)
+def node_reader(table: NodeTable, files: Sequence[AnyPath]) -> TableReader:
+    """Return a reader of all columns of a table of nodes."""
+    return _reader(table, files, [table.id, *_node_columns(table)])
 
 
-def _has_times_alone(table: Table) -> bool:
-    """Return True if times determine the rows to fit to."""
-    if table.time is None or (table.split, table.masks, table.splits) != (None,) * 3:
-        return False
-    return any(Features(columns, table.fill).fitted for columns in table.features.values())
+def _node_columns(table: NodeTable) -> list[str]:
+    """Return the columns but ids and features."""
+    time = [] if table.time is None else [table.time.column]
+    categories = [category.column for category in table.categories.values()]
+    return [*categories, *Targets(table, "node").columns, *time]
 
 
-def _held(table: Table) -> list[str]:
-    """Return the columns that say which rows are held out."""
-    of_masks = [table.masks.val, table.masks.test] if table.masks else []
-    return [column for column in (table.split, *of_masks) if column is not None]
-
-
-def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None, TimeRange]:
-    """Return the first time of a row for validation or test, if there is one, and all times."""
-    assert table.time is not None
-    column, columns = table.time.column, _held(table)
-    times, firsts, samples = Times(table.time), list[int](), [np.zeros(0, np.int64)]
-    for chunk in TableReader(files, [*columns, column], table.delimiter).chunks():
-        found = times.of(chunk, column)
-        samples.append(sample(found))
-        if table.split is not None:
-            held = codes.splits(chunk, table.split, table.split_words) > 0
-        else:
-            held = np.any([codes.truths(chunk, one) for one in columns], axis=0)
-        if columns and held.any():
-            firsts.append(int(found[held].min()))
-    everyones = sample(np.sort(np.concatenate(samples)))
-    found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
-    return min(firsts, default=None), found_in
-
-
-def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Array:
-    """Return which rows are for training, bool ``[n]``; without a split, all, or all ``before`` a
-    time."""
-    if table.time is not None and before is not None:
-        return Times(table.time).of(chunk, table.time.column) < before
-    if table.split is not None:
-        return codes.splits(chunk, table.split, table.split_words) == 0
-    if table.masks is not None:
-        return codes.truths(chunk, table.masks.train)
-    if table.splits is None:
-        return np.ones(chunk.num, bool)
-    drawn = draw(table.splits, chunk.num, chunk.first) == 0
-    known = [_known(label, chunk) for label in table.targets.values()]
-    return drawn & np.any(known, axis=0) if known else drawn  # without a label, in no split
-
-
-def settle(
-    kind: str,
-    features: Mapping[str, Features],
-    table: Table,
-    files: Sequence[AnyPath],
-    to: FitTo,
-    keep: Keep = in_memory,
-) -> dict[str, Any]:
-    """Give the transforms of features their state: that of the training, or what the rows for
-    training say, for which their columns are read once.
-
-    Args:
-        kind: the node or edge type.
-        keep: where numbers of rows for training are kept meanwhile.
-
-    Returns:
-        ``"<type>/<array>"`` → what is done, the state, and before which time (``before``) the rows
-        lie that it is of, if not all; of the arrays with transforms.
-
-    Raises:
-        DataError: as reading does; there is nothing to fit to; or the training had others.
-    """
-    before = to.bound(table)
-    if to.trained is not None:
-        for name, matrix in features.items():
-            matrix.replay(to.trained.get(f"{kind}/{name}"), f"{kind}/{name}")
-    elif fitted := [one for matrix in features.values() for one in matrix.fitted]:
-        masks = table.masks.train if table.masks else None
-        time = None if table.time is None or before is None else table.time.column
-        others = (c for c in (table.split, masks, time, *label_columns(table)) if c is not None)
-        columns = [*(column for one in fitted for column in one.columns), *others]
-        for chunk in TableReader(files, columns, table.delimiter).chunks():
-            training = training_rows(table, chunk, before)
-            for one in fitted:
-                one.add(chunk, training, keep)
-        for one in fitted:
-            one.fit(f"{files[0]}, column {one.columns[0]!r}", before)
-    made = {f"{kind}/{name}": matrix.manifest() for name, matrix in features.items()}
-    return {key: state for key, state in made.items() if state is not None}
-
-
-class NodeColumns:
-    """The nodes of one type, read in one pass; edges may add some before `frame` is called.
-
-    Attributes:
-        ids: their ids.
-        reader: of its files.
-        names: array → what its codes stand for; filled by `frame`.
-        transforms: see `settle`; filled by `read`.
+def read_nodes(
+    table: NodeTable, files: Sequence[AnyPath], num: int, vocabulary: Vocabulary
+) -> tuple[dict[str, Array], dict[str, list[Any]]]:
+    """Read all arrays of ``num`` nodes but their features: categories and ``time`` int64 ``[N]``,
+    and what `Targets.take` returns. Nodes that edges added have no label and no split.
 
     Args:
         vocabulary: array → what its codes are to stand for; arrays without an entry are numbered
             by their words.
-        to: see `settle`.
-        ids: takes the ids; None = they are kept in memory.
+
+    Returns:
+        The arrays, and what codes stand for by array.
+
+    Raises:
+        DataError: naming file, row and column.
     """
-
-    def __init__(
-        self,
-        ntype: str,
-        table: NodeTable,
-        files: Sequence[AnyPath],
-        vocabulary: Vocabulary,
-        ids: Ids | None = None,
-        to: FitTo = FitTo(),  # frozen
-    ):
-        self.table, self._to = table, to
-        self.transforms: dict[str, Any] = {}
-        self.ids = Ids(ntype) if ids is None else ids
-        self.names: dict[str, list[Any]] = {}
-        self.features = {n: Features(c, table.fill) for n, c in table.features.items()}
-        self._categories = {
-            name: codes.categories(category, vocabulary.get(name))
-            for name, category in table.categories.items()
-        }
-        self._targets = Targets(table, "node", vocabulary)
-        self._times, self._when = Times(table.time), Growing(np.int64)
-        columns = [table.id, *(category.column for category in table.categories.values())]
-        columns += [*self._targets.columns, *([] if table.time is None else [table.time.column])]
-        self.reader = _reader(table, files, columns, self.features)
-
-    def read(self) -> None:
-        """Read the table; raises DataError naming file, row and column, and as `settle` does."""
-        files = self.reader.files
-        self.transforms = settle(self.ids.ntype, self.features, self.table, files, self._to)
-        for chunk in self.reader.chunks():
-            self.ids.add(chunk, self.table.id)
-            for features in self.features.values():
-                features.add(chunk)
-            for category in self._categories.values():
-                category.add(chunk)
-            if self.table.time is not None:
-                self._when.append(self._times.of(chunk, self.table.time.column))
-            self._targets.add(chunk)
-        self.ids.close(self.reader, self.table.id)
-
-    def frame(self) -> NodeFrame:
-        """The arrays: those of features float32 ``[N, F]``, categories and ``time`` int64 ``[N]``,
-        and what :meth:`Targets.take` gives; of nodes that edges added: ``fill``, no label, no
-        split.
-        """
-        num = len(self.ids)
-        data = {name: features.take(num) for name, features in self.features.items()}
-        for name, category in self._categories.items():
-            data[name], self.names[name] = category.take(self.reader, num)
-        if self.table.time is not None:
-            data["time"] = self._when.take()
-        data |= self._targets.take(num, self.reader)
-        self.names |= self._targets.names
-        return NodeFrame(num, data)
+    categories = {
+        name: codes.categories(category, vocabulary.get(name))
+        for name, category in table.categories.items()
+    }
+    targets, times, when = Targets(table, "node", vocabulary), Times(table.time), Growing(np.int64)
+    reader = TableReader(files, _node_columns(table), table.delimiter)
+    for chunk in reader.chunks() if reader.columns else ():
+        for category in categories.values():
+            category.add(chunk)
+        if table.time is not None:
+            when.append(times.of(chunk, table.time.column))
+        targets.add(chunk)
+    names: dict[str, list[Any]] = {}
+    data: dict[str, Array] = {}
+    for name, category in categories.items():
+        data[name], names[name] = category.take(reader, num)
+    if table.time is not None:
+        data["time"] = when.take()
+    data |= targets.take(num, reader)
+    return data, names | targets.names
 
 
-def _reader(
-    table: Table, files: Sequence[AnyPath], columns: Sequence[str], features: Mapping[str, Features]
-) -> TableReader:
-    """A reader of some columns, and those of the features."""
-    of_features = [column for matrix in features.values() for column in matrix.columns]
+def _reader(table: Table, files: Sequence[AnyPath], columns: Sequence[str]) -> TableReader:
+    """Return a reader of some columns, and those of the features."""
+    features = features_of(table).values()
+    of_features = [column for matrix in features for column in matrix.columns]
     reader = TableReader(files, [*columns, *of_features], table.delimiter)
-    reader.widening = sum(matrix.widening for matrix in features.values())
+    reader.widening = sum(matrix.widening for matrix in features)
     return reader
 
 
-def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> TableReader:
-    """A reader of the table's columns."""
+def edge_reader(table: EdgeTable, files: Sequence[AnyPath], *, targets: bool = True) -> TableReader:
+    """Return a reader of the table's columns, or all but labels and splits."""
     time = None if table.time is None else table.time.column
     columns = [table.source, table.target, table.weight, time]
-    columns += Targets(table, "edge").columns
-    named = [column for column in columns if column is not None]
-    return _reader(table, files, named, EdgeColumns(table).features)
+    columns += Targets(table, "edge").columns if targets else []
+    return _reader(table, files, [column for column in columns if column is not None])
 
 
 class EdgeColumns:
-    """Ends and arrays of edges, a chunk after the other; labels and splits are `Targets`.
+    """Arrays of edges, a chunk after the other; labels and splits are `Targets`.
 
     Attributes:
         dtypes: of the arrays of one number for each edge.
@@ -450,89 +293,17 @@ class EdgeColumns:
         self.table = table
         dtypes = {"weight": np.float32} if table.weight is not None else {}
         self.dtypes: dict[str, Any] = dtypes | ({"time": np.int64} if table.time else {})
-        self.features = {name: Features(c, table.fill) for name, c in table.features.items()}
+        self.features = features_of(table)
         self._times = Times(table.time)
 
-    def rows(self, chunk: Chunk, ids: tuple[Ids, Ids]) -> tuple[Array, dict[str, Array]]:
-        """Return which rows are kept, bool ``[n]``, and their ``src``, ``dst`` and arrays.
-
-        Args:
-            ids: of the nodes at both ends; they learn new ones where the table says so.
-
-        Raises:
-            DataError: naming file, row and column.
-        """
-        table = self.table
-        ends = list(zip(("src", "dst"), (table.source, table.target), ids, strict=True))
-        if table.missing == "add":
-            for new in {id(one): one for one in ids}.values():
-                new.learn(chunk, [column for _, column, one in ends if one is new])
-        keep, rows = np.ones(chunk.num, bool), {}
-        for end, column, one in ends:
-            rows[end], dropped = one.numbers(chunk, column, table.missing)
-            if dropped is not None:
-                keep &= ~dropped
+    def rows(self, chunk: Chunk) -> dict[str, Array]:
+        """Return the arrays' rows; raises DataError naming file, row and column."""
+        rows, table = dict[str, Array](), self.table
         if table.weight is not None:
             rows["weight"] = _weights(chunk, table.weight)
         if table.time is not None:
             rows["time"] = self._times.of(chunk, table.time.column)
-        rows |= {name: matrix.rows(chunk) for name, matrix in self.features.items()}
-        return keep, rows if keep.all() else {name: array[keep] for name, array in rows.items()}
-
-
-def read_edges(
-    etype: EdgeType,
-    table: EdgeTable,
-    files: Sequence[AnyPath],
-    nodes: Mapping[str, NodeColumns],
-    vocabulary: Vocabulary,
-    to: FitTo,
-) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]], dict[str, Any]]:
-    """The edges of a table, and the reversed ones if it asks for them, with the same data.
-
-    ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``, labels and
-    masks as :meth:`Targets.take` gives them. Both directions of an edge are in one split.
-
-    Args:
-        nodes: by type, read; ids that they lack are added where the table says so.
-        vocabulary, to: see `NodeColumns`.
-
-    Returns:
-        Edge type → its edges, array → what its codes stand for, and what `settle` says.
-    """
-    ids = nodes[etype[0]].ids, nodes[etype[2]].ids
-    columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary)
-    transforms = settle(etype_str(etype), columns.features, table, files, to)
-    arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
-    arrays |= {name: Growing(kind) for name, kind in columns.dtypes.items()}
-    reader = edge_reader(table, files)
-    kept: list[Array] = []
-    for chunk in reader.chunks(lambda: max(one.batch() for one in ids)):
-        keep, rows = columns.rows(chunk, ids)
-        for name, array in rows.items():
-            (arrays.get(name) or columns.features[name]).append(array)
-        targets.add(chunk)
-        kept.append(keep)
-    data: dict[str, Any] = {name: growing.take() for name, growing in arrays.items()}
-    data |= {name: matrix.take() for name, matrix in columns.features.items()}
-    whole = targets.take(reader.num, reader)
-    keep_all = all(keep.all() for keep in kept)
-    data |= whole if keep_all else {n: rows[np.concatenate(kept)] for n, rows in whole.items()}
-    frame = EdgeFrame(data.pop("src"), data.pop("dst"), data)
-    return _directions(etype, table, frame), targets.names, transforms
-
-
-def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:
-    if table.reverse is not None:
-        back = EdgeFrame(edges.dst, edges.src, dict(edges.data))
-        return {etype: edges, (etype[2], table.reverse, etype[0]): back}
-    if not table.undirected:
-        return {etype: edges}
-    back = edges.src != edges.dst  # a loop stays one edge
-    source = np.concatenate((edges.src, edges.dst[back]))
-    target = np.concatenate((edges.dst, edges.src[back]))
-    data = {name: np.concatenate((rows, rows[back])) for name, rows in edges.data.items()}
-    return {etype: EdgeFrame(source, target, data)}
+        return rows | {name: matrix.rows(chunk) for name, matrix in self.features.items()}
 
 
 def _weights(chunk: Chunk, column: str) -> Array:

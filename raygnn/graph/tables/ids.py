@@ -1,4 +1,4 @@
-"""The numbers of nodes by their ids: whole numbers or text, in order of appearance.
+"""The users' ids of nodes: whole numbers or text, numbered in order of appearance.
 
 What reads a chunk raises DataError, naming file, row and column, for an id that is missing, of
 another kind, there twice, or of no node.
@@ -6,14 +6,16 @@ another kind, there twice, or of no node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raygnn.errors import DataError
-from raygnn.graph.arrays import Array
+from raygnn.graph.arrays import Array, index_type
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
 from raygnn.graph.tables.columns import (
     INTEGER,
     cast,
@@ -22,19 +24,25 @@ from raygnn.graph.tables.columns import (
     shown,
     to_numpy,
 )
-from raygnn.graph.tables.reader import ROWS, Chunk, TableReader
+from raygnn.graph.tables.duck import Connection, batches, connect, put
+from raygnn.graph.tables.reader import Chunk, TableReader
 
 _ALIKE = "write the ids of nodes and of edges alike"
 _REMEDY = "ids are whole numbers or text, one for each node"
+_ROWS = 1 << 17  # of a query's result that are in memory at once
+_HASHED = 64  # bytes of an id in a hash table of DuckDB, about
+_REPEATED = """with twice as (select id, min(rowid) as before from ids group by id
+    having count(*) > 1) select ids.rowid, before, id from ids join twice using (id)
+    where ids.rowid > before order by ids.rowid limit 1"""
 
 
 class Ids:
     """Ids of the nodes of one type.
 
-    Text of CSV is taken for whole numbers where all of it is such.
+    Text of CSV is converted to integers if all of it is such.
 
     Args:
-        values: int64 or large_string, where nodes have theirs already.
+        values: int64 or large_string.
         remedy: for an id that no node has.
     """
 
@@ -42,87 +50,35 @@ class Ids:
         self.ntype = ntype
         self.values: pa.Array = pa.array([], pa.int64()) if values is None else values
         self._remedy = remedy
-        self._chunks: list[pa.Array] = []
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def add(self, chunk: Chunk, column: str) -> None:
-        """Append the ids of a table of nodes; they are numbered once `close` is called."""
-        self._chunks.append(self.of_nodes(chunk, column))
-
-    def of_nodes(self, chunk: Chunk, column: str) -> pa.Array:
-        """The ids of a chunk of a table of nodes: int64 or large_string."""
-        array = refuse_nulls(chunk, column, "give each node an id")
-        if not chunk.text(column):
-            array = _integers(chunk, column, array)
-        elif pc.any(empty := pc.equal(array, "")).as_py():
-            raise chunk.error(first(empty), column, "the id is empty text", "give each node an id")
-        elif chunk.csv and pc.all(pc.match_substring_regex(array, INTEGER)).as_py():
-            array = pc.cast(array, pa.int64())
-        return array
-
-    def close(self, reader: TableReader, column: str) -> None:
-        """Number what was added."""
-        self.values = _joined(self._chunks)
-        self._chunks = []
-        if pc.count_distinct(self.values).as_py() == len(self.values):
-            return
-        places = pc.dictionary_encode(self.values).indices.to_numpy()
-        _, firsts = np.unique(places, return_index=True)
-        again = np.ones(len(places), bool)
-        again[firsts] = False
-        row = first(again)
-        raise self.twice(reader, column, row, int(firsts[places[row]]))
-
-    def twice(self, reader: TableReader, column: str, row: int, before: int) -> DataError:
-        """The error of an id that an earlier row has, too."""
-        message = f"the id {shown(self.values[row])} is there already, in {reader.place(before)}"
-        return reader.error(row, column, message, "give each node one row")
-
-    def numbers(self, chunk: Chunk, column: str, missing: str) -> tuple[Array, Array | None]:
-        """Numbers of the nodes in a column of ends of edges, int64 ``[n]``.
-
-        Args:
-            missing: whether to ``drop`` ids that no node has; else they are refused.
-
-        Returns:
-            The numbers, and which rows are to be dropped (bool ``[n]``); None = none.
-        """
-        ends = self._ends(chunk, column, missing)
+    def numbers(self, chunk: Chunk, column: str) -> Array:
+        """Return the numbers of the nodes in a column, int64 ``[n]``; every id must be known."""
+        ends = self.ends(chunk, column)
         numbers = self._find(ends)
-        unknown = pc.is_null(numbers)
-        if not numbers.null_count:
-            return to_numpy(numbers).astype(np.int64), None
-        if missing != "drop":
-            row = first(unknown)
-            remedy = f"add it to the nodes of {self.ntype}, or set missing to drop"
-            remedy += ", or to add with partition.engine: local"
-            message = f"{shown(ends[row])} is no {self.ntype}"
-            raise chunk.error(row, column, message, self._remedy or remedy)
-        return to_numpy(pc.fill_null(numbers, 0)).astype(np.int64), to_numpy(unknown)
-
-    def learn(self, chunk: Chunk, columns: Sequence[str]) -> None:
-        """Number the ids in columns of ends that no node has yet, row by row."""
-        ends = [self._ends(chunk, column, "add") for column in columns]
-        by_row = np.arange(len(ends) * chunk.num).reshape(len(ends), -1).T.reshape(-1)
-        mentioned = pa.concat_arrays(ends).take(pa.array(by_row))
-        new = pc.unique(mentioned.filter(pc.is_null(self._find(mentioned))))
-        self.values = _joined([self.values, new]) if len(self) else new
-
-    def batch(self) -> int:
-        """Number of edges to look up at once, since each look-up passes over all ids."""
-        return max(ROWS, len(self.values) // 4)
+        if numbers.null_count:
+            row = first(pc.is_null(numbers))
+            raise chunk.error(row, column, *self.unknown(ends[row]))
+        return to_numpy(numbers).astype(np.int64)
 
     def _find(self, ends: pa.Array) -> pa.Array:
-        if not len(self):
-            return pa.nulls(len(ends), pa.int32())
         return pc.index_in(ends, value_set=self.values)
 
-    def _ends(self, chunk: Chunk, column: str, missing: str) -> pa.Array:
-        """Ends as the ids are: all whole numbers, or all text."""
+    def unknown(self, value: object) -> tuple[str, str]:
+        """Return message and remedy for an id that no node has."""
+        remedy = f"add it to the nodes of {self.ntype}, or set missing to drop, or to add"
+        return f"{shown(value)} is no {self.ntype}", self._remedy or remedy
+
+    def ends(self, chunk: Chunk, column: str, missing: str = "refuse") -> pa.Array:
+        """Return ends of edges with the type of the ids. Text that is no integer, where the ids
+        are, is refused, or null if ``missing`` is ``drop``."""
         ends = refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
-        numeric = pa.types.is_int64(self.values.type if len(self) else ends.type)
+        if not len(self):
+            whole = not chunk.text(column)
+            self.values = pa.array([], pa.int64() if whole else pa.large_string())
+        numeric = pa.types.is_int64(self.values.type)
         if not chunk.text(column):
             ends = _integers(chunk, column, ends)
             if numeric:
@@ -153,13 +109,170 @@ class Numbers(Ids):
         return pc.if_else(there, ends, pa.scalar(None, pa.int64()))
 
 
+class StoredIds:
+    """Ids in a directory: integers in ``values``, or text as ``offsets`` and bytes."""
+
+    def __init__(self, ntype: str, directory: Path):
+        self.ntype, self.directory = ntype, directory
+
+    @property
+    def text(self) -> bool:
+        return (self.directory / "offsets").exists()
+
+    @property
+    def _arrays(self) -> list[DiskArray]:
+        values = DiskArray(self.directory / "values", "uint8" if self.text else "int64")
+        return [values, *([DiskArray(self.directory / "offsets", "int64")] if self.text else [])]
+
+    def __len__(self) -> int:
+        return len(self._arrays[-1]) - self.text
+
+    def array(self, *, mapped: bool = True) -> pa.Array:
+        """Return int64 or large_string ``[num]``."""
+        arrays = [one.map() if mapped else one.read(0, len(one)) for one in self._arrays]
+        kind = pa.large_string() if self.text else pa.int64()
+        buffers = [None, *map(pa.py_buffer, arrays[::-1])]
+        return pa.Array.from_buffers(kind, len(self), buffers)
+
+    def ids(self) -> Ids:
+        """Return the ids, mapped."""
+        return Ids(self.ntype, self.array())
+
+    def write(self, arrays: Iterator[pa.Array]) -> None:
+        """Store arrays of one type; earlier content is replaced."""
+        with Appended(self.directory / "values") as values:
+            (self.directory / "offsets").unlink(missing_ok=True)
+            offsets, end = None, 0
+            for array in arrays:
+                if pa.types.is_int64(array.type):
+                    values.add(array.to_numpy())
+                    continue
+                if offsets is None:
+                    offsets = Appended(self.directory / "offsets")
+                    offsets.add(np.zeros(1, np.int64))
+                _, bounds, content = array.buffers()
+                at = np.frombuffer(bounds, np.int64, len(array) + 1, array.offset * 8)
+                values.add(np.frombuffer(content or b"", np.uint8)[at[0] : at[-1]])
+                offsets.add(at[1:] - at[0] + end)
+                end += int(at[-1] - at[0])
+            if offsets is not None:
+                offsets.close()
+
+    def read(self, reader: TableReader, column: str) -> None:
+        """Store the ids of a table of nodes.
+
+        Raises:
+            DataError: one is missing, or there twice.
+        """
+        with connect(self.directory / "spill", _HASHED * reader.rows_about()) as database:
+            database.execute("create table ids (id bigint)")
+            numeric = True
+            for chunk in reader.chunks():
+                array = _of_nodes(chunk, column)
+                if numeric and not pa.types.is_int64(array.type):
+                    database.execute("alter table ids alter id type varchar")
+                    numeric = False
+                put(database, "ids", {"id": array})
+            if again := database.execute(_REPEATED).fetchone():
+                row, before, value = again
+                message = f"the id {shown(value)} is there already, in {reader.place(before)}"
+                raise reader.error(row, column, message, "give each node one row")
+            self.write(b[0] for b in batches(database, "select id from ids", _ROWS))
+        shutil.rmtree(self.directory / "spill", ignore_errors=True)
+
+
+def _of_nodes(chunk: Chunk, column: str) -> pa.Array:
+    """Return the ids of a chunk of a table of nodes: int64 or large_string."""
+    array = refuse_nulls(chunk, column, "give each node an id")
+    if not chunk.text(column):
+        array = _integers(chunk, column, array)
+    elif pc.any(empty := pc.equal(array, "")).as_py():
+        raise chunk.error(first(empty), column, "the id is empty text", "give each node an id")
+    elif chunk.csv and pc.all(pc.match_substring_regex(array, INTEGER)).as_py():
+        array = pc.cast(array, pa.int64())
+    return array
+
+
+class Ends:
+    """Ends of edges, looked up all at once; a context manager.
+
+    Args:
+        columns: of the ends, with the ``ids`` of their nodes.
+        spill: a directory.
+    """
+
+    def __init__(self, columns: Sequence[str], ids: Sequence[Ids], missing: str, spill: Path):
+        self._columns, self._ids, self._missing = columns, ids, missing
+        known = sum(len(one) for one in {id(one): one for one in ids}.values())
+        self._database: Connection = connect(spill, _HASHED * known)
+        self._has_table = False
+
+    def __enter__(self) -> Ends:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def add(self, chunk: Chunk) -> None:
+        """Append the ends of a chunk; raises DataError as `Ids.ends` does."""
+        both = zip(self._columns, self._ids, strict=True)
+        ends = [one.ends(chunk, column, self._missing) for column, one in both]
+        self._create_table()
+        put(self._database, "ends", {f"end{at}": array for at, array in enumerate(ends)})
+
+    def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
+        """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
+        -1 where no node has the id, in rows to drop.
+
+        Raises:
+            DataError: an id is unknown, and such rows are not to be dropped.
+        """
+        self._register()
+        each = range(len(self._ids))
+        joins = " ".join(f"left join ids{at} on end{at} = ids{at}.id" for at in each)
+        columns = ", ".join(f"coalesce(ids{at}.number, -1)" for at in each)
+        query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
+        for batch in batches(self._database, query, _ROWS):
+            found = [to_numpy(array) for array in batch.columns]
+            for at, one in enumerate(self._ids):
+                if self._missing != "drop" and (bad := found[at] < 0).any():
+                    row += first(bad)
+                    value = f"select end{at} from ends where rowid = {row}"
+                    (unknown,) = self._database.cursor().execute(value).fetchone()
+                    raise reader.error(row, self._columns[at], *one.unknown(unknown))
+            row += len(batch)
+            yield found
+
+    def learn(self, ntype: str) -> None:
+        """Number the ids that no node of a type has yet, in the order of rows, and of columns."""
+        self._register()
+        every = [at for at, one in enumerate(self._ids) if one.ntype == ntype]
+        place = f"{len(self._ids)} * rowid"
+        ends = " union all ".join(
+            f"select end{at} as id, {place} + {at} as place from ends" for at in every
+        )
+        query = f"""select id from ({ends}) anti join ids{every[0]} using (id)
+            group by id order by min(place)"""
+        known = self._ids[every[0]].values
+        values = pa.concat_arrays([known, *(b[0] for b in batches(self._database, query, _ROWS))])
+        for at in every:
+            self._ids[at].values = values
+
+    def _create_table(self) -> None:
+        if not self._has_table:
+            whole = (pa.types.is_int64(one.values.type) for one in self._ids)
+            kinds = (f"end{at} {'bigint' if one else 'varchar'}" for at, one in enumerate(whole))
+            self._database.execute(f"create table ends ({', '.join(kinds)})")
+            self._has_table = True
+
+    def _register(self) -> None:
+        self._create_table()
+        for at, one in enumerate(self._ids):
+            numbers = np.arange(len(one), dtype=index_type(len(one)))
+            self._database.register(f"ids{at}", pa.table({"id": one.values, "number": numbers}))
+
+
 def _integers(chunk: Chunk, column: str, array: pa.Array) -> pa.Array:
     if not pa.types.is_integer(array.type):
         raise chunk.error(0, column, f"the column is {array.type}", _REMEDY)
     return cast(chunk, column, array, pa.int64(), _REMEDY)
-
-
-def _joined(chunks: list[pa.Array]) -> pa.Array:
-    if len({chunk.type for chunk in chunks}) > 1:
-        chunks = [pc.cast(chunk, pa.large_string()) for chunk in chunks]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], pa.int64())

@@ -11,26 +11,28 @@ import csv
 import glob
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
+from raygnn.graph.tables.duck import read_csv
 from raygnn.storage.remote import AnyPath, RemotePath
 
-ROWS = 1 << 16  # of a chunk, at least; fewer where rows are wide or the table ends
-_BYTES = 1 << 24  # of a batch of Parquet, about
-_BLOCK = 1 << 22  # bytes of a block of CSV
+ROWS = 1 << 16  # of a chunk, fewer where rows are wide or a file ends
+_BYTES = 1 << 24  # of a chunk, about
+_CELL = 16  # bytes of a value as text, about
 _LONGEST = 1 << 20  # bytes of a line of CSV, where it is looked at line by line
 _FILES = 100_000
 _VALUE = 8  # bytes of a value as an array, at most, unless its text is longer
@@ -137,43 +139,26 @@ class TableReader:
         self.starts: list[int] = []  # number of the first row of each file that was opened
         self.num = 0
 
-    def chunks(self, rows: Callable[[], int] = lambda: ROWS) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[Chunk]:
         """All rows, in the order of the files.
-
-        Args:
-            rows: says how many a chunk should have at least.
 
         Raises:
             DataError: a file is missing, damaged, of another kind, or lacks a column.
         """
-        held: list[pa.RecordBatch] = []
-        is_csv = False
         for file in self.files:
             check_file(file)
-            self.starts.append(self.num + sum(batch.num_rows for batch in held))
-            for batch in self._text(file) if _is_text(file) else self._parquet(file):
-                if not batch.num_rows:
-                    continue
-                if held and (is_csv != _is_text(file) or held[0].schema != batch.schema):
-                    yield self._chunk(held, is_csv)
-                    held = []
-                is_csv = _is_text(file)
-                held.append(batch)
-                if sum(batch.num_rows for batch in held) >= rows():
-                    yield self._chunk(held, is_csv)
-                    held = []
-        if held:
-            yield self._chunk(held, is_csv)
+            self.starts.append(self.num)
+            is_csv = _is_text(file)
+            for batch in self._text(file) if is_csv else self._parquet(file):
+                if batch.num_rows:
+                    columns = dict(zip(self.columns, batch.columns, strict=True))
+                    chunk = Chunk(self, columns, self.num, is_csv)
+                    self.num += chunk.num
+                    yield chunk
 
     def again(self, column: str) -> TableReader:
         """A reader of one column of the same files, from their beginning."""
         return TableReader(self.files, [column], self._delimiter, self._header)
-
-    def _chunk(self, batches: list[pa.RecordBatch], is_csv: bool) -> Chunk:
-        columns = {n: pa.concat_arrays([batch[n] for batch in batches]) for n in self.columns}
-        chunk = Chunk(self, columns, self.num, is_csv)
-        self.num += chunk.num
-        return chunk
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
         """Build the error of a row, by its number over all files."""
@@ -220,58 +205,44 @@ class TableReader:
     # --- CSV
 
     def _text(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
-        separator = self._separator(file)
-        names = self._header or self.names(file)
-        self._check_columns(file, list(names))
-        # to Arrow, what follows a quote that nobody closes is a value of the last column
-        last = list(names)[-1]
-        columns = list(dict.fromkeys([*self.columns, last]))
-        # names with spaces around them are read without
-        given, skip = self._header, 0
-        if given is None and names != (head := self._head(file))[0]:
-            given, skip = names, head[1]
-        read = pa.csv.ReadOptions(block_size=_BLOCK, column_names=given, skip_rows=skip)
-        parse = pa.csv.ParseOptions(
-            delimiter=separator,
-            newlines_in_values=self._header is None,
-            quote_char=False if self._header else '"',
-        )
-        convert = pa.csv.ConvertOptions(
-            include_columns=columns,
-            column_types=dict.fromkeys(columns, pa.large_string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
-        end = ""
+        names, skip, line_end = self._head(file)
+        self._check_columns(file, names)
+        rows = 0
         try:
-            with (
-                _stream(file) as stream,
-                closing(pa.csv.open_csv(stream, read, parse, convert)) as batches,
+            lines, size = self._start(file)
+            if size == _LONGEST and len(lines) <= skip + 1:  # a line without an end?
+                self._explain(file, len(names))
+            for batch in read_csv(
+                file,
+                len(names),
+                [names.index(column) for column in self.columns],
+                max(min(ROWS, _BYTES // (_CELL * len(self.columns))), 1),
+                delimiter=self._separator(file),
+                quote="" if self._header else '"',
+                line_end=line_end,
+                skip=skip,
             ):
-                for batch in batches:
-                    if batch.num_rows:
-                        end = batch[last][-1].as_py() or ""
-                    yield batch.select(self.columns)
-        except MemoryError as error:
+                rows += len(batch)
+                yield pa.RecordBatch.from_arrays(batch.columns, self.columns)
+            if not rows or _is_endless(file):  # which DuckDB 2.0 drops
+                self._explain(file, len(names))
+        except (MemoryError, duckdb.OutOfMemoryException) as error:
             raise out_of_memory(str(file), error) from None
-        except (pa.ArrowException, *UNPACKING_ERRORS) as error:
+        except (duckdb.Error, *UNPACKING_ERRORS) as error:
             self._explain(file, len(names))
             raise _damaged(file, error) from None
-        if "\n" in end:
-            self._explain(file, len(names))
 
     def _separator(self, file: AnyPath) -> str:
         if self._delimiter is not None:
             return self._delimiter
         return "," if file.name.removesuffix(".gz").endswith(".csv") else "\t"
 
-    def _start(self, file: AnyPath) -> tuple[Iterator[list[str]], int]:
-        """The rows in the first megabyte of a file, as text, and of how many bytes they are."""
+    def _start(self, file: AnyPath) -> tuple[list[str], int]:
+        """Return the lines in the first megabyte of a file, and of how many bytes they are."""
         with unpacked(file) as stream:
             start = stream.read(_LONGEST)
         text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
-        return csv.reader(text, delimiter=self._separator(file)), len(start)
+        return text.readlines(), len(start)
 
     def names(self, file: AnyPath) -> list[str]:
         """Return the names of the columns, of a CSV without spaces around them. Raises DataError if
@@ -280,26 +251,32 @@ class TableReader:
         if not _is_text(file):
             with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
                 return list(opened.schema_arrow.names)
-        return [name.strip() for name in self._head(file)[0]]
+        return self._head(file)[0]
 
-    def _head(self, file: AnyPath) -> tuple[list[str], int]:
-        """Return the names of the columns of a CSV as they are written, and the number of the last
-        line with them."""
+    def _head(self, file: AnyPath) -> tuple[list[str], int, str]:
+        """Return the names of the columns of a CSV without spaces around them, how many rows to
+        skip, and what ends its lines. DuckDB would take the end of a line within quotes for it."""
         try:
-            rows: Any = self._start(file)[0]
-            names: list[str] = next((row for row in rows if row), [])
+            lines = self._start(file)[0]
+            rows: Any = csv.reader(lines, delimiter=self._separator(file))
+            skip, names = next(((n, row) for n, row in enumerate(rows, 1) if row), (0, []))
         except (csv.Error, *UNPACKING_ERRORS) as error:
             raise _wrong_text(str(file), f"the line of names cannot be read: {error}") from None
         if not names:
             raise _wrong_text(str(file), "there is no line with the names of the columns")
-        return names, rows.line_num
+        last = lines[0 if self._header else rows.line_num - 1]
+        line_end = last[len(last.rstrip("\r\n")) :] or "\n"
+        if self._header:
+            return list(self._header), 0, line_end
+        return [name.strip() for name in names], skip, line_end
 
     def _sample(self, file: AnyPath) -> tuple[list[list[str]], float]:
         """The first rows of a file, and how many times that the whole file is."""
         total = unpacked_size(file)
         try:
-            start, sample = self._start(file)
-            return list(start), total / sample if sample else 0.0
+            lines, sample = self._start(file)
+            rows = csv.reader(lines, delimiter=self._separator(file))
+            return list(rows), total / sample if sample else 0.0
         except (csv.Error, *UNPACKING_ERRORS):  # reported when all of it is read
             return [], 0.0
 
@@ -331,8 +308,8 @@ class TableReader:
                     number += 1
 
     def _explain(self, file: AnyPath, columns: int) -> None:
-        """Find the first thing that is wrong with a file on which pyarrow gave up, or which ends
-        within quotes; returns if there is none.
+        """Find the first thing that is wrong with a file on which DuckDB gave up; returns if
+        there is none.
 
         Raises:
             DataError: it is truncated, not UTF-8, has a quote that is not closed, or a row of
@@ -418,14 +395,14 @@ def widened(array: pa.Array) -> pa.Array:
     return array
 
 
-def _stream(file: AnyPath) -> Any:
-    """The text of a file, which may be compressed, as a file of pyarrow's.
-
-    Arrow's thread that reads ahead outlives the reader, and one that is in Python while the process
-    ends aborts it (apache/arrow#34314).
-    """
-    stream = file.open_anywhere() if isinstance(file, RemotePath) else pa.OSFile(str(file))
-    return pa.CompressedInputStream(stream, "gzip") if file.suffix == ".gz" else stream
+def _is_endless(file: AnyPath) -> bool:
+    """Return True if the last line of a plain file is long and has no end."""
+    size = check_file(file)
+    if size <= _LONGEST or file.suffix == ".gz" or isinstance(file, RemotePath):
+        return False
+    with file.open("rb") as stream:
+        stream.seek(size - _LONGEST)
+        return not re.search(b"[\r\n]", stream.read())
 
 
 def unpacked(file: AnyPath) -> BinaryIO:
@@ -444,7 +421,7 @@ def _is_text(file: AnyPath) -> bool:
 
 @contextmanager
 def _reported(file: AnyPath) -> Iterator[None]:
-    """Turns pyarrow's errors into ours."""
+    """Turn pyarrow's errors into `DataError`."""
     try:
         yield
     except MemoryError as error:
@@ -460,6 +437,9 @@ def _wrong_text(place: str, message: str) -> DataError:
 
 def _damaged(file: AnyPath, error: Any) -> DataError:
     kind = "Parquet" if file.suffix in _PARQUET else "CSV"
+    if "state machine" in str(error):
+        remedy = "end all lines alike: in \\n, or all in \\r\\n"
+        return DataError("its lines end in different ways", where=str(file), remedy=remedy)
     return DataError(
         f"not a whole {kind} file: {' '.join(str(error).split())[:200]}",
         where=str(file),
