@@ -70,7 +70,6 @@ def read_csv(
     width: int,
     columns: Sequence[int],
     rows: int,
-    *,
     delimiter: str,
     quote: str,
     line_end: str,
@@ -90,16 +89,7 @@ def read_csv(
         with TemporaryDirectory(prefix="raygnn-") as place:
             copy = Path(place) / file.name
             file.download(copy)
-            yield from read_csv(
-                copy,
-                width,
-                columns,
-                rows,
-                delimiter=delimiter,
-                quote=quote,
-                line_end=line_end,
-                skip=skip,
-            )
+            yield from read_csv(copy, width, columns, rows, delimiter, quote, line_end, skip)
         return
     types = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(width))
     options = (

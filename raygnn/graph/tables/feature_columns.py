@@ -1,7 +1,7 @@
 """Columns of features: joined as they are, or filled in, scaled and encoded as the training was.
 
 What a transform has to know of the data, its state, comes of the rows for training. It is found
-while the table is read once before (`raygnn.graph.tables.fitting.settle`), lies in the partition's
+while the table is read once before (`raygnn.graph.tables.frames.settle`), lies in the partition's
 manifest, and other tables are transformed by it.
 """
 

@@ -29,14 +29,17 @@ from raygnn.graph.outofcore.disk_arrays import (
 )
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
 from raygnn.graph.tables.description import EdgeTable, NodeTable, Table, read_description
-from raygnn.graph.tables.fitting import FitTo, fit_to, settle, vocabulary_of
 from raygnn.graph.tables.frames import (
     EdgeColumns,
+    FitTo,
     Targets,
     Vocabulary,
     edge_reader,
     features_of,
+    fit_to,
     read_nodes,
+    settle,
+    vocabulary_of,
 )
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.reader import TableReader, resolve
