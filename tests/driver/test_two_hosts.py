@@ -114,7 +114,7 @@ remote = ray.remote
 
 def noted(*given, **options):
     function = given[0] if given else None
-    if not getattr(function, "__module__", "").startswith("raygnn.graph.outofcore"):
+    if not getattr(function, "__module__", "").startswith("raygnn.graph."):
         return remote(*given, **options)  # Ray's own, for one with options only
 
     def run(*task):
