@@ -122,8 +122,9 @@ def read_tables(graph: TablesGraph, work: Stages, *, mapped: bool = True) -> Dis
         if edges.reverse is not None:
             reverses[etype] = (etype[2], edges.reverse, etype[0])
             vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
+        stage = f"edges-{at}" if at else "edges"
         by_type, arrays, stand_for, made = _edges(
-            etype, edges, edge_paths[key], ids, vocabulary, to, work, f"edges-{at}"
+            etype, edges, edge_paths[key], ids, vocabulary, to, work, stage
         )
         transforms |= made
         for one, of_type in by_type.items():
