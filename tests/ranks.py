@@ -222,15 +222,16 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()
-    if only is None:  # files that are locked would be so for as long as this process is kept
-        os.closerange(3, pipe.fileno())
-        os.closerange(pipe.fileno() + 1, 1 << 16)
+    if only is None:
+        _release_files(pipe.fileno())
     call: bytes | None = b""
     while call is not None:
         try:
             store, world, state, call = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
+        if dist.is_initialized():  # only now have all ranks answered the call before
+            dist.destroy_process_group()
         state.restore()
         try:
             answer = pickle.dumps((True, _run(store, world, call, only)))
@@ -239,8 +240,20 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
             return  # what is left open is closed, which the other ranks see
         finally:
             pipe.send_bytes(answer)
-            if dist.is_initialized():
-                dist.destroy_process_group()
+
+
+def _release_files(kept: int) -> None:
+    """Close what was open at the fork, so that no lock is held for as long as this process is kept.
+
+    The numbers stay taken: an inherited object that closes its file later would else close a
+    socket of Gloo's that has its number by then.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, null):
+            with contextlib.suppress(OSError):  # the listing's own
+                os.fstat(number)
+                os.dup2(null, number)
 
 
 def _run(store: str, world: World, call: bytes | None, only: Any) -> Any:
