@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raygnn.errors import TrainingError
@@ -22,8 +22,7 @@ def patient(act: Callable[..., T]) -> Callable[..., T]:
     @wraps(act)
     def waiting(config: Config, *args: Any, **options: Any) -> T:
         seconds = config.fault.storage_timeout.seconds
-        again = lambda error: storage_error(error) is not None  # noqa: E731
-        return retry(lambda: act(config, *args, **options), seconds, again)
+        return retry(partial(act, config, *args, **options), seconds, storage_error)
 
     return waiting
 

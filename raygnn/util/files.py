@@ -67,15 +67,15 @@ def is_away(error: Exception) -> bool:
 
 
 def retry(
-    act: Callable[[], T], seconds: float, passes: Callable[[Exception], bool] | None = None
+    act: Callable[[], T], seconds: float, passes: Callable[[Exception], object] | None = None
 ) -> T:
     """Call ``act`` until it succeeds, for at most so many seconds after its first failure.
 
     Args:
-        passes: True for an error that may be gone at the next try; by default any of the system.
+        passes: true for an error that may be gone at the next try; by default any of the system.
 
     Raises:
-        Exception: the last one, or the first for which ``passes`` is False.
+        Exception: the last one, or the first for which ``passes`` is false.
     """
     deadline = None
     while True:

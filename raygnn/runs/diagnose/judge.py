@@ -311,10 +311,8 @@ class _Judge:
         called it; a rank is identified by its pid."""
         failures = [traces.failure for traces in self.traces.values() if traces.failure]
         texts = [self.evidence.ray_text, *(failure["trace"] for failure in failures)]
-        kill, text = next(
-            ((kill, text) for text in texts if (kill := MemoryKill.from_text(text))), (None, "")
-        )
-        if kill is None:
+        text = next((text for text in texts if MemoryKill.from_text(text)), "")
+        if (kill := MemoryKill.from_text(text)) is None:
             return None
         what, users = self._killed_for_memory(text)
         rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
