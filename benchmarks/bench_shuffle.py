@@ -3,7 +3,7 @@
 Both number the ends of edges by a table of ids, and bring the edges to their parts:
 
 - Ray Data: `Dataset.join` on each end (which needs polars), and `repartition` by a key to Parquet.
-- Ray tasks: as `raygnn partition` with `partition.engine: ray` (ids in a mapped hash table; edges
+- Ray tasks: as `raygnn partition` with `partition.engine: ray` (ids joined by DuckDB; edges
   scattered to a file for each run, gathered by bucket), all stages, up to the partition's files.
 
 Each in a process of its own with a Ray of its own. Memory is that of all processes that cannot be
