@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -97,8 +97,7 @@ def members(annotation: Any) -> list[Any]:
 
 def sections_in(annotation: Any) -> list[type[Section]]:
     """Return the sections that a key of this type may hold."""
-    classes = (m for m in members(annotation) if isinstance(m, type) and get_origin(m) is None)
-    return [m for m in classes if issubclass(m, Section)]  # list[int] is a type to Python 3.10
+    return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
 
 
 USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of the user's
@@ -236,7 +235,7 @@ def parse_moment(value: Any) -> int | str:
 def in_utc(moment: str) -> datetime:
     """Return the point in time that `parse_moment` returned as text; UTC if it has no zone."""
     point = datetime.fromisoformat(moment)
-    return point if point.tzinfo else point.replace(tzinfo=timezone.utc)
+    return point if point.tzinfo else point.replace(tzinfo=UTC)
 
 
 def _stretch(value: Any) -> int | Duration:

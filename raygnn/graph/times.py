@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -130,7 +130,7 @@ def _are_dates(days: IntArray) -> bool:
 
 def _day(time: int, unit: int) -> str:
     seconds = min(max(time // unit, -62_135_596_800), 253_402_300_799)  # the years 1 to 9999
-    return datetime.fromtimestamp(seconds, timezone.utc).date().isoformat()
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 def check_units(

@@ -20,7 +20,7 @@ from raygnn.preflight.links import Link
 
 # package → oldest and first unsupported version, as in pyproject.toml
 SUPPORTED: dict[str, tuple[str, str | None]] = {
-    "python": ("3.10", "3.14"),
+    "python": ("3.11", "3.14"),
     "torch": ("2.6", None),
     "dgl": ("2.1", "2.5"),
     "ray": ("2.53", None),
@@ -425,5 +425,5 @@ def _numbers(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and numbers[-1] == 0:
-        numbers.pop()  # 3.10.0 is 3.10
+        numbers.pop()  # 3.11.0 is 3.11
     return tuple(numbers) if numbers else (0,) if match else ()

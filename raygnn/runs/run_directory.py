@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -329,7 +329,7 @@ class RunDir:
                 summary.pop(name, None)
             if job := os.environ.get(JOB):
                 summary["job"] = job
-            summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
+            summary.setdefault("started", datetime.now(UTC).isoformat(timespec="seconds"))
             write_json(self.path / SUMMARY, {**summary, "status": "running"})
             if self.place is not None:
                 (self.path / _UNSENT).write_text(token)

@@ -22,7 +22,7 @@ from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.dgl import dgl, has_cuda
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from raygnn.sampling.exchange import RowRoutes
 

@@ -40,7 +40,7 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from raygnn.sampling.device.device_features import DeviceFeatures
     from raygnn.sampling.device.device_sampler import DeviceSampler

@@ -27,7 +27,7 @@ from raygnn.sampling.plan import MultitaskPlan, SeedPlan, Steps, rank_share
 from raygnn.sampling.sampler import Banned
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 JOINED = "\0joined"  # array of edges: features side by side

@@ -32,7 +32,7 @@ def mix(value: UInt64Array) -> UInt64Array:
 
 def uniform(value: UInt64Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Map uint64 numbers to float64 in [0, 1)."""
-    return (value >> np.uint64(11)) * 2.0**-53
+    return (value >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def mix_int(value: int) -> int:

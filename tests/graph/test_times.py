@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import combinations
 
 import numpy as np
@@ -123,7 +123,7 @@ def test_what_may_be_one_unit_is_not_refused(one: np.ndarray, two: np.ndarray) -
 
 
 SECONDS = some_times(1, 1_577_836_800, 1500)  # 2020 to 2024
-DATES = [datetime.fromtimestamp(second, timezone.utc) for second in SECONDS.tolist()]
+DATES = [datetime.fromtimestamp(second, UTC) for second in SECONDS.tolist()]
 WRITTEN = {
     name: np.array([int(date.strftime(form)) for date in DATES])
     for name, form in {"years": "%Y", "yyyymmdd": "%Y%m%d", "yyyymmddhhmm": "%Y%m%d%H%M"}.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -827,10 +827,6 @@ def test_a_dgl_that_is_too_old_may_go_as_well() -> None:
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("tomllib came with Python 3.11")
-    import tomllib
-
     project = Path(__file__).parents[2] / "pyproject.toml"
     stated = tomllib.loads(project.read_text())["project"]
     ranges = {"python": stated["requires-python"]}

@@ -17,7 +17,7 @@ from raygnn.errors import DataError
 from raygnn.util.files import read_regular
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 SIZE = 1024  # bytes of the file
 TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # offsets of sections; the first is at 0

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def html(source: Source) -> str:
         faults=source.faults,
         tiles=sections.tiles(source),
         started=sections.when(source.summary.get("started")),
-        written=sections.when(datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        written=sections.when(datetime.now(UTC).isoformat(timespec="seconds")),
         version=__version__,
         training=training,
         steps=steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Context
 from typing import Any
 
@@ -258,7 +258,7 @@ def _size(value: Any) -> str:
 
 def _utc(seconds: float) -> str:
     try:
-        moment = datetime.fromtimestamp(seconds, timezone.utc)
+        moment = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         return ""
     return moment.strftime("%Y-%m-%d %H:%M:%S")

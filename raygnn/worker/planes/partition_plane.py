@@ -52,7 +52,7 @@ from raygnn.worker.planes.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T", bound=TaskModule)
 
