@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from raygnn.cli import parser
-from raygnn.config.graph import FORMATS
+from raygnn.config.graph import FORMATS, TablesGraph
 from raygnn.config.load import load_config
 from raygnn.graph.sources import load_graph
 from raygnn.graph.tables.description import read_description
@@ -157,6 +157,10 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     assert data.edges["item", "bought_by", "user"].dst.tolist() == [0, 1, 2, 3]
     (columns,) = read_description(tmp_path / "company.yaml").nodes["customer"].features.values()
     assert [column.is_plain for column in columns] == [True, *[False] * 7]
+    payments = TablesGraph(format="tables", path=tmp_path / "payments.yaml")
+    data = load_graph(payments, needs_masks=False)
+    assert data.ids["customer"].to_pylist() == ["anna", "ben"]
+    assert data.edges["customer", "visits", "shop"].data["weight"].tolist() == [1, 1, 1]
 
 
 def test_links_to_files_exist() -> None:

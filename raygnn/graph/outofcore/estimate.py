@@ -12,6 +12,7 @@ from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
 from raygnn.graph.tables.description import read_description
 from raygnn.graph.tables.frames import edge_reader, node_reader
+from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 
 # bytes: of arrays by their sizes, of processes as seen in benchmarks/bench_large.py
@@ -82,7 +83,8 @@ def _of_archives(dataset: ogb.Archived, times: int) -> Size:
 
 
 def _of_tables(graph: TablesGraph) -> Size:
-    base, described = Path(graph.path).parent, read_description(Path(graph.path))
+    file, described = Path(graph.path), read_description(Path(graph.path))
+    base, queries = file.parent, queries_of(file, described)
     nodes = edges = node_bytes = edge_bytes = 0
     for table in described.nodes.values():
         reader = node_reader(table, resolve(base, table.files))
@@ -93,6 +95,13 @@ def _of_tables(graph: TablesGraph) -> Size:
         times = 2 if edge_table.undirected or edge_table.reverse else 1
         edges += times * reader.rows_about() * (2 if graph.reverse else 1)
         edge_bytes += times * reader.reading_bytes()
+    for key, query in queries.items():
+        if key.startswith("nodes."):
+            nodes += query.rows_about()
+            node_bytes += query.reading_bytes()
+        else:
+            edges += 2 * query.rows_about()
+            edge_bytes += 2 * query.reading_bytes()
     return Size(nodes, edges, node_bytes, edge_bytes)
 
 

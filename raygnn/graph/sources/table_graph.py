@@ -14,6 +14,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
 from raygnn.graph.tables.description import read_description
 from raygnn.graph.tables.frames import edge_reader, node_reader
+from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 from raygnn.graph.tables.table_stages import LocalStages, in_memory, read_tables
 from raygnn.storage.remote import AnyPath
@@ -34,13 +35,15 @@ def files(graph: TablesGraph) -> list[AnyPath]:
         file,
         *(path for table in tables for path in resolve(file.parent, table.files)),
     ]
+    paths += [path for query in queries_of(file, described).values() for path in query.files]
     return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
 
 
 def reading_bytes(graph: TablesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
-    base, described = Path(graph.path).parent, read_description(Path(graph.path))
-    total = 0
+    file, described = Path(graph.path), read_description(Path(graph.path))
+    base, queries = file.parent, queries_of(file, described)
+    total = sum(query.reading_bytes() for query in queries.values())
     for nodes in described.nodes.values():
         total += node_reader(nodes, resolve(base, nodes.files)).reading_bytes()
     for edges in described.edges.values():

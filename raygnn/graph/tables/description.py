@@ -176,7 +176,12 @@ class Masks(Section):
 class Table(Section):
     """Common fields of tables of nodes and of edges."""
 
-    files: Names = Field(description="A file or pattern such as users/*.parquet, or several.")
+    files: Names = Field((), description="A file or pattern such as users/*.parquet, or several.")
+    sql: Text | None = Field(
+        None,
+        description="In place of files: a SELECT over files, relative to this one, and over other "
+        "tables of the description.",
+    )
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
         None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
     )
@@ -215,6 +220,11 @@ class Table(Section):
     )
     masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
     splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The names and patterns of its files."""
+        return (self.files,) if isinstance(self.files, str) else self.files
 
     @property
     def targets(self) -> dict[str, Label]:
@@ -332,6 +342,11 @@ def _contradictions(described: Description) -> Iterator[Problem]:
 
 
 def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
+    if bool(table.files) == (table.sql is not None):
+        both = "both say" if table.files else "neither says"
+        yield Problem(key, f"files and sql: {both} where the rows are", "give one of them")
+    if table.sql is not None:
+        yield from table.unused(key, "delimiter", why="sql is no file")
     given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
     if len(given) > 1:
         message = f"{' and '.join(given)} both say which rows are for what"

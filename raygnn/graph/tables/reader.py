@@ -66,7 +66,7 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
         message = f"{len(files)} files are more than {_FILES}"
         raise DataError(message, where=str(base), remedy="join some")
     for path in files:
-        if path.suffix not in _PARQUET and not _is_text(path):
+        if not is_table(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
             archive = ".tar" in path.name or path.suffix in (".tgz", ".zip")
             remedy = "unpack it" if archive else "rename the file, or convert it"
@@ -148,7 +148,7 @@ class TableReader:
         for file in self.files:
             check_file(file)
             self.starts.append(self.num)
-            is_csv = _is_text(file)
+            is_csv = is_text(file)
             for batch in self._text(file) if is_csv else self._parquet(file):
                 if batch.num_rows:
                     columns = dict(zip(self.columns, batch.columns, strict=True))
@@ -168,7 +168,7 @@ class TableReader:
         """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
         at = bisect.bisect_right(self.starts, row) - 1
         file, number = self.files[at], row - self.starts[at] + 1
-        if not _is_text(file):
+        if not is_text(file):
             return f"{file}, row {number}"
         try:
             lines = (line for at_row, _, line in self._lines(file) if at_row == number)
@@ -185,7 +185,7 @@ class TableReader:
         """
         total = self.widening and self.widening * self.rows_about()
         return total + sum(
-            self._text_bytes(file) if _is_text(file) else self._parquet_bytes(file)
+            self._text_bytes(file) if is_text(file) else self._parquet_bytes(file)
             for file in self.files
         )
 
@@ -193,7 +193,7 @@ class TableReader:
         """About how many rows there are, by the starts of text files and the headers of Parquet."""
         total = 0
         for file in self.files:
-            if _is_text(file):
+            if is_text(file):
                 rows, times = self._sample(file)
                 total += int(max(len(rows) - (self._header is None), 0) * times)
             else:
@@ -233,9 +233,7 @@ class TableReader:
             raise _damaged(file, error) from None
 
     def _separator(self, file: AnyPath) -> str:
-        if self._delimiter is not None:
-            return self._delimiter
-        return "," if file.name.removesuffix(".gz").endswith(".csv") else "\t"
+        return separator(file, self._delimiter)
 
     def _start(self, file: AnyPath) -> tuple[list[str], int]:
         """Return the lines in the first megabyte of a file, and of how many bytes they are."""
@@ -248,7 +246,7 @@ class TableReader:
         """Return the names of the columns, of a CSV without spaces around them. Raises DataError if
         there is no line with them."""
         check_file(file)
-        if not _is_text(file):
+        if not is_text(file):
             with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
                 return list(opened.schema_arrow.names)
         return self._head(file)[0]
@@ -415,7 +413,18 @@ def _seekable(file: AnyPath) -> Any:
     return file.open_anywhere() if isinstance(file, RemotePath) else file
 
 
-def _is_text(file: AnyPath) -> bool:
+def separator(file: AnyPath, delimiter: str | None) -> str:
+    """Return what separates the columns of a text file."""
+    return delimiter or ("," if file.name.removesuffix(".gz").endswith(".csv") else "\t")
+
+
+def is_table(file: AnyPath) -> bool:
+    """Return True for a name that a table may have."""
+    return file.suffix in _PARQUET or is_text(file)
+
+
+def is_text(file: AnyPath) -> bool:
+    """Return True for the name of a CSV, which may be compressed."""
     return file.name.removesuffix(".gz").endswith(_TEXT)
 
 

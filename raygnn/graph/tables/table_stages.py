@@ -28,7 +28,13 @@ from raygnn.graph.outofcore.disk_arrays import (
     stored_arrays,
 )
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
-from raygnn.graph.tables.description import EdgeTable, NodeTable, Table, read_description
+from raygnn.graph.tables.description import (
+    Description,
+    EdgeTable,
+    NodeTable,
+    Table,
+    read_description,
+)
 from raygnn.graph.tables.frames import (
     EdgeColumns,
     FitTo,
@@ -42,6 +48,7 @@ from raygnn.graph.tables.frames import (
     vocabulary_of,
 )
 from raygnn.graph.tables.ids import Ends, StoredIds
+from raygnn.graph.tables.queries import named, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve
 from raygnn.storage.remote import AnyPath
 
@@ -88,7 +95,14 @@ def read_tables(graph: TablesGraph, work: Stages, *, mapped: bool = True) -> Dis
         ConfigError: the description is wrong.
         DataError: a table is; its file, row and column are named.
     """
-    file, described = Path(graph.path), read_description(Path(graph.path))
+    file = Path(graph.path)
+    described, results = run_queries(file, read_description(file), work)
+    with named(results):
+        return _read(graph, described, work, mapped)
+
+
+def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool) -> DiskGraph:
+    file = Path(graph.path)
     words, to = vocabulary_of(graph), fit_to(graph, described)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}

@@ -1,0 +1,334 @@
+"""Tables that are queries: one SELECT each, which DuckDB runs over files and over other tables.
+
+A query reads the files that it names, and nothing else: it is parsed first, its files are checked,
+and it runs on a connection that may open only them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raygnn.config.problems import nearest, show
+from raygnn.errors import DataError
+from raygnn.graph.data import etype_str
+from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
+from raygnn.graph.tables.description import Description, Table
+from raygnn.graph.tables.duck import Connection, batches, connect, text
+from raygnn.graph.tables.reader import ROWS, is_table, is_text, resolve, separator
+from raygnn.storage.remote import AnyPath, RemotePath
+
+_ROW = 32  # bytes of files that become a row of a result, about
+_RESULT = "the result of the query"
+_READS = ("read_csv", "read_csv_auto", "read_parquet", "parquet_scan")
+# Queries within a query. A COPY, INSERT, UPDATE or DELETE in a WITH is another kind.
+_SELECTS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+_STORED = {"DECIMAL": "double", "HUGEINT": "bigint", "UHUGEINT": "bigint", "UUID": "varchar"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query whose files are known.
+
+    Attributes:
+        where: its place in the description.
+        select: the statement, with absolute paths.
+        views: the names in it → SELECT, in an order in which they can be created.
+        files: that it reads.
+    """
+
+    where: str
+    select: str
+    views: dict[str, str]
+    files: list[Path]
+
+    def reading_bytes(self) -> int:
+        """Estimate the bytes of the result: as many as those of the files."""
+        return sum(map(unpacked_size, self.files))
+
+    def rows_about(self) -> int:
+        """Estimate the number of rows."""
+        return self.reading_bytes() // _ROW
+
+    def run(self, file: Path) -> dict[str, int]:
+        """Write the result as Parquet, ordered by all columns. Returns the number of rows.
+
+        Raises:
+            DataError: the query is wrong, or there are no rows.
+        """
+        with self._errors(), connect(file.with_suffix(".spill")) as connection:
+            connection.execute("set threads = 1")  # sums of floats depend on the order of rows
+            _shut_in(connection, self.files)
+            for name, select in {**self.views, _RESULT: self.select}.items():
+                connection.execute(f"create view {_quoted(name)} as {select}")
+            kinds = connection.execute(f"describe {_quoted(_RESULT)}").fetchall()
+            columns = ", ".join(_stored(name, kind) for name, kind, *_ in kinds)
+            query = f"select {columns} from {_quoted(_RESULT)} order by all"
+            rows, writer = 0, None
+            for batch in batches(connection, query, ROWS):
+                writer = writer or pq.ParquetWriter(file, batch.schema)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+            if writer is not None:
+                writer.close()
+        if not rows:
+            remedy = "correct the query, or give its files rows"
+            raise DataError("the query gives no rows", where=self.where, remedy=remedy)
+        return {"rows": rows}
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (MemoryError, duckdb.OutOfMemoryException) as error:
+            raise out_of_memory(self.where, error) from None
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise _wrong(self.where, str(error)) from None
+
+
+class Queries:
+    """The queries of a description.
+
+    Args:
+        file: the description's.
+
+    Attributes:
+        keys: of all tables, in order.
+    """
+
+    def __init__(self, file: Path, described: Description):
+        self._file, self._base = file, file.parent.absolute()
+        self._tables: dict[str, Table] = {}
+        self._keys: dict[str, list[str]] = {}  # a name, in lower case → the tables that have it
+        for ntype, nodes in described.nodes.items():
+            self._tables[f"nodes.{ntype}"] = nodes
+            self._keys.setdefault(ntype.lower(), []).append(f"nodes.{ntype}")
+        for key, edges in described.edges.items():
+            self._tables[f"edges.{key}"] = edges
+            etype = described.edge_type(key)
+            for name in (etype_str(etype), etype[1]):
+                self._keys.setdefault(name.lower(), []).append(f"edges.{key}")
+        self.keys = list(self._tables)
+        local = [p for one in self._tables.values() for p in one.patterns if "://" not in p]
+        self._directories = {self._base, *(Path(self._absolute(p)).parent for p in local)}
+
+    def of(self, key: str) -> Query | None:
+        """Return the query of a table, such as ``nodes.user``; None if it has files.
+
+        Raises:
+            DataError: it is no single SELECT, or names what is no table and no file.
+        """
+        table = self._tables[key]
+        if table.sql is None:
+            return None
+        where = f"{self._file}: {key}.sql"
+        views: dict[str, str] = {}
+        files: dict[Path, None] = {}
+        literals: list[tuple[int, int, str]] = []
+        nodes = list(_walk(_parsed(table.sql, where)))
+        within = {
+            entry["key"].lower() for n in nodes for entry in n.get("cte_map", {}).get("map", ())
+        }
+        for node in nodes:
+            if node.get("type") == "BASE_TABLE" and len(node["qualified_name"]["path"]) == 1:
+                (name,) = node["qualified_name"]["path"]
+                if keys := self._keys.get(name.lower()):
+                    name = name.lower()
+                    inner = self._table(name, keys, key, where)
+                elif name.lower() in within:
+                    continue
+                else:
+                    found = self._named(name, where)
+                    inner = Query(where, _scan(found), {}, found)
+                views |= {**inner.views, name: inner.select}
+                files |= dict.fromkeys(inner.files)
+            elif node.get("type") == "TABLE_FUNCTION" and (given := _named_files(node["function"])):
+                found = self._named(given["literal"]["text"], where)
+                files |= dict.fromkeys(found)
+                place, length = given["query_location"], given["query_location_length"]
+                literals.append((place, length, f"[{', '.join(map(text, found))}]"))
+        select = table.sql.encode()
+        for place, length, paths in sorted(literals, reverse=True):
+            select = select[:place] + paths.encode() + select[place + length :]
+        return Query(where, select.decode(), views, list(files))
+
+    def _table(self, name: str, keys: Sequence[str], of: str, where: str) -> Query:
+        """Return the query of another table, or one that reads its files."""
+        if len(keys) > 1:
+            remedy = f"write the full key in double quotes: {', '.join(keys)}"
+            raise DataError(
+                f"{len(keys)} tables are called {show(name)}", where=where, remedy=remedy
+            )
+        table = self._tables[keys[0]]
+        if table.sql is not None and self.keys.index(keys[0]) >= self.keys.index(of):
+            message = f"it names {keys[0]}, which is no earlier query"
+            remedy = "name tables with files, and queries that are above it in the description"
+            raise DataError(message, where=where, remedy=remedy)
+        if (query := self.of(keys[0])) is not None:
+            return query
+        files = self._local(resolve(self._base, table.files), keys[0], where)
+        return Query(where, _scan(files, table.delimiter), {}, files)
+
+    def _named(self, pattern: str, where: str) -> list[Path]:
+        """Return the files that a name or pattern in a query means."""
+        if not is_table(Path(pattern)):
+            known = [name for name, keys in self._keys.items() if len(keys) == 1]
+            close = nearest(pattern, known)
+            remedy = f"did you mean {close}? " if close else ""
+            message = f"{show(pattern)} is no table, and no CSV or Parquet file"
+            raise DataError(message, where=where, remedy=f"{remedy}known: {', '.join(known)}")
+        absolute = self._absolute(pattern)
+        if "://" in pattern or not any(Path(absolute).is_relative_to(d) for d in self._directories):
+            message = f"{show(pattern)} is outside of the directories that a query can read"
+            remedy = f"move it to {self._base}, or to a directory that files of a table name"
+            raise DataError(message, where=where, remedy=remedy)
+        relative = os.path.relpath(absolute, self._base)
+        return self._local(resolve(self._base, relative), pattern, where)
+
+    def _local(self, files: Sequence[AnyPath], name: str, where: str) -> list[Path]:
+        for file in files:
+            if isinstance(file, RemotePath):
+                message = f"{name} is in an object store, which a query does not read"
+                raise DataError(message, where=where, remedy="copy its files to this machine")
+            check_file(file)
+        return [Path(self._absolute(str(file))) for file in files]
+
+    def _absolute(self, pattern: str) -> str:
+        return os.path.normpath(self._base / pattern)
+
+
+def queries_of(file: Path, described: Description) -> dict[str, Query]:
+    """Return the queries of a description by their tables' keys; raises DataError as `Queries.of`
+    does."""
+    queries = Queries(file, described)
+    found = {key: queries.of(key) for key in queries.keys}
+    return {key: query for key, query in found.items() if query is not None}
+
+
+def run_queries(
+    file: Path, described: Description, stages: Any
+) -> tuple[Description, dict[Path, str]]:
+    """Run the queries of a description.
+
+    Args:
+        file: the description's.
+        stages: a `raygnn.graph.tables.table_stages.Stages`.
+
+    Returns:
+        The description with the files of their results, and what errors call these.
+
+    Raises:
+        DataError: a query is wrong, or gives no rows.
+    """
+    results: dict[Path, str] = {}
+    tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
+    tasks: list[tuple[Query, Path]] = []
+    sizes: list[int] = []
+    for key, query in queries_of(file, described).items():
+        result = stages.directory("queries") / f"{len(tasks)}.parquet"
+        results[result] = f"the query of {key} in {file}"
+        section, _, name = key.partition(".")
+        changed = {"sql": None, "files": str(result)}
+        tables[section][name] = tables[section][name].model_copy(update=changed)
+        tasks.append((query, result))
+        sizes.append(query.reading_bytes())
+    if tasks:
+        stages.run("queries", Query.run, tasks, sizes)
+    return described.model_copy(update=tables), results
+
+
+@contextmanager
+def named(results: Mapping[Path, str]) -> Iterator[None]:
+    """Name queries in errors in place of the files of their results."""
+    try:
+        yield
+    except DataError as error:
+        for path, name in results.items():
+            error.what = error.what.replace(str(path), name)
+            error.where = error.where and error.where.replace(str(path), name)
+        raise
+
+
+def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
+    """Let a connection open these files alone, and change no setting."""
+    connection.execute(f"set allowed_paths = [{', '.join(map(text, files))}]")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+
+
+def _parsed(sql: str, where: str) -> Any:
+    """Return the syntax tree of a SELECT.
+
+    Raises:
+        DataError: it has a syntax error, or is something else, or more.
+    """
+    with connect(Path(os.devnull)) as connection:
+        _shut_in(connection)
+        (tree,) = connection.execute("select json_serialize_sql(?)", [sql]).fetchone()
+    tree = json.loads(tree)
+    if tree["error"] and tree["error_type"] == "parser":
+        before = sql.encode()[: int(tree.get("position", 0))].decode(errors="replace")
+        raise _wrong(where, f"{tree['error_message']}, after {show(before[-40:])}")
+    kinds = {str(n["type"]) for n in _walk(tree) if str(n.get("type")).endswith("_NODE")}
+    if tree["error"] or len(tree["statements"]) != 1 or kinds - _SELECTS:
+        remedy = "write one SELECT, which may begin with WITH; it can read, and change nothing"
+        raise DataError("this is not a single SELECT", where=where, remedy=remedy)
+    return tree
+
+
+def _walk(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects of a tree of JSON."""
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    for inner in tree if isinstance(tree, list) else ():
+        yield from _walk(inner)
+
+
+def _named_files(function: Any) -> Any:
+    """Return the text that a function which reads files is given, if it is given one."""
+    first = function["arguments"][0]["expression"] if function["arguments"] else {}
+    is_name = first.get("literal", {}).get("kind") == "STRING"
+    return first if is_name and function["function_name"] in _READS else None
+
+
+def _scan(files: Sequence[Path], delimiter: str | None = None) -> str:
+    """Return a SELECT of all rows of files, CSV with the types that DuckDB finds."""
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        options = ""
+        if is_text(file):
+            options = f", header=true, sample_size=-1, delim={text(separator(file, delimiter))}"
+        groups.setdefault(options, []).append(file)
+    return " union all by name ".join(
+        f"select * from {'read_csv' if options else 'read_parquet'}"
+        f"([{', '.join(map(text, group))}], union_by_name=true{options})"
+        for options, group in groups.items()
+    )
+
+
+def _stored(name: str, kind: str) -> str:
+    """Return the expression of a column with a type that tables may have."""
+    stored = _STORED.get(kind.partition("(")[0])
+    column = _quoted(name)
+    return f"cast({column} as {stored}) as {column}" if stored and "[" not in kind else column
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _wrong(where: str, message: str) -> DataError:
+    """Return the error for what DuckDB refuses."""
+    line = " ".join(message.partition("\n\nLINE ")[0].split())[:300]
+    remedy = "correct the query. Files that it reads are named as text, relative to the description"
+    return DataError(line, where=where, remedy=remedy)
