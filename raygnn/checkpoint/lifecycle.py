@@ -382,7 +382,7 @@ class Checkpoints(pl.Callback):
         if what == self._failing and not last:
             return
         self._failing = what
-        goes_on = f"training goes on, and a failure now would take it back to {reached}"
+        goes_on = f"training continues, and a failure now would take it back to {reached}"
         if last:
             goes_on = f"it was the last one, so --resume would go on from {reached}"
         self._events.tell(

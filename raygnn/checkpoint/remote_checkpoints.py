@@ -319,5 +319,5 @@ class Courier:
 
     def _tell_failure(self, name: str, reason: str) -> None:
         if not self._failing:
-            self._events.tell(f"{name} is not in {self._remote}: {reason}; training goes on")
+            self._events.tell(f"{name} is not in {self._remote}: {reason}; training continues")
         self._failing = True

@@ -222,7 +222,7 @@ class _Ending:
             self._show.note(f"rank {self._progress.rank} could not be ended: {why}")
         else:
             self._show.note(
-                f"rank {self._progress.rank} on {self._progress.host} gave no sign of life for "
+                f"rank {self._progress.rank} on {self._progress.host} sent no heartbeat for "
                 f"{self._silent:.0f} s, and cannot be ended: {why}"
             )
         return True
@@ -236,7 +236,7 @@ class _Ending:
             phase += f", epoch {rank.epoch}, step {rank.step}"
         if rank.since:
             phase += time.strftime(", since %H:%M:%S", time.localtime(rank.since))
-        what = f"rank {rank.rank} gave no sign of life for {self._silent:.0f} s: it is frozen"
+        what = f"rank {rank.rank} sent no heartbeat for {self._silent:.0f} s: it is frozen"
         where = f"{rank.host}, pid {rank.pid}, {phase}"
         faults.record(
             self._run_dir,

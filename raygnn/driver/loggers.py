@@ -189,7 +189,7 @@ class LoggerThread(threading.Thread):
         since = self._since
         if since is not None and time.monotonic() - since > _SILENT and not self._silent:
             self._silent = True
-            self._tell(f"{self.logger} has not answered for {_SILENT:.0f} s; training goes on")
+            self._tell(f"{self.logger} has not answered for {_SILENT:.0f} s; training continues")
 
     def run(self) -> None:
         pause = _PAUSE
@@ -212,7 +212,7 @@ class LoggerThread(threading.Thread):
         except Exception as error:
             if not self._failing:
                 reason = " ".join(without_users(f"{type(error).__name__}: {error}").split())
-                self._tell(f"{self.logger} gets no records: {reason[:_SHOWN]}; training goes on")
+                self._tell(f"{self.logger} gets no records: {reason[:_SHOWN]}; training continues")
             self._failing = True
             self._reopen |= not self._backend.remote  # a file may have half a record
             return False

@@ -118,13 +118,13 @@ class Scaling(FixedScalingPolicy):
             if self._waiting is None:
                 self._waiting = now
                 self._report(
-                    f"waiting up to {self._patience:.0f} s for room for {self._fewest} workers: "
-                    f"there is room for {fit}{self._lost(snapshot)}"
+                    f"waiting up to {self._patience:.0f} s for resources for "
+                    f"{self._fewest} workers: there are resources for {fit}{self._lost(snapshot)}"
                 )
             if now - self._waiting >= self._patience:
                 raise self._too_few(fit, snapshot)
         if snapshot.orders.stop:
-            raise TrainingError("the command ended the run while it waited for room")
+            raise TrainingError("the command ended the run while it waited for resources")
         time.sleep(_POLL)  # Ray would ask again at once
         return NoopDecision()
 
@@ -172,7 +172,7 @@ class Scaling(FixedScalingPolicy):
         continue as they are: more of them are not worth the steps that would be lost."""
         if self._request is None:
             self._request, self._requested = SaveRequest(self._control), now
-            self._report(f"there is room for {self._more} workers: first a checkpoint")
+            self._report(f"there are resources for {self._more} workers: first a checkpoint")
             return False
         saved = self._request.answer(snapshot)
         if saved is None and now - self._requested < _SAVING:
@@ -205,7 +205,7 @@ class Scaling(FixedScalingPolicy):
     def _too_few(self, fit: int, snapshot: Snapshot) -> TrainingError:
         lost = ray_nodes.lost(snapshot.workers)
         return TrainingError(
-            f"there is room for {some(fit, 'worker')} of {self._fewest}, after "
+            f"there are resources for {some(fit, 'worker')} of {self._fewest}, after "
             f"{self._patience:.0f} s{self._lost(snapshot)}",
             where=f"rank {lost[0].rank} on {lost[0].host}" if lost else None,
             remedy="bring the node back or add another, and train with --resume; with "

@@ -81,7 +81,9 @@ class RoomRequest:
         self._group = placement_group([needs] * self.workers, strategy="PACK")
         before = {node["NodeID"] for node in ray_nodes.living()}
         end = time.monotonic() + self._config.wait_seconds
-        with self._show.stage(f"room for {some(self.workers, 'worker')}", lines=True) as detail:
+        with self._show.stage(
+            f"resources for {some(self.workers, 'worker')}", lines=True
+        ) as detail:
             while not self._group.wait(_LOOK):
                 if (death := self._cluster.death()) is not None:
                     raise PreflightError(death, remedy=REMEDIES["ray_died"])
@@ -106,8 +108,9 @@ class RoomRequest:
     def _missing(self, fit: int, nodes: int) -> PreflightError:
         asked, free = _asked_and_free(self._config.worker_needs)
         return PreflightError(
-            f"after {self._config.wait} Ray has room for {fit} of {some(self.workers, 'worker')} "
-            f"with {asked} each: {free} are free on {some(nodes, 'node')}",
+            f"after {self._config.wait} Ray has resources for {fit} of "
+            f"{some(self.workers, 'worker')} with {asked} each: {free} are free on "
+            f"{some(nodes, 'node')}",
             where=f"cluster.wait: {self._config.wait}",
             remedy="see on the head what the autoscaler does (`ray status`), let it start more "
             "nodes (max_workers or maxReplicas in the cluster's file), raise cluster.wait, or "
@@ -185,7 +188,7 @@ class Startup:
         waits = self._workers < self._most and "ALIVE" in controllers
         room = waits or self._groups("PENDING", "RESCHEDULING")
         self.detail = (
-            f"waiting for room for {self._workers} workers" if room else "starting Ray Train"
+            f"waiting for resources for {self._workers} workers" if room else "starting Ray Train"
         )
         return "room" if room else "controller"
 
@@ -204,7 +207,7 @@ class Startup:
         if waited < _TELL:
             return
         has, (asked, free) = ray.cluster_resources(), _asked_and_free(self._needs)
-        asked = f"room for {self._workers} workers with {asked} each"
+        asked = f"resources for {self._workers} workers with {asked} each"
         # on a cluster, nodes may be added and other jobs may end
         never = any(n * self._workers > has.get(name, 0.0) for name, n in self._needs.items())
         limit = _NO_ROOM if never and self._cluster.local else self._timeout

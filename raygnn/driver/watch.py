@@ -172,7 +172,7 @@ class _Storage:
             self._file.unlink()
         except OSError as error:
             if not self._told:
-                meanwhile = "training goes on, records wait, and checkpoints are left out"
+                meanwhile = "training continues, records wait, and checkpoints are skipped"
                 if lost is not None:
                     meanwhile = f"unless it is back in {self._patience:g} s, the run ends"
                 self._show.note(

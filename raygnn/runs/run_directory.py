@@ -345,10 +345,10 @@ class RunDir:
         if stale := self._lock.stale:
             yield (
                 f"process {stale.pid} on {stale.host}, which was writing into {self.path}, gives "
-                "no sign of life: this command takes its place"
+                "no heartbeat: this command takes over"
             )
         if self._claim is not None and self._claim.stale:
-            yield f"{self._claim.stale} held {self.place}, and gives no sign of life any more"
+            yield f"{self._claim.stale} held {self.place}, and sends no heartbeat any more"
 
     @property
     def lost(self) -> str | None:

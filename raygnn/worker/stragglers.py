@@ -135,8 +135,9 @@ class Stragglers:
         self._slow_windows[rank] += slow
         if self._slow[rank].is_news(slow, step):
             self.tell(
-                f"{self._name(rank)} holds up the others: it is busy for {busy[rank]:.3f} s a "
-                f"batch, they for {usual:.3f} s (median), since step {self._slow[rank].since:,}"
+                f"{self._name(rank)} slows down the other ranks: it is busy for "
+                f"{busy[rank]:.3f} s a batch, they for {usual:.3f} s (median), since "
+                f"step {self._slow[rank].since:,}"
             )
 
     def _see_starved(self, step: int, shares: Sequence[float], waits: Sequence[float]) -> None:

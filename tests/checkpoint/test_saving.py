@@ -228,7 +228,7 @@ def test_no_room(how: str, tmp_path: Path) -> None:
         assert again == "checkpoints are written again, from step 3 on"
         assert said.startswith(f"the checkpoint of step 2 was not written: {disk}: {reason}")
         assert said.endswith(
-            "; training goes on, and a failure now would take it back to step-0000000001"
+            "; training continues, and a failure now would take it back to step-0000000001"
         )
 
 
@@ -253,7 +253,7 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         assert store.newest(disk) == "step-0000000001"
         saving._events.flush()
         # what the first one said waited in its process
-        assert not [line for line in told(disk) if "training goes on" in line]
+        assert not [line for line in told(disk) if "training continues" in line]
 
 
 def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: 
 @SLOW
 @pytest.mark.comfort
 def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -> None:
-    """Its Ray goes with it, and the run goes on from the newest checkpoint."""
+    """Its Ray goes with it, and the run resumes from the newest checkpoint."""
     sections: dict[str, Any] = {
         "model": {"kind": f"{MODELS}:Slow"},
         "train": {"epochs": 3},

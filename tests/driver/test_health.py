@@ -204,7 +204,7 @@ def test_a_frozen_rank_is_named_and_ended(job: Job) -> None:
     assert not failure.final
     assert not failure.is_consequence
     assert (
-        "ERROR raygnn: failed\nrank 1 gave no sign of life for 60 s"
+        "ERROR raygnn: failed\nrank 1 sent no heartbeat for 60 s"
         in (job.logs / "rank-1.log").read_text()
     )
 
@@ -300,7 +300,7 @@ def test_a_rank_on_another_node(
     job.watch(200, progress(1, 7, host="elsewhere"))
     assert asked == sent
     assert told in job.shown()
-    assert job.shown().count("gave no sign of life") == bool(told)
+    assert job.shown().count("sent no heartbeat") == bool(told)
     assert [failure.kind for failure in failures.recorded(job.path)] == [FROZEN] * (
         signal.SIGKILL in sent
     )
@@ -471,7 +471,7 @@ def test_a_job_with_a_rank_that_is_stopped(
     assert not Path(f"/proc/{stopper.pid}").exists()
     out.file.flush()
     shown = (tmp_path / "shown").read_text()
-    assert shown.count("rank 1 gave no sign of life") == 1
+    assert shown.count("rank 1 sent no heartbeat") == 1
     assert f"pid {stopper.pid}" in shown
     found = raygnn.diagnose(run.path)
     assert found.cause.kind == "none"
@@ -489,7 +489,7 @@ def test_a_rank_that_is_stopped_in_the_last_start(make_job: JobFactory) -> None:
         cluster={"probe_timeout": "1m"},
         fault={"heartbeat": "8s", "max_failures": 1},
     )
-    with pytest.raises(TrainingError, match="rank 1 gave no sign of life") as caught:
+    with pytest.raises(TrainingError, match="rank 1 sent no heartbeat") as caught:
         raygnn.train(config, display=False)
     assert caught.value.rank == 1
     # on a busy machine the file may tell of a phase before the one that it stopped in

@@ -224,9 +224,9 @@ def test_a_fixed_number_of_workers_ends(lab: Lab, failures: int) -> None:
     assert f"rank {rank} was lost with its node host1" in said
     assert took < END + failures * ROOM
     if failures:
-        wait = "waiting up to 60 s for room for 2 workers: there is room for 1; rank"
+        wait = "waiting up to 60 s for resources for 2 workers: there are resources for 1; rank"
         assert f"{wait} {rank} was lost" in said
-        assert "there is room for 1 worker of 2, after 60 s" in said
+        assert "there are resources for 1 worker of 2, after 60 s" in said
     found = diagnosis(lab, "fixed")["cause"]
     assert (found["kind"], found["rank"], found["confidence"]) == ("node_lost", rank, "high")
     assert "host1" in found["what"]

@@ -129,7 +129,7 @@ def test_waiting_ends_with_what_is_missing(make: Any, fewest: int, room: int) ->
     with pytest.raises(TrainingError) as caught:
         policy.started()
     assert PATIENCE <= policy.clock.now - begin <= PATIENCE + 2
-    assert f"room for {room} worker" in caught.value.what
+    assert f"resources for {room} worker" in caught.value.what
     assert f"of {fewest}, after 60 s" in caught.value.what
     assert "rank 1 was lost with its node host1: it is off" in caught.value.what
     assert (caught.value.rank, caught.value.exit_code) == (1, 4)
@@ -167,7 +167,7 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(300) is None
     told = (policy.run_dir / "logs" / SCALING).read_text().splitlines()
     assert [json.loads(line)["text"] for line in told][-2:] == [
-        "there is room for 2 workers: first a checkpoint",
+        "there are resources for 2 workers: first a checkpoint",
         "restarting with 2 workers from step-0000000004",
     ]
 

@@ -122,11 +122,11 @@ def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) ->
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
     """Not the connection that the other rank loses by it."""
     config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "die"}})
-    with pytest.raises(TrainingError, match="rank 1 ended without a word: SIGKILL") as caught:
+    with pytest.raises(TrainingError, match="rank 1 ended without a report: SIGKILL") as caught:
         train(config)
     assert caught.value.rank == 1
     assert "dmesg" in (caught.value.remedy or "")
-    assert "without a word" in raygnn.open_run(config.run_dir).summary["error"]
+    assert "ended without a report" in raygnn.open_run(config.run_dir).summary["error"]
 
 
 def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> None:

@@ -191,7 +191,7 @@ def test_a_rank_that_is_stopped_on_the_other_host(cluster: Cluster, shared: Path
         host.run(["sh", "-c", f"kill -STOP {start.pid}"], cwd="/", timeout=LIMIT)
         assert command.wait(LIMIT) == 0, (shared / "output").read_text()
     said = (shared / "output").read_text()
-    assert f"rank {start.rank} gave no sign of life" in said
+    assert f"rank {start.rank} sent no heartbeat" in said
     assert f"host1, pid {start.pid}, phase" in said
     assert "could not be ended" not in said
     assert json.loads((run / "summary.json").read_text())["starts"] == 2

@@ -79,7 +79,7 @@ def test_what_never_comes_is_said_and_asked_for_no_more(cluster: Cluster, shared
     wait = {"address": "auto", "wait": "3s"}
     done = cluster.run(command(shared, "alone", cluster=wait), cwd=shared, timeout=LIMIT)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "after 3s Ray has room for 1 of 2 workers with 1 CPUs each" in done.stderr
+    assert "after 3s Ray has resources for 1 of 2 workers with 1 CPUs each" in done.stderr
     assert "1 of 1 CPUs are free on 1 node" in done.stderr
     assert "ray status" in done.stderr
     assert not (shared / "runs" / "alone").exists()
@@ -115,7 +115,7 @@ def test_a_job_starts_when_its_second_host_has_come(cluster: Cluster, shared: Pa
         cluster.start(1)
         assert process.wait(LIMIT) == 0, output.read_text()
     said = output.read_text()
-    assert "room for 2 workers: " in said
+    assert "resources for 2 workers: " in said
     assert "have to wait" not in said  # what was asked for is free for this job
     run = shared / "runs" / "grows"
     summary = json.loads((run / "summary.json").read_text())

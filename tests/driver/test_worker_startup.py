@@ -105,8 +105,8 @@ def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> Non
     with pytest.raises(TrainingError) as caught:
         look(startup)
     remove_placement_group(group)
-    assert startup.detail == "waiting for room for 3 workers"
-    what = "room for 3 workers with 1 CPUs each: 1 of 1 CPUs are free"
+    assert startup.detail == "waiting for resources for 3 workers"
+    what = "resources for 3 workers with 1 CPUs each: 1 of 1 CPUs are free"
     assert caught.value.what.startswith(f"Ray has no {what}, after ")
     assert "lower cluster.workers" in str(caught.value.remedy)
     assert show.console.export_text() == f"waiting up to 1 s for {what}\n"
@@ -129,9 +129,9 @@ def test_room_that_another_job_has(controller: None, start: Any, hurry: None) ->
 def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurry: None) -> None:
     """Nothing is asked of Ray before there is room: our policy of scaling looks for it."""
     startup, show = start(3, cluster={"workers": [2, 3]})
-    with pytest.raises(TrainingError, match="Ray has no room for 2 workers"):
+    with pytest.raises(TrainingError, match="Ray has no resources for 2 workers"):
         look(startup)
-    assert "waiting up to 1 s for room for 2 workers" in show.console.export_text()
+    assert "waiting up to 1 s for resources for 2 workers" in show.console.export_text()
 
 
 @pytest.mark.system

@@ -93,7 +93,8 @@ def write_records(path: Path, *, ranks: int, records: int, slow: int | None = No
 
 def write_events(path: Path) -> None:
     texts = [
-        "rank 1 on host1 holds up the others: it is busy for 0.061 s a batch, they for 0.036 s",
+        "rank 1 on host1 slows down the other ranks: it is busy for 0.061 s a batch, "
+        "they for 0.036 s",
         "start 2 of at most 4, from step-000000000200 if that is whole",
         "step-000000000300 is not in s3://bucket/runs: timed out",
     ]

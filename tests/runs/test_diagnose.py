@@ -120,7 +120,7 @@ TIMED_OUT_0 = Traces(
     0, state(0), box(0, collectives=[entry(5, pending=True)]), failure(0, TIMEOUT)
 )  # fmt: skip
 FROZEN_1 = {
-    **failure(1, "rank 1 gave no sign of life for 8 s", kind=FROZEN),
+    **failure(1, "rank 1 sent no heartbeat for 8 s", kind=FROZEN),
     "trace": "",
     "where": "node1, pid 11, phase forward",
 }
@@ -747,6 +747,6 @@ def test_a_run_that_stands_still(seconds: int) -> None:
         ranks.append(Traces(rank, replace(at, training=replace(at.training, wall=NOW - seconds))))
     found = judge(replace(run(*ranks, status="running"), now=NOW + 1)).cause
     assert found.kind == "running"
-    still = "stands still: rank 0 in backward, rank 1 in forward, for 601 s" in found.what
+    still = "makes no progress: rank 0 in backward, rank 1 in forward, for 601 s" in found.what
     assert still == (seconds > 60)
     assert f"logs/rank-1.state: forward for {seconds + 1} s" in found.evidence

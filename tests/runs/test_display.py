@@ -224,7 +224,9 @@ def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
 def test_a_terminal_gets_lines_folded_between_words(width: int) -> None:
     screen = Screen(terminal=True, width=width)
     path = "/a/very-long/path-with-hyphens/that-does/not-fit/into/a-line-of/any-terminal/" * 2
-    note = f"rank 1 on node-2 holds up the others: 0.123 s a batch, in {path} since step 1,000,000"
+    note = (
+        f"rank 1 on node-2 slows down the others: 0.123 s a batch, in {path} since step 1,000,000"
+    )
     screen.display.note(note)
     screen.display.header({"run": "cora", "seconds": "sample 1.8, features 0.8, total 52.2 " * 4})
     screen.display.error(DataError(note, remedy=note, where="x" * 200))

@@ -489,7 +489,7 @@ def test_a_store_that_is_silent_is_told_before_its_client_gives_up(
     courier.finish(120)
     assert there.names() == ["step-0000000001"]
     away, back = told(tmp_path)
-    assert away.endswith("checkpoints: it has taken nothing for 0.5 s; training goes on")
+    assert away.endswith("checkpoints: it has taken nothing for 0.5 s; training continues")
     assert back == "step-0000000001 is in s3://bucket/runs/test/checkpoints again"
 
 

@@ -1,4 +1,4 @@
-"""A rank that holds up the others is named; noise is not."""
+"""A rank that slows down the other ranks is named; noise is not."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_slow_rank_is_told_once(
     for step in range(begin, begin + windows):
         record = stragglers.add(step, window(times))
     (said,) = told
-    assert said.startswith(f"rank {slow} on node-b holds up the others: ")
+    assert said.startswith(f"rank {slow} on node-b slows down the other ranks: ")
     assert said.endswith(f"since step {begin:,}")
     assert record["ranks/slowest"] == slow
     assert record["ranks/slowest_seconds"] == pytest.approx(base * factor)
@@ -155,8 +155,8 @@ def test_ranks_that_train(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Guard, "on_train_batch_start", dawdle)
     run = train_on_ranks(make_job())
     told = [json.loads(line)["text"] for line in (run.path / "logs" / EVENTS).open()]
-    (said,) = (text for text in told if "holds up" in text)
-    assert said.startswith("rank 1 holds up the others: it is busy for ")
+    (said,) = (text for text in told if "slows down" in text)
+    assert said.startswith("rank 1 slows down the other ranks: it is busy for ")
     steps = run.metrics.dropna(subset="train/loss")
     assert (steps["ranks/slowest"] == 1).mean() > 0.5
     assert (steps["ranks/slowest_seconds"] > 0.4).all()

@@ -57,7 +57,7 @@ def make_out_of_core(
         found = find_partition(config, missing.parts)
         if isinstance(found, PartitionMeta):
             return found
-        show.note("METIS has the whole graph in memory: partition.method: stream in its place")
+        show.note("METIS holds the whole graph in memory; partition.method: stream does not")
         missing = found
     tasks = config.cluster.num_cpus or machine.cpus() if cluster.local else 1
     if (graph_size := size_of(missing.graph)) is not None:
@@ -92,8 +92,8 @@ def make_out_of_core(
         except BaseException:
             if (stages := stages_of(missing)).exists():
                 show.note(
-                    f"what was done so far is kept in {stages}, and the next try goes on with it; "
-                    "delete it if there will be none, or if the input or partition changes"
+                    f"what was done so far is kept in {stages}, and the next attempt resumes "
+                    "from it; delete it if there will be none, or if the input or partition changes"
                 )
             raise
         return missing.upload(made, tell)

@@ -75,7 +75,7 @@ def _ours(error: BaseException) -> BaseException:
         return DataError(
             f"a process that partitions the graph was ended: {' '.join(str(error).split())[:300]}",
             remedy="look for a lack of memory on its node; lower cluster.num_cpus or give the "
-            "nodes more; a new start goes on with what is done",
+            "nodes more; a new attempt resumes from what is done",
         )
     return error
 

@@ -128,14 +128,14 @@ class _Judge:
         last = max((rank.last_sign for rank in self.ranks.values()), default=0.0)
         silent = self.evidence.now - last
         if status == "killed":
-            lines.append(".lock: its holder is gone")
+            lines.append(".lock: the process that held it has ended")
         elif not last or silent < _STALE:
             return self._running([*lines, ".lock: held"])
         else:
-            lines.append(f"logs/rank-*.state: the last sign of life is {silent:,.0f} s old")
+            lines.append(f"logs/rank-*.state: the last heartbeat is {silent:,.0f} s old")
         return Cause(
             "command_gone",
-            "the command that trained ended without a word: killed, or its machine went down",
+            "the training command ended without a report: it was killed, or its machine went down",
             confidence="high" if status == "killed" else "medium",
             evidence=lines,
         )
@@ -147,11 +147,11 @@ class _Judge:
         lines += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in ranks]
         still = min(ages.values(), default=0.0)
         if still < _STILL or not {rank.phase for rank in ranks} <= _SHORT:
-            return Cause("running", "the run goes on", evidence=lines)
+            return Cause("running", "the run is in progress", evidence=lines)
         doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in ranks)
         return Cause(
             "running",
-            f"the run stands still: {doing}, for {still:,.0f} s",
+            f"the run makes no progress: {doing}, for {still:,.0f} s",
             confidence="medium",
             evidence=lines,
             remedy="if that is too long for it, end it (Ctrl-C) and ask again: ranks that are "
@@ -288,7 +288,7 @@ class _Judge:
         evidence = [f"logs/driver.json: lost {_short(lost)}"] if lost else []
         evidence += [*self._of_worker(rank.rank), *self._of_life(rank)]
         confidence = "high" if text or lost else "medium"
-        what = "ended without a word: SIGKILL, or os._exit"
+        what = "ended without a report: SIGKILL, or os._exit"
         if kind == "node_lost":
             host, _, why = lost.partition(": ") if lost else (rank.host or "", "", "")
             what = f"was lost with its node {host}".rstrip() + (f": {why}" if why else "")
@@ -296,11 +296,11 @@ class _Judge:
             what, users = self._killed_for_memory(text)
             evidence += users
         elif (kills := self._oom_kills(rank)) > 0:
-            kind, what = "memory", "was killed by the kernel for want of memory"
+            kind, what = "memory", "was killed by the kernel because memory ran out"
             evidence.append(f"{kills} process(es) killed for memory on {rank.host} during the run")
         elif rank.memory_used is not None and rank.memory_used > _FULL:
             kind, confidence = "memory", "medium"
-            what = "was killed, most likely for want of memory"
+            what = "was killed, most likely because memory ran out"
         if kind == "memory":
             evidence += self._of_memory(rank.rank)
         what, remedy = f"rank {rank.rank} {what}", self._memory_remedy(rank.rank, kind)
@@ -342,7 +342,7 @@ class _Judge:
         rank = min(frozen, key=lambda r: r.last_sign)
         return Cause(
             "frozen",
-            f"rank {rank.rank} gave no sign of life for {rank.silent:.0f} s while others waited",
+            f"rank {rank.rank} sent no heartbeat for {rank.silent:.0f} s while other ranks waited",
             rank.rank,
             self._at(rank.rank),
             "high" if self._others_wait() else "medium",
@@ -377,7 +377,7 @@ class _Judge:
         doing = f"in {place.function}" if place else "in code that is not known"
         return Cause(
             kind,
-            f"rank {rank.rank} was {doing} while the others waited for it",
+            f"rank {rank.rank} was {doing} while the other ranks waited for it",
             rank.rank,
             str(place) if place else None,
             "high" if sure and kind == "stuck" else "medium",
@@ -479,7 +479,7 @@ class _Judge:
     def _of_life(self, rank: RankReport) -> list[str]:
         if not rank.last_sign:
             return []
-        return [f"logs/rank-{rank.rank}.state: last sign of life {rank.silent:.1f} s before the "
+        return [f"logs/rank-{rank.rank}.state: last heartbeat {rank.silent:.1f} s before the "
                 f"others' last, at {self._at(rank.rank)}"]  # fmt: skip
 
     def _of_collectives(self) -> list[str]:

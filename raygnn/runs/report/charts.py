@@ -287,12 +287,12 @@ def busy(table: StepSeries, names: Sequence[str]) -> Chart | None:
     }
     return Chart(
         "busy",
-        "Who holds up whom: time that a rank is busy, against the others’ median",
+        "Slow ranks: time that a rank is busy, against the other ranks’ median",
         [trace],
         height=90 + (26 if len(names) <= 16 else 14) * len(names),
         layout={"yaxis": _rank_axis(names), "hovermode": "closest"},
-        about="Busy is all of a step but waiting for others (peers, communicate). Red rows hold up "
-        "the rest.",
+        about="Busy is all of a step but waiting for others (peers, communicate). Red rows slow "
+        "down the rest.",
     )
 
 
