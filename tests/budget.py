@@ -188,7 +188,7 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
 
 
 def disorder() -> Iterator[str]:
-    """What is out of order, a line each."""
+    """Yield a line for each rule of order that the package breaks."""
     files = {module: file for module, file in modules().items() if length(file)}
     named = [file for file in files.values() if file.name != "__init__.py"]
     for folder, count in Counter(file.parent for file in named).items():
@@ -241,7 +241,7 @@ def sizes() -> dict[str, tuple[int, int]]:
 
 
 def growth() -> Iterator[str]:
-    """What is larger than it may be today, a line each."""
+    """Yield a line for each figure that exceeds its limit of today."""
     table = sizes()
     for name, (_, lines) in table.items():
         most = max(LINES.get(name, 0), LINES_TODAY.get(name, 0))

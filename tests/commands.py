@@ -46,7 +46,7 @@ class Command:
         return self.process.returncode, out, err
 
     def running(self) -> dict[int, str]:
-        """What of it runs: process → command line."""
+        """Return the command's running processes: pid → command line."""
         wanted = f"{MARK}={self.mark}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -59,7 +59,7 @@ class Command:
         return {pid: line for pid, line in found.items() if line.strip()}
 
     def left_behind(self, seconds: float = 10) -> list[str]:
-        """What of it still runs, and its Ray's directories, once they had some seconds to go."""
+        """Return what still runs or exists of the command and its Ray after a grace period."""
         deadline = time.monotonic() + seconds
         while True:
             rays = set(self.temp.glob("raygnn-*")) - {self.temp / f"raygnn-{os.getuid()}"}  # staged

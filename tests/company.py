@@ -128,7 +128,7 @@ def write(
 
 
 def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
-    """What `FEATURES` make of a frame, float64 ``[N, F]``.
+    """Compute what `FEATURES` yield for a frame, float64 ``[N, F]``.
 
     Args:
         train: the rows for training.
@@ -187,7 +187,7 @@ def _indicators(codes: np.ndarray, width: int) -> list[np.ndarray]:
 
 
 def _onehot(of: pd.Series, values: pd.Series) -> list[np.ndarray]:
-    """Of words in three rows or more, after one for all others."""
+    """One-hot encode values that at least three rows have; column 0 stands for all others."""
     counts = of.value_counts()
     words = sorted(counts.index[counts >= 3])
     known = values.map({word: n + 1 for n, word in enumerate(words)}).fillna(0)

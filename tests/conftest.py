@@ -1,4 +1,4 @@
-"""What all tests share: the real graphs, and an environment for small machines."""
+"""Fixtures and hooks for all tests: the real graphs, and an environment for small machines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MAY_SKIP = re.compile(
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What training records of runs does not go into the state of the user who runs the tests."""
+    """Keep the records of runs out of the state of the user who runs the tests."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _parameters(item: pytest.Function) -> list[Any]:
-    """Those that are words, such as the choice of kernels."""
+    """Return the test's parameters that are text, such as the choice of kernels."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return [value for value in values if isinstance(value, str)]
 

@@ -237,7 +237,7 @@ class Labelled(RandomGraphs):
 
 
 class SplitByVariable(RandomGraphs):
-    """Who trains on what is not the same each time that it is made."""
+    """Graphs whose training split is read from an environment variable each time they are built."""
 
     def __init__(self, **args: Any):
         super().__init__(**args)
@@ -319,7 +319,7 @@ class Coloured(RandomGraphs):
 
 
 class Numbered(RandomGraphs):
-    """What is predicted is above 0."""
+    """Graphs with a positive number as the label."""
 
     num_classes = None
 

@@ -127,5 +127,5 @@ def versions(**changes: str | None) -> dict[str, str | None]:
 
 
 def check(job: JobFacts) -> tuple[Finding, ...]:
-    """What all checks say of a job."""
+    """Run all checks on a job, and return their findings."""
     return run_checks(job, CHECKS)

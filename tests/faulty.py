@@ -44,7 +44,7 @@ def _take_another_dtype() -> None:
 
 
 def _compared_group() -> dist.ProcessGroup:
-    """As `comm.debug` makes them: each collective is compared before it runs."""
+    """Create a process group as `comm.debug` does: each collective is compared before it runs."""
     level = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:

@@ -28,7 +28,7 @@ _TAGS = {
 
 
 def autoscaling(directory: Path, addresses: list[str], idle: float) -> dict[str, Any]:
-    """What ``ray start --autoscaling-config`` reads: workers of one CPU, none at first.
+    """Return the content of ``--autoscaling-config``: workers with one CPU each, none at first.
 
     Args:
         addresses: of the head, and of the nodes that may come.

@@ -1,4 +1,4 @@
-"""What an attacker would put in place of data: pickles that run things or fill the memory.
+"""Hostile input in place of data: pickles that execute code or fill the memory.
 
 Beside them, a process of its own that gives commands such input, and what must come of each.
 """
@@ -104,7 +104,7 @@ def bombs(marker: Path) -> dict[str, bytes]:
 
 
 class Outcome(NamedTuple):
-    """What came of a command; ``peak`` is the most memory of its process so far, in bytes."""
+    """Result of a command; ``peak`` is its process's peak memory so far in bytes."""
 
     code: int
     out: str

@@ -29,7 +29,7 @@ STEP = "step-0000000004"
 
 
 def zipped(bomb: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What torch.load takes for a file of its own."""
+    """Return a ZIP archive that `torch.load` accepts as one of its files."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", compression) as file:
         file.writestr("archive/data.pkl", bomb)
@@ -144,7 +144,7 @@ def test_a_step_that_is_another(make_job: JobFactory, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*pickle protocol")
 def test_weights_that_run_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In place of selected.pt: `raygnn predict` refuses them, other verbs do not open them."""
+    """`raygnn predict` refuses a hostile selected.pt, and the other verbs do not open it."""
     marker, model = tmp_path / "marker", torch.nn.Linear(2, 2)
     with RunDir.create(str(tmp_path / "runs"), "a") as run:
         run.begin({"name": "a"})

@@ -323,7 +323,7 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
 def test_no_step_follows_the_last_checkpoint(
     every: int | str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be lost: the driver ends the ranks when that checkpoint is written."""
+    """A step after that checkpoint would be lost: the driver ends the ranks once it is written."""
     config = make_job(fault={"checkpoint_every": every})
     begin, meet = Guard.on_train_batch_start, Checkpoints._meet
 

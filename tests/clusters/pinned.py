@@ -1,4 +1,4 @@
-"""Whether this environment has the pinned versions: else cluster/setup.sh would install them."""
+"""A mark for tests that need the pinned versions, which cluster/setup.sh would else install."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LIMIT = 60.0
 
 @functools.cache
 def _pinned() -> bool:
-    """As the script itself has it; ``false`` stands for the Python of a new environment."""
+    """Return True if setup.sh finds the pinned versions in this environment.
+
+    ``false`` stands for the Python of a new environment, so that creating one fails.
+    """
     with tempfile.TemporaryDirectory() as directory:
         for file in ("constraints.txt", "cluster/setup.sh"):
             shutil.copy(CHECKOUT / file, directory)

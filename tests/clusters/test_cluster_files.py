@@ -30,14 +30,14 @@ PROVIDER = {
 
 @pytest.fixture(params=NAMES)
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """One of the files, read in the directory that its paths are relative to."""
+    """A cluster file, read in the directory that its paths are relative to."""
     monkeypatch.chdir(CHECKOUT)
     loaded: dict[str, Any] = yaml.safe_load(Path("cluster", request.param).read_text())
     return loaded
 
 
 def validate(cluster: dict[str, Any]) -> None:
-    """As `ray up` does before it talks to any machine."""
+    """Validate a cluster file as `ray up` does before it contacts any machine."""
     cluster = copy.deepcopy(cluster)
     for node_type in cluster.get("available_node_types", {}).values():
         node_type.setdefault("resources", {})  # which Ray asks the cloud for
@@ -45,7 +45,8 @@ def validate(cluster: dict[str, Any]) -> None:
 
 
 def brought(types: dict[str, Any], head: str, most: int, bundle: dict[str, float]) -> int:
-    """How many workers Ray's autoscaler starts for two of a job's that have no room on the head."""
+    """Return the number of workers that Ray's autoscaler starts for two workers of a job that do
+    not fit on the head."""
     score = partial(
         _default_utilization_scorer, node_availability_summary=NodeAvailabilitySummary({})
     )

@@ -113,7 +113,8 @@ def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
 
 @pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
 def test_it_grows_from_no_workers_by_what_a_job_asks_for(manifest: dict[str, Any]) -> None:
-    """As Ray's autoscaler reads it, which is alone in having credentials for Kubernetes."""
+    """Only Ray's autoscaler has credentials for Kubernetes, so the manifest is read as it reads
+    it."""
     spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])
     assert spec["enableInTreeAutoscaling"] is True
     assert [group["replicas"] for group in spec["workerGroupSpecs"]] == [0]

@@ -1,4 +1,4 @@
-"""Which variables are planned for whom, and that nothing is set without need."""
+"""Environment variables of communication: which ranks get which, and none without need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration means when it is right: defaults, paths, overrides, reading back."""
+"""Valid configurations: defaults, paths, overrides, reading back."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ def test_links_that_lead_nowhere(
 def test_places_that_may_not_be_looked_at(
     key: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a directory of somebody else; whoever runs the tests may see all."""
+    """Permission is refused by a patch, since the user who runs the tests may be root."""
     stat = Path.stat
 
     def refuse(path: Path, **options: object) -> object:

@@ -1,4 +1,4 @@
-"""What the keys of ``graph: {format: graphs}`` must agree on."""
+"""Rules between the keys of ``graph: {format: graphs}``."""
 
 from __future__ import annotations
 

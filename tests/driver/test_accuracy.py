@@ -1,4 +1,4 @@
-"""What models reach: near the published figures on real graphs, and where neighbours matter.
+"""Accuracy of models: near the published figures on real graphs, and above a model without edges.
 
 Job files as they are, but with one seed and on forked ranks in place of Ray's workers.
 `benchmarks/bench_accuracy.py` holds means over seeds, on Ray, against the published figures.
@@ -29,7 +29,7 @@ RealJob = Callable[..., Config]
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These trainings are longer than other tests'."""
+    """Raise the timeout: these trainings take longer than those of other tests."""
     monkeypatch.setattr("tests.ranks.TIMEOUT", 900.0)
 
 
@@ -97,7 +97,7 @@ def test_tolokers(real_job: RealJob) -> None:
 
 @pytest.mark.system
 def test_college_links(data_dir: Path, tmp_path: Path) -> None:
-    """Who writes to whom next, from nothing but who wrote when: better than TGAT's 79.6 %."""
+    """Messages and their times alone predict the next recipient better than TGAT's 79.6 %."""
     write = runpy.run_path(str(CHECKOUT / "examples" / "college.py"))["write"]
     tables = write(data_dir / "temporal" / "CollegeMsg.txt", tmp_path / "college")
     keys = {"storage": str(tmp_path), "graph.path": str(tables), "cluster.workers": 1}

@@ -403,7 +403,7 @@ def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_ray")
 def test_a_stop_while_ray_comes_up(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for it asks it for nothing then; what asks it for something, it waits for."""
+    """A call that waits for Ray then requests nothing; a request in progress is waited for."""
     came, asked = threading.Event(), []
 
     def start() -> None:

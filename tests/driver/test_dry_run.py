@@ -44,7 +44,7 @@ def request_of(config: Config) -> DryRunRequest:
 
 
 def outcome(config: Config, directory: Path) -> dict[str, Any] | None:
-    """What is said of a model, tried in this process; None if it works."""
+    """Try a model in this process and return the described error; None if it works."""
     trial = DryRunRank(request_of(config), directory / "trial")
     (directory / "trial").mkdir()
     try:
@@ -125,7 +125,8 @@ THREE = {"class_weights": [1, 2, 3]}
 
 
 def test_too_few_class_weights(tmp_path: Path) -> None:
-    """Of classes and labels of nodes and edges, before there is a partition and after."""
+    """The number of weights is checked for classes and labels, of nodes and edges, before a
+    partition exists and after."""
     things = (data := shop()).nodes["thing"].data
     things["group"] = (things["price"] / 2).astype(np.int64)
     things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
@@ -169,7 +170,7 @@ def check_weights(config: Config) -> None:
 
 
 def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
-    """Of 0 and 1, also where they are stored as fractions for the sake of NaN."""
+    """Labels of the small graph are 0 and 1, also where their dtype is a float to allow NaN."""
     data = shop()
     things = data.nodes["thing"].data
     things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
@@ -220,7 +221,7 @@ def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: P
 
 @pytest.mark.dgl
 def test_classes_of_a_partition_that_is_there(make_job: JobFactory, tmp_path: Path) -> None:
-    """As many as its labels tell, not as many as the small graph would have."""
+    """The small graph takes its number of classes from the partition's labels."""
     graph = {"classes": 7, "train": 0.5}
     raygnn.partition(make_job(graph=graph), display=False)
     config = make_job(graph=graph, model={"kind": f"{UNFIT}:SevenClasses"})

@@ -1,4 +1,5 @@
-"""What a running job shows of itself: to those who list processes, read files, knock at ports."""
+"""Exposure of a running job: to process listings, to readers of files, to connections from
+outside."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def with_secrets(directory: Path, secrets: list[str]) -> list[str]:
 
 
 def reached(process: psutil.Process) -> list[str]:
-    """Where others than this machine could reach a process, had it listened there."""
+    """Return the addresses at which other machines could reach a process."""
     found = []
     for each in process.net_connections():
         if each.status == psutil.CONN_LISTEN:
@@ -54,8 +55,8 @@ ATTACKS = (
 
 
 def open_to_others(directory: Path, victim: Path) -> list[str]:
-    """What another user can do in a directory of Ray's; nothing is tried without root, which alone
-    can become another user."""
+    """Return the attacks that another user succeeds with in a directory of Ray's. Without root none
+    is tried, since only root can act as another user."""
     if os.getuid() != 0:
         return []
     return [

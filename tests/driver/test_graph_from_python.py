@@ -58,7 +58,8 @@ def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_run_goes_on_without_the_program(tmp_path: Path) -> None:
-    """It is checked, trained, looked up, resumed by the command, and predicted for."""
+    """The run can be resumed by the command and used for predictions without the graph's
+    program."""
     held = graph()
     before = copy.copy(held).to_dict()
     report = raygnn.check(job(tmp_path), graph=held, display=False)

@@ -363,7 +363,7 @@ class Going:
         return SaveRequest(self.control)
 
     def asks(self) -> bool:
-        """Whether the ranks are asked for a checkpoint now."""
+        """Return True if the ranks are asked for a checkpoint now."""
         self.watched.poll()
         pending = self.control.pending_saves()
         self.control.answer_saves(pending, saved=True)
@@ -483,7 +483,8 @@ def test_a_job_with_a_rank_that_is_stopped(
 @SLOW
 @pytest.mark.usefixtures("shared_ray")
 def test_a_rank_that_is_stopped_in_the_last_start(make_job: JobFactory) -> None:
-    """It is the cause that is told, not the connection that the others lose when it is ended."""
+    """The error names the frozen rank, not the connection that the other ranks lose when it is
+    ended."""
     config = make_job(
         model={"kind": "tests.faulty:Faulty", "args": {"how": "stop"}},
         cluster={"probe_timeout": "1m"},

@@ -34,7 +34,7 @@ def doomed(make_job: JobFactory, tmp_path: Path, moment: str, n: int, rank: int)
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run says that nobody disturbs, nor even Ray starts."""
+    """Results of a run without failures, on forked ranks instead of Ray's."""
     path = tmp_path_factory.mktemp("undisturbed")
     config = doomed(lambda **sections: load_config(job(path, **sections)), path, "never", 0, 0)
     return facts(train_on_ranks(config))
@@ -63,7 +63,7 @@ def draw(number: int) -> tuple[str, int, int]:
 def test_killed(
     number: int, make_job: JobFactory, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    """To the bit: every loss, every metric, every weight."""
+    """Every loss, metric and weight is bitwise identical to those of a run without failures."""
     moment, n, rank = draw(number)
     run = raygnn.train(doomed(make_job, tmp_path, moment, n, rank), display=False)
     print(f"rank {rank} killed, {moment} {n}: {run.summary['starts']} starts")

@@ -52,7 +52,7 @@ def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False
 
 
 def feed(run: RunDir, step: int, status: Any) -> None:
-    """What a command hands on that began with this step and has ended."""
+    """Run a run's loggers as a command would that began at this step and has ended."""
     events = Events(run.path / "logs" / LOGGERS)
     for name in load_config(run.path / "config.yaml").logging.loggers:
         thread = LoggerThread(backend_of(name, run.path), run.path, events.tell, step)
@@ -155,7 +155,7 @@ def test_files_are_written_without_lightning() -> None:
 def test_a_logger_that_hangs_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
 ) -> None:
-    """Where Ctrl-C ends the wait, it ends nothing else."""
+    """The wait for a logger is bounded; Ctrl-C cuts it short and ends nothing else."""
     config, run = make(tmp_path, loggers=["csv", "tensorboard"])
     monkeypatch.setattr(module, "_LAST", 60.0 if stop else 0.4)
     monkeypatch.setattr(module, "_QUICK", 0.2)
@@ -358,7 +358,7 @@ def test_an_earlier_commands_records_are_not_logged_again(
 def test_files_that_may_be_torn_are_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk that is full for a while."""
+    """A file that a full disk may have torn is written again from the start."""
     monkeypatch.setattr(module, "_POLL", 0.01)
     monkeypatch.setattr(module, "_PAUSE", 0.01)
     _, run = make(tmp_path, loggers=["tensorboard", "csv"])

@@ -115,7 +115,7 @@ class Lab:
         return rank, time.time()
 
     def processes(self, number: int) -> list[str]:
-        """What runs on a host and is of a job, or of a Ray that is no more."""
+        """Return a host's processes that belong to a job, or to a Ray that has ended."""
         done = self.hosts[number].run(["ps", "-eo", "args"], cwd="/", timeout=60)
         lines = [line for line in done.stdout.splitlines()[1:] if not line.startswith("ps ")]
         if number == 0:  # its Ray goes on
@@ -141,7 +141,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def started(run: Path, rank: int) -> list[dict[str, Any]]:
-    """What a rank noted of each of its starts."""
+    """Return what a rank recorded at each of its attempts."""
     lines = (run / "logs" / f"comm-rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -184,7 +184,7 @@ def assert_every_seed_once_per_epoch(seen: Path) -> None:
 
 
 def first_step_after(seen: Path, when: float, world: int) -> float:
-    """When a start with so many ranks made its first step after that time."""
+    """Return the time of the first step after ``when`` of an attempt with ``world`` ranks."""
     records = [
         json.loads(line) for file in seen.iterdir() for line in file.read_text().splitlines()
     ]
@@ -192,7 +192,7 @@ def first_step_after(seen: Path, when: float, world: int) -> float:
 
 
 def wait_for_start(lab: Lab, name: str, world: int, since: float, command: Any) -> float:
-    """When a start with so many ranks made its first step; it has to come."""
+    """Wait for the first step of an attempt with ``world`` ranks, and return its time."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         assert command.poll() is None, lab.said(name)

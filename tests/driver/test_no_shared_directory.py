@@ -145,7 +145,7 @@ def test_a_store_that_is_away_for_a_minute(tmp_path: Path) -> None:
 
 
 def outages(work: Path, cluster: Cluster) -> tuple[int, int]:
-    """How often it was told that checkpoints do not reach the store, and that they do again."""
+    """Count the events of uploads that began to fail, and of those that succeeded again."""
     told = (work / LOGS / EVENTS).read_text()
     return told.count(AWAY), told.count(BACK)
 

@@ -292,7 +292,7 @@ def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stop_while_the_rest_of_ray_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has longer than a Ray that does not run yet; what fails meanwhile is nobody's concern."""
+    """The shutdown waits longer for a Ray that is partly up, and does not report its failure."""
     comes = threading.Event()
 
     def fail_late(directory: str) -> None:

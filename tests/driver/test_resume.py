@@ -104,7 +104,7 @@ def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFacto
 def test_a_scheduler_and_an_average_of_weights_go_on_too(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As whatever Lightning drives, they have their state in a checkpoint."""
+    """Their state is in the checkpoint, like that of everything that Lightning drives."""
     configure, trainer = TaskModule.configure_optimizers, Rank.trainer
     average = getattr(callbacks, "EMAWeightAveraging", None)  # of newer versions
 

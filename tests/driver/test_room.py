@@ -1,4 +1,5 @@
-"""When room is asked for, judged and given back, in a made-up Ray; test_wait.py has real ones."""
+"""Resources of a job: when they are requested, checked and released, in a simulated Ray;
+test_wait.py has real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a start gets: Ray Train's policy, with rooms as they come and go."""
+"""Number of workers of an attempt: Ray Train's scaling policy as resources come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves is read by others: no secret is in it."""
+"""Secrets: none is in the files of a run, which other people may read."""
 
 from __future__ import annotations
 

@@ -240,6 +240,6 @@ def test_a_restart_on_another_node_gets_its_variables_too(shared: Path) -> None:
 
 
 def given(run: Path, rank: int) -> list[dict[str, Any]]:
-    """What a rank was given, at each of its starts."""
+    """Return the communication plan that a rank recorded at each of its attempts."""
     lines = (run / "logs" / f"comm-rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""What is shown of a run, and what is left of it for those who look at it later."""
+"""Display of a run's progress, and the files that remain of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_a_report_that_cannot_be_written_hides_nothing(
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_what_is_removed_at_the_end_is_the_runs_own(run: RunDir, replaced: bool) -> None:
-    """What another command has put in its place stays."""
+    """The run's temporary directories are removed, unless another command has replaced the run
+    directory."""
     run.begin({"name": "job"})
     if replaced:
         shutil.rmtree(run.path)

@@ -186,7 +186,7 @@ RuntimeError: Unable to find address for: nope0"""
 
 
 class _TaskError(Exception):
-    """As Ray's, whose text is a coloured traceback."""
+    """An error like Ray's, whose text is a coloured traceback."""
 
     def __init__(self, text: str, cause: BaseException | None = None):
         super().__init__(text)
@@ -269,7 +269,7 @@ def test_directories_of_commands_that_were_killed_go(
 def test_what_stays_when_ray_has_ended_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not hear that its node has gone, and what it started; nobody else's."""
+    """A raylet that ignores its node's end is killed with its children; other processes stay."""
     monkeypatch.setattr(ray_cluster, "_LEAVE", 0.2)
     place = str(tmp_path / "raygnn-here")
     script = "trap '' TERM; sleep 1000 & wait"

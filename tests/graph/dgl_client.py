@@ -57,7 +57,7 @@ def check_tensors(graph: Any, ntype: str) -> None:
 
 
 def check_structure(graph: Any, source: Any) -> None:
-    """Of one type: what is sampled are edges of the original graph."""
+    """Check a graph of one type: sampled edges are edges of the original graph."""
     names, eids = graph.ndata["raygnn_id"], torch.arange(graph.num_edges())
     found = graph.find_edges(unreadable(eids))
     ends = [names[each].numpy() for each in found]

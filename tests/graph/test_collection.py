@@ -276,7 +276,7 @@ def test_dtypes_are_widened_without_loss(
 
 
 def test_many_rows_before_a_wider_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the file already is converted in pieces."""
+    """Rows that are already in the file are converted in pieces."""
     from raygnn.graph.collection import pack
 
     for name, value in (("_BUFFER_BYTES", 64), ("_BUFFER_ARRAYS", 2)):

@@ -48,7 +48,7 @@ def write(directory: Path, parts: int, *, typed: bool = False) -> list[str]:
 
 
 def environment(server: int | None, arguments: list[str], clients: int = 1) -> dict[str, str]:
-    """What DGL's launcher sets."""
+    """Return the environment variables that DGL's launcher sets."""
     role = {"DGL_ROLE": "client"}
     if server is not None:
         role = {"DGL_ROLE": "server", "DGL_SERVER_ID": str(server)}
@@ -67,7 +67,7 @@ def environment(server: int | None, arguments: list[str], clients: int = 1) -> d
 
 
 def is_of(name: str, graph: str) -> bool:
-    """Whether it is shared memory of DGL's servers for this graph."""
+    """Return True if a file is shared memory of DGL's servers for this graph."""
     return graph in name or name.endswith("-kvdata-")
 
 

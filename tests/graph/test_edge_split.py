@@ -55,7 +55,8 @@ def listed(shard: Shard, original: dict[str, np.ndarray], etype: EdgeType) -> li
 def held(
     exchange: Exchange, meta: PartitionMeta, split: EdgeSplit, replicated: bool
 ) -> tuple[dict[EdgeType, list[Any]], list[Any], list[Any], bool]:
-    """What messages pass along; number, ends and split of the own edges to predict; degrees."""
+    """Return what a rank holds: the message edges, the owned edges to predict (number, ends, split)
+    and the degrees."""
     shard = shard_of(exchange, meta, replicated=replicated, hide=[split])
     whole = shard_of(exchange, meta, replicated=False, split=split)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
@@ -133,7 +134,7 @@ def test_shares_are_of_the_users_graph(typed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_a_partition_that_dgl_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There edges lie in any order, and each has the mask, the time and the number that are its."""
+    """DGL stores edges in another order; each keeps its mask, time and number."""
     data = graph(False)
     edges = data.edges[PLAIN]
     edges.data["at"] = np.random.default_rng(0).permutation(edges.num)

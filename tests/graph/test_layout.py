@@ -1,4 +1,5 @@
-"""What lies on disk: old and foreign spellings are read, damage is named, and nothing crashes."""
+"""Files of a partition: old and foreign spellings are read, damage is named, and nothing
+crashes."""
 
 from __future__ import annotations
 
@@ -317,7 +318,7 @@ def test_a_file_cut_short_anywhere(
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
-    """One that is put back as it was after each example."""
+    """A partition that is restored after each example."""
     return partitioned(typed_graph(30, 12), tmp_path_factory.mktemp("shared"), 2)
 
 

@@ -185,7 +185,7 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 def test_nothing_is_read_ahead_where_memory_is_scarce(
     scarce: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of feature rows that take more than 0.6 of it, and of a rank's edges, 0.15."""
+    """Not read ahead are feature rows above 0.6 of the memory, and a rank's edges above 0.15."""
     meta = partitioned(random_graph(600, features=64), tmp_path, 2)
     shard = load_shard(meta, 0, 1, replicated=False, stage=Stage(tmp_path / "stage"))
     (rows,), layout = shard.topology.values(), shard.layout("_N", [0])
@@ -204,7 +204,7 @@ def test_nothing_is_read_ahead_where_memory_is_scarce(
 
 
 def flags(address: int) -> list[str]:
-    """What the system knows of the mapping that an address is in."""
+    """Return the kernel's flags of the mapping that contains an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

@@ -1,4 +1,4 @@
-"""What METIS is given, and that it is asked for a balance of edges where that is needed."""
+"""Input of METIS: a symmetric graph, and balanced edges where they are needed."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_archives_are_read_as_they_are_in_memory(
 
 
 def test_tables_may_lie_where_a_uri_says(tmp_path: Path) -> None:
-    """In memory and out of core, text that is compressed among them."""
+    """Files may be URIs, compressed text among them, in memory and out of core."""
     graph = write_tables(tmp_path, 7, numbers=False, kept=True)
     missing(graph, tmp_path / "here", 2).make(load_graph(graph))
     packed = gzip.compress((tmp_path / "more.csv").read_bytes())

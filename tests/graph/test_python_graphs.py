@@ -60,7 +60,7 @@ def of_pyg() -> Any:
 
 
 def same(found: Any, array: torch.Tensor) -> bool:
-    """Whether they have the same elements; a mask may have become bytes or bool."""
+    """Return True if two arrays have equal elements; masks may be stored as bytes or bool."""
     return torch.equal(torch.as_tensor(found).to(array.dtype), array)
 
 

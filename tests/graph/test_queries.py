@@ -130,7 +130,7 @@ def test_the_digest_is_of_the_query_and_of_its_files(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_query_are_named(tmp_path: Path) -> None:
-    """As such, in memory and out of core."""
+    """A message names the row of a query's result, in memory and out of core."""
     sql = "select name, 1 as spent, nullif(count(*), 2) as n from paid group by name order by n"
     graph = write_payments(tmp_path, sql)
     place = f"the query of nodes.customer in {tmp_path}/shop.yaml, row 1, column 'n'"

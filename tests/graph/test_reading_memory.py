@@ -205,7 +205,7 @@ def test_a_planted_graph_of_a_billion_edges(tmp_path: Path) -> None:
 
 
 def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where a file holds more than it seemed to, as one packed in several members may."""
+    """A file may hold more than its size suggests, such as one compressed in several members."""
     monkeypatch.setattr(columns, "_LARGE", 1000)
     monkeypatch.setattr(columns, "memory", lambda: (GIB, 5000))
     rows = Growing(np.float32, 4)

@@ -1,4 +1,4 @@
-"""What workers see: together the graph that was partitioned, each from its node's cache."""
+"""Shards of workers: together they are the partitioned graph, each read from its node's cache."""
 
 from __future__ import annotations
 

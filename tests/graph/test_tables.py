@@ -287,7 +287,7 @@ def test_names_with_spaces_around_them(tmp_path: Path) -> None:
 
 
 def test_times_of_nodes(tmp_path: Path) -> None:
-    """As those of edges; an array to look at, beside features."""
+    """Times of nodes are read as times of edges are; they are stored beside the features."""
     spec = changed("nodes user time", "joined")
     joined = ["2024-01-01", "1970-01-01 00:00:01", "1970-01-01T00:00:00.5"]
     user = load_graph(write_shop(tmp_path, spec=spec, users={"joined": joined})).nodes["user"]
@@ -370,7 +370,7 @@ SEVERAL = {"class": [1, None, None], "other": [-1, np.nan, 0], "fold": [None, No
 def test_several_labels(
     of: str, kind: str, label: Any, columns: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Of columns or of lists; null, NaN and -1 are unknown, as is a list that is not there."""
+    """Labels come from columns or lists; null, NaN and -1 are unknown, as is a missing list."""
     spec = changed("nodes user label_kind", of)
     user = spec["nodes"]["user"]
     user |= {"label": label, "splits": {"train": 1.0}, "split": None}
@@ -387,7 +387,7 @@ def test_several_labels(
 
 @pytest.mark.parametrize("of", ["multi", "number"])
 def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long they are is not known of the first chunks."""
+    """The length of the lists is unknown until a later chunk has one."""
     monkeypatch.setattr(reader, "ROWS", 1)
     monkeypatch.setattr(reader, "_BYTES", 1)
     spec = changed("nodes user label_kind", of)

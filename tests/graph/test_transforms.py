@@ -101,7 +101,7 @@ def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> N
 def test_tables_with_times_are_fitted_to_what_is_before_validation(
     held: str, engine: str, tmp_path: Path
 ) -> None:
-    """Where no column says which rows are for training; other rows could tell of the future."""
+    """Without a column of splits, later rows stay out of the fit: they could reveal the future."""
     shop, visits = {"id": [1, 2, 3], "spent": [1.0, 3.0, 900.0]}, {"from": [1, 2], "to": [2, 3]}
     pd.DataFrame({**shop, "at": [10, 19, 20]}).to_csv(tmp_path / "shop.csv", index=False)
     pd.DataFrame({**visits, "long": [2.0, 800.0], "at": [10, 40]}).to_csv(
@@ -241,7 +241,8 @@ def feat(
     train: int | None = None,
     kind: str = "csv",
 ) -> list[Any]:
-    """What becomes of users with these values, of whom the first ``train`` are for training."""
+    """Return the features of users with these values; the first ``train`` users are for
+    training."""
     spec = copy.deepcopy(SPEC)
     spec["nodes"]["user"] |= {"features": {"feat": {"column": "v", **column}}}
     num = len(values)
@@ -341,7 +342,7 @@ def test_one_by_one(name: str, kind: str, tmp_path: Path) -> None:
 
 
 def test_a_hash_is_of_the_word_alone(tmp_path: Path) -> None:
-    """Whether it is stored as text or as a number, whatever words there are."""
+    """The bucket depends neither on the stored type nor on the other values."""
     many = feat(tmp_path, {"hash": 50}, list(range(30)), kind="parquet")
     few = feat(tmp_path, {"hash": 50}, ["7", "29", "x"])
     assert few[:2] == [many[7], many[29]]
@@ -379,7 +380,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
 
 
 def test_fill_stands_in_before_scaling(tmp_path: Path) -> None:
-    """Where the column says nothing itself; the table's others are filled as ever."""
+    """The table's `fill` replaces missing values before a column without its own is scaled."""
     spec = changed("nodes user fill", 9.0)
     spec["nodes"]["user"]["features"]["feat"] = ["age", {"column": "income", "scale": "minmax"}]
     users = {"age": [None, 2.0, 3.0], "income": [1.0, None, 5.0], "fold": ["train"] * 3,

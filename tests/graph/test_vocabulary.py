@@ -172,8 +172,7 @@ def test_an_unknown_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_digest(tmp_path: Path) -> None:
-    """That of tables without a vocabulary is what it was; the words of one are part of it, and not
-    where it lies."""
+    """The digest covers the vocabulary's entries but not its path; without one it is unchanged."""
     graph = write_shop(tmp_path)
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     for file in (one, two):

@@ -1,4 +1,5 @@
-"""Where there is no DGL: what needs none works, and what needs it says so."""
+"""Environments without DGL: what does not need it works, and other commands say that they need
+it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def config(storage: Path, method: str, **partition: Any) -> Any:
 
 
 def made(storage: Path, method: str, **partition: Any) -> Missing:
-    """What is to be made, and made."""
+    """Partition a graph, and return the request that described the partition."""
     asked = config(storage, method, **partition)
     missing = find_partition(asked, 2)
     assert isinstance(missing, Missing)
