@@ -26,24 +26,25 @@ REMEDIES = {
     "cluster.workers on a node, or use more nodes",
     "crash": "the frames show what was running: update or replace the native library there, or "
     "run again with comm.debug: true",
-    "died": "look for who ended it: the kernel's log (dmesg), the job manager, or os._exit in the "
+    "died": "find out what ended it: the kernel's log (dmesg), the job manager, or os._exit in the "
     "code or its libraries; then train with --resume",
-    "node_lost": "see why the node went (power, network, preemption); then train with --resume",
-    "ray_died": "look for who ended it: the kernel's log (dmesg), the job manager, Ray's logs; "
+    "node_lost": "find out why the node went down (power, network, preemption); then train "
+    "with --resume",
+    "ray_died": "find out what ended it: the kernel's log (dmesg), the job manager, Ray's logs; "
     "then train with --resume",
     "frozen": "see on that host whether the process is stopped (SIGSTOP, a debugger), the machine "
-    "is suspended or swapping, or native code keeps Python's lock, for which fault.heartbeat can "
+    "is suspended or swapping, or native code holds the GIL, for which fault.heartbeat can "
     "be raised",
     "stuck": "see what the code waits for there: a lock, a queue, a file, the network, a sleep",
     "storage": "free space or make it writable, or change storage; then train with --resume",
-    "timeout": "if all ranks were just slow, raise comm.timeout; else check the network between "
+    "timeout": "if all ranks were only slow, raise comm.timeout; else check the network between "
     "the hosts with raygnn check",
     "input": "correct what the error names",
     "error": "if this is not what your configuration asks for, it is a bug of raygnn or of the "
     "library named; the traceback is in the rank's log",
     "setup": "correct what the error names, and start again",
-    "command_gone": "the command itself was ended from outside; train with --resume",
-    "interrupted": "go on with raygnn train CONFIG --resume",
+    "command_gone": "the command itself was terminated from outside; train with --resume",
+    "interrupted": "resume with raygnn train CONFIG --resume",
     "running": "wait, or follow logs/ and metrics.jsonl",
     "none": "",
     "unknown": "run again with -v, and comm.debug: true",
