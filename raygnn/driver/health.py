@@ -219,11 +219,11 @@ class _Ending:
 
     def _fail(self, why: str) -> bool:
         if self._told:
-            self._show.note(f"rank {self._progress.rank} could not be ended: {why}")
+            self._show.note(f"rank {self._progress.rank} could not be terminated: {why}")
         else:
             self._show.note(
                 f"rank {self._progress.rank} on {self._progress.host} sent no heartbeat for "
-                f"{self._silent:.0f} s, and cannot be ended: {why}"
+                f"{self._silent:.0f} s, and cannot be terminated: {why}"
             )
         return True
 
@@ -253,7 +253,7 @@ class _Ending:
             ),
         )
         faults.log_failure(self._run_dir, rank.rank, f"{what} ({where})")
-        self._show.note(f"{what} ({where}); its process is ended, to start again")
+        self._show.note(f"{what} ({where}); its process is terminated, and the run restarts")
 
 
 def send(state_file: Path, pid: int, number: int) -> bool:
@@ -391,7 +391,9 @@ class Preemption:
             if first:
                 when = f"in {left:.0f} s" if left is not None else "soon"
                 who = ", ".join(map(str, ranks[node]))
-                self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
+                self._show.note(
+                    f"the node of rank {who} will be preempted {when}: saving a checkpoint"
+                )
 
 
 class FailureNotices:
@@ -422,7 +424,7 @@ class FailureNotices:
 
     def _start(self, snapshot: Snapshot) -> str:
         newest = store.newest(self._run.checkpoints) or "the beginning"
-        start = f"start {snapshot.starts} of at most {self._config.fault.max_failures + 1}"
+        start = f"attempt {snapshot.starts} of at most {self._config.fault.max_failures + 1}"
         if self._config.cluster.elastic:  # growing is a start, but no failure
-            start = f"start {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
-        return f"{start}, from {newest} if that is whole"
+            start = f"attempt {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
+        return f"{start}, from {newest} if that is complete"

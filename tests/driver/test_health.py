@@ -269,10 +269,10 @@ def test_a_rank_that_moves_on_the_last_moment(job: Job, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("answers", "told", "sent"),
     [
-        ([None, None, True, None, True], "its process is ended", [0, signal.SIGKILL]),
+        ([None, None, True, None, True], "its process is terminated", [0, signal.SIGKILL]),
         ([None, False], "", [0]),  # it has gone, or its node has
-        ([None] * 90, "cannot be ended: its node has not answered for 60 s", [0]),
-        ([RuntimeError("no raygnn there")], "ended: RuntimeError: no raygnn there", [0]),
+        ([None] * 90, "cannot be terminated: its node has not answered for 60 s", [0]),
+        ([RuntimeError("no raygnn there")], "terminated: RuntimeError: no raygnn there", [0]),
     ],
 )
 def test_a_rank_on_another_node(
@@ -378,10 +378,12 @@ def test_a_notice_is_answered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for left, wanted in ((90.0, True), (88.0, False), (20.0, False), (14.0, True), (12.0, False)):
         going.nodes["a"] = left
         assert going.asks() is wanted, left
-    assert going.show.said == ["the node of rank 0, 1 is to go in 90 s: saving a checkpoint"]
+    assert going.show.said == [
+        "the node of rank 0, 1 will be preempted in 90 s: saving a checkpoint"
+    ]
     going.nodes["b"] = None
     assert going.asks()
-    assert going.show.said[1:] == ["the node of rank 2 is to go soon: saving a checkpoint"]
+    assert going.show.said[1:] == ["the node of rank 2 will be preempted soon: saving a checkpoint"]
 
 
 @pytest.mark.parametrize("cluster", [{"local": True}, {"answers": lambda: False}])

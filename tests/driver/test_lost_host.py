@@ -318,6 +318,6 @@ def test_a_host_that_is_to_go(lab: Lab) -> None:
           f"{small - notice:.1f} s after it")  # fmt: skip
     assert command.wait(LIMIT) == 0, lab.said("notice")
     print(lab.said("notice"))
-    assert "is to go in" in lab.said("notice")
+    assert "will be preempted in" in lab.said("notice")
     assert json.loads((lab.run("notice") / "summary.json").read_text())["workers"] == 1
     assert_every_seed_once_per_epoch(lab.seen("notice"))

@@ -222,7 +222,7 @@ def test_the_controller_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -
         run_dir,
         "Ray Train's controller, the process that starts and watches the ranks, died",
     )
-    assert "start 2 of at most 2, from step-" in out
+    assert "attempt 2 of at most 2, from step-" in out
     assert Run(run_dir).summary["starts"] == 2
 
 

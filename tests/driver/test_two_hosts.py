@@ -193,7 +193,7 @@ def test_a_rank_that_is_stopped_on_the_other_host(cluster: Cluster, shared: Path
     said = (shared / "output").read_text()
     assert f"rank {start.rank} sent no heartbeat" in said
     assert f"host1, pid {start.pid}, phase" in said
-    assert "could not be ended" not in said
+    assert "could not be terminated" not in said
     assert json.loads((run / "summary.json").read_text())["starts"] == 2
     there = ["test", "-e", f"/proc/{start.pid}"]
     assert host.run(there, cwd="/", timeout=LIMIT, check=False).returncode == 1

@@ -95,7 +95,7 @@ def write_events(path: Path) -> None:
     texts = [
         "rank 1 on host1 slows down the other ranks: it is busy for 0.061 s a batch, "
         "they for 0.036 s",
-        "start 2 of at most 4, from step-000000000200 if that is whole",
+        "attempt 2 of at most 4, from step-000000000200 if that is complete",
         "step-000000000300 is not in s3://bucket/runs: timed out",
     ]
     with open(path / "logs" / "events.jsonl", "w") as file:

@@ -735,7 +735,7 @@ def test_a_run_that_was_just_interrupted_alarms_nobody() -> None:
     assert found.cause.kind == "interrupted"
     assert found.cause.evidence[1:] == ["rank 0 was at raygnn/worker/rank.py:3 in run"]
     assert found.first_difference is None
-    assert "ranks in start" not in shown(found)
+    assert "ranks in attempt" not in shown(found)
 
 
 @pytest.mark.parametrize("seconds", [5, 600])

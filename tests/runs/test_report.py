@@ -60,7 +60,7 @@ def test_the_page_tells_of_all_there_is(run: Path) -> None:
         "2 starts",
         "network_bandwidth",
         "942 Mbit/s",
-        "start 2 of at most 4",
+        "attempt 2 of at most 4",
         "rank 1 on host1 slows down the other ranks",
         "Intel(R) Xeon(R)",
         "2.13.0",

@@ -26,7 +26,7 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
     for line in cause.evidence:
         display.note(f"evidence: {line}")
     if diagnosis.ranks and cause.kind not in ("none", "interrupted"):
-        title = f"ranks in start {diagnosis.attempt}"
+        title = f"ranks in attempt {diagnosis.attempt}"
         shown = sorted(diagnosis.ranks, key=lambda r: (r.state in ("waiting", "running"), r.rank))
         if len(shown) > _RANKS:
             title += f", {_RANKS} of {len(shown)}"
