@@ -43,8 +43,8 @@ def words(outputs: Tensor, y: Tensor) -> Any:
 
 
 def of_every_class(outputs: Tensor, y: Tensor) -> float:
-    """As scikit-learn's areas under curves, refuses targets that lack a class, or of a label 0 or
-    1."""
+    """Reject targets that lack a class, or a label's 0 or 1, as scikit-learn's areas under curves
+    do."""
     if y.dim() == 1:
         assert set(y.tolist()) == set(range(outputs.shape[1]))
     else:
@@ -81,5 +81,5 @@ def loss(outputs: Tensor, y: Tensor) -> float:
 
 
 def logarithmic(outputs: Tensor, y: Tensor) -> Tensor:
-    """Of targets above 0 alone."""
+    """Compute a squared error in log space, which requires positive targets."""
     return ((outputs - y.log()) ** 2).mean(1)

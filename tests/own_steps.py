@@ -116,7 +116,7 @@ class SaveAll(pl.callbacks.ModelCheckpoint):
 
 
 class Plain(raygnn.Task):
-    """What the built-in kind does."""
+    """A task with the training step of the built-in kind."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         out = self.outputs(batch).float()
@@ -143,7 +143,7 @@ class Denoising(raygnn.Task):
 
 
 class Ranking(raygnn.Task):
-    """Of links: how far an edge is below the others."""
+    """A link-prediction task with a pairwise logistic loss."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         scores = self.outputs(batch)

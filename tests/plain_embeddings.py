@@ -154,7 +154,7 @@ def learned_rows(run: Run, name: str = "row") -> dict[str, np.ndarray]:
 
 
 def rows_in(directory: Path, files: RowFiles, name: str = "row") -> dict[str, np.ndarray]:
-    """Those of some files."""
+    """Return the rows of files by node type, sorted by node id."""
     found: dict[str, dict[int, np.ndarray]] = {}
     for file in files.files:
         for ids, arrays in read_rows(directory / file.name, file, files.dim):

@@ -68,7 +68,7 @@ class Attention(nn.Module):
 
 
 class Hgt(nn.Module):
-    """As in PyG's example for DBLP: lazy transforms of the inputs, then HGT."""
+    """The model of PyG's example for DBLP: lazy transforms of the inputs, then HGT."""
 
     def __init__(self, out_channels: int, metadata: Any, target: str, hidden: int = 16):
         super().__init__()
@@ -85,7 +85,7 @@ class Hgt(nn.Module):
 
 
 class Untyped(nn.Module):
-    """What `Hetero` makes a model for several types of, as PyG's documentation has it."""
+    """The model of PyG's documentation that `Hetero` converts to a model for several types."""
 
     def __init__(self, hidden: int, out_channels: int):
         super().__init__()
@@ -141,7 +141,7 @@ class OneHgt(nn.Module):
 
 
 class Amounts(nn.Module):
-    """What the features of a node's edges are in the mean."""
+    """A linear layer on the mean features of a node's in-edges."""
 
     def __init__(self, in_channels: Any, out_channels: int):
         super().__init__()
@@ -154,7 +154,7 @@ class Amounts(nn.Module):
 
 
 class Gin(nn.Module):
-    """Of whole graphs without features of edges."""
+    """A GIN for graph-level tasks without edge features."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -166,7 +166,7 @@ class Gin(nn.Module):
 
 
 class Gine(nn.Module):
-    """Of whole graphs with bonds."""
+    """A GINE for graph-level tasks with edge features."""
 
     def __init__(self, in_channels: int, out_channels: int, edges: int, hidden: int = 16):
         super().__init__()

@@ -98,7 +98,7 @@ def end_kept_ranks() -> None:
 
 @dataclass(frozen=True)
 class _State:
-    """What a forked process would have from this one at the time of the call."""
+    """State of this process that a fork at the time of the call would inherit."""
 
     directory: str
     environment: dict[str, str]
@@ -149,7 +149,7 @@ class _Process:
             self._pipe.send_bytes(pickle.dumps(call))
 
     def receive(self) -> tuple[bool, Any]:
-        """Whether the call returned, and what, or the traceback."""
+        """Return ``(True, result)`` of the call, or ``(False, traceback)``."""
         try:
             if not self._pipe.poll(TIMEOUT):
                 return False, "a rank did not answer"

@@ -82,7 +82,7 @@ def slow_but(fast: str | tuple[str, ...], every: Iterable[str]) -> list[Any]:
 
 
 def about(config: Config, data: str = "d") -> dict[str, Any]:
-    """What a checkpoint's manifest says of its run, which has two ranks with 64 seeds each."""
+    """Return a checkpoint's record of its run: two ranks with 64 seeds each."""
     return {
         "config": fixed(config.to_dict()),
         "data": data,
@@ -149,13 +149,13 @@ def one_ray() -> Iterator[_OneRay]:
 
 @pytest.fixture
 def shared_ray(one_ray: _OneRay) -> None:
-    """This process is connected to a Ray."""
+    """Connect this process to a Ray."""
     one_ray.start()
 
 
 @pytest.fixture(scope="module")
 def no_ray(one_ray: _OneRay) -> None:
-    """This process is connected to none, whatever tests ran before."""
+    """Disconnect this process from any Ray of earlier tests."""
     one_ray.stop()
 
 
@@ -183,7 +183,7 @@ class _Strategy(DDPStrategy):
 
 
 def runtime(exchange: Exchange) -> Runtime:
-    """What Ray Train decides, for a forked rank."""
+    """Return the runtime of a forked rank, as Ray Train would set it."""
     world = exchange.world
     return Runtime(
         world=world,
@@ -211,7 +211,7 @@ def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
 
 
 def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
-    """Where the data lie, and the node type to predict for."""
+    """Return the location of the data, and the node type to predict for."""
     if not config.task.of_graphs:
         meta = ensure_partition(config, workers)
         ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
@@ -222,7 +222,7 @@ def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
 
 
 def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
-    """What edges are predicted for, as the driver finds it out."""
+    """Return the edges that a task predicts, resolved as by the driver."""
     if not config.task.of_edges:
         return None
     assert place is not None
@@ -233,7 +233,7 @@ def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
 
 
 def goals_of(config: Config, place: AnyPath | None) -> dict[str, TaskTarget]:
-    """What each of several tasks predicts for, as the driver finds it out."""
+    """Return the target of each of several tasks, resolved as by the driver."""
     if config.tasks is None:
         return {}
     assert place is not None
@@ -257,7 +257,7 @@ def lists_of(config: Config, place: AnyPath | None) -> dict[str, Any]:
 
 
 def job_of(config: Config, **more: Any) -> Job:
-    """What the driver would hand to the ranks, with the directories that it would have made."""
+    """Build the job that the driver would pass to the ranks, and its directories."""
     workers = config.cluster.workers
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)

@@ -1,4 +1,4 @@
-"""That benchmarks can be started: whole runs of them are nobody's test."""
+"""Benchmarks: they can be started; tests do not run them completely."""
 
 from __future__ import annotations
 

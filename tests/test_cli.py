@@ -163,7 +163,7 @@ def test_own_classes_are_found_where_the_user_stands(driver: Driver, tmp_path: P
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the functions behind `predict`, `embed`, `evaluate`, `export` and `tune` are given."""
+    """Calls of the functions behind `predict`, `embed`, `evaluate`, `export` and `tune`."""
     calls: list[Any] = []
 
     def note(name: str, result: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What was looked up is looked up again, before and after."""
+    """Clear the cache of looked-up names before and after each test."""
     fallbacks._unusable.cache_clear()
     yield
     fallbacks._unusable.cache_clear()

@@ -124,7 +124,7 @@ def test_frontiers_and_hits_are_as_counted(parts: PartitionMeta, fanouts: tuple[
 
 
 def _sends(exchange: Exchange, meta: PartitionMeta, replicated: bool) -> tuple[int, Reach]:
-    """What a rank sends for one batch, and what that batch touched."""
+    """Return the bytes that a rank sends for a batch, and what that batch reaches."""
     shard = shard_of(exchange, meta, replicated=replicated)
     bounds, rank = shard.bounds[N], exchange.world.rank
     table = {FEATURES: with_room(torch.zeros(shard.owned(N), 32), shard.num_nodes(N))}

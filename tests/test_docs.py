@@ -63,7 +63,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    """Where the site is served: search needs that."""
+    """Address of a server of the site, which the search needs."""
     handler = partial(QuietHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -99,7 +99,7 @@ def test_findings_are_up_to_date() -> None:
 
 
 def test_every_finding_in_the_code_has_a_section() -> None:
-    """As the code spells them: by the checks' names, and those made outside of preflight."""
+    """Findings in the code are the checks' names and those built outside of preflight."""
     page = (DOCS / "failures.md").read_text()
     sections = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
     emitted = {check.__name__ for check in CHECKS} | {
@@ -164,7 +164,7 @@ def test_an_example_without_arguments_shows_how_it_is_called(name: str) -> None:
 
 
 def test_every_path_that_is_named_exists() -> None:
-    """In the pages, the Makefile and the script of every change: a rename leaves none behind."""
+    """A rename leaves no old path in the pages, the Makefile or the CI script."""
     folders = [f.name for f in CHECKOUT.iterdir() if f.is_dir() and f.name.isalpha()]
     named = re.compile(rf"(?<![\w./-])(?:{'|'.join(folders)})/[\w./*-]*\w")
     pages = [

@@ -1,4 +1,4 @@
-"""What README and docs tell people to run is run: in one place, on one Ray, with tiny settings."""
+"""Commands of README and docs: all are run in one directory, on one Ray, with tiny settings."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_what_is_only_parsed_is_there() -> None:
 
 
 def test_commands_for_a_cloud_are_marked() -> None:
-    """What needs a cluster is in blocks of their own kind, which are not run."""
+    """Commands that need a cluster are in blocks of their own kind, which are not run."""
     kinds = {kind for page in PAGES for kind in re.findall(r"^```(\S.*)$", page.read_text(), re.M)}
     kinds = {
         kind for kind in kinds if not kind.startswith(("csv ", "yaml "))

@@ -21,7 +21,7 @@ from tests.runs.made_runs import make_run
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """What a pickle that runs would make."""
+    """File that a pickle would create if it were loaded."""
     return tmp_path / "marker"
 
 
@@ -60,7 +60,7 @@ def assert_harmless(commands: list[list[str]], tmp_path: Path, marker: Path, *sa
 
 
 def test_pickles_in_partitions(tmp_path: Path, marker: Path, foreign: PartitionMeta) -> None:
-    """In place of each file, also of those that nothing but a name connects with the partition."""
+    """Every file is replaced, also those that belong to the partition by name only."""
     commands = []
     files = ("graph.dgl", "node_feat.dgl", "edge_feat.dgl", "orig_nids.dgl")
     beside = (foreign.config_file.name, "raygnn.json", "node_map.pkl")
@@ -153,7 +153,7 @@ def test_configurations(tmp_path: Path, marker: Path) -> None:
 
 
 def test_overrides(tmp_path: Path, marker: Path) -> None:
-    """What stands after ``--set`` is YAML, too."""
+    """The text after ``--set`` is YAML, too."""
     (tmp_path / "job.yaml").write_text(GOOD)
     commands = [
         ["check", str(tmp_path / "job.yaml"), "--set", f"train={text[:100_000]}"]

@@ -80,7 +80,7 @@ def _until(true: Callable[[], bool]) -> bool:
 
 
 def _outside() -> tuple[set[str], str, str]:
-    """What a group could leave behind, other than processes."""
+    """Return what a group could leave behind besides processes: links, namespaces and mounts."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
     names = {line.split(": ")[1] for line in links.stdout.splitlines()}
     named = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True)
@@ -92,7 +92,7 @@ def _spaces(pid: int) -> set[str]:
 
 
 def _inhabited(spaces: set[str]) -> bool:
-    """Whether a process on this machine is in one of these namespaces."""
+    """Return True if a process on this machine is in one of these namespaces."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if _spaces(int(process.name)) & spaces:

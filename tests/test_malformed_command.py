@@ -80,7 +80,7 @@ def test_refused_without_torch(tmp_path: Path) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("name", list(MALFORMED)[::3])
 def test_refused_within_seconds(name: str, tmp_path: Path) -> None:
-    """As a process of its own, its start and all imports included."""
+    """A separate process refuses the job in time, its start and all imports included."""
     fragments = job(tmp_path, name)
     start = time.monotonic()
     done = subprocess.run(

@@ -82,7 +82,7 @@ def _tiny_graph() -> dict[str, Any]:
 
 
 def test_job_examples_load(tmp_path: Path) -> None:
-    """As they are, but for the place of the data."""
+    """Job files of the pages load unchanged, except for the location of the data."""
     (whole,) = (yaml.safe_load(block) for block in blocks("yaml"))
     classes, theirs, large, *_, shop = _jobs_of("data")
     models = {job.get("name"): job for job in _jobs_of("models")}

@@ -1,4 +1,4 @@
-"""Where all tests have to run, as in CI, one that is skipped for want of a tool is a failure."""
+"""Skipped tests: where all have to run, as in CI, one that lacks a tool fails."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Ends(Fit):
 
 
 class Whole(nn.Module):
-    """Of whole graphs: the mean of their nodes."""
+    """A graph-level model that returns the mean of a graph's nodes."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What handles make of what a training printed, and what the job server's address says."""
+"""Job handles: errors and progress read from a training's output, and the job server's address."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min
 
 @given(WORDS, st.none() | WORDS, st.none() | WORDS)
 def test_an_error_is_read_back(what: str, where: str | None, remedy: str | None) -> None:
-    """As `Display` writes it, between other lines."""
+    """An error that `Display` writes is read back from among other lines."""
     output = io.StringIO()
     console = Console(file=output, width=200)
     Display(console).error(TrainingError(what, where=where, remedy=remedy))

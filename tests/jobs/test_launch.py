@@ -98,7 +98,7 @@ def test_a_run_from_its_beginning_to_a_stop(
 def test_a_run_that_is_kept_in_a_store(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is here while it is written, and in the store afterwards, where an earlier one may be."""
+    """The job shows the local run while it is written, and the one in the store afterwards."""
     config = config_of(store.uri, staging={"path": str(tmp_path / "stage")})
     request = {"config": {}, "overwrite": False, "resume": False, "verbose": False}
     job = LocalJob(config, request, display=False)
@@ -161,7 +161,7 @@ def test_a_long_error_comes_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_ends_with_who_began_it(tmp_path: Path) -> None:
-    """As when a notebook's kernel is killed: a checkpoint is left, and no process."""
+    """A training ends with a checkpoint when its parent is killed, such as a notebook's kernel."""
     import yaml
 
     file = tmp_path / "job.yaml"

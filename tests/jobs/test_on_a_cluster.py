@@ -46,7 +46,8 @@ class Bad(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
-    """What both hosts see: ``work``, where jobs are submitted from, and the runs' storage."""
+    """Directory that both hosts share: ``work``, from which jobs are submitted, and the runs'
+    storage."""
     place = tmp_path_factory.mktemp("jobs")
     work = place / "work"
     (work / "jobs").mkdir(parents=True)
@@ -74,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(place: Path, data_dir: Path) -> Iterator[Cluster]:
-    """As one whose Ray was started from an environment that is not activated."""
+    """A cluster whose Ray was started from an environment that is not activated."""
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != BIN)
     share = [place, *([data_dir] if data_dir.is_relative_to("/tmp") else [])]
     with (

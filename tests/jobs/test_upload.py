@@ -1,4 +1,4 @@
-"""What travels with a job, and what does not."""
+"""Upload of a job's working directory: which files are included, and which are not."""
 
 from __future__ import annotations
 

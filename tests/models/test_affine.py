@@ -22,7 +22,7 @@ ETYPE = ("_N", "_E", "_N")
 
 @pytest.fixture(params=[1, 4])
 def threads(request: pytest.FixtureRequest) -> int:
-    """How many threads there are: with few of them other code runs."""
+    """Number of threads; a small number selects other code."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -31,7 +31,7 @@ def threads(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=["mkl", "onednn"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What multiplies fp32 numbers, whatever this processor is."""
+    """Library that multiplies fp32 matrices, chosen regardless of this processor."""
     monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: request.param == "onednn")
 
 

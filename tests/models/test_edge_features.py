@@ -240,7 +240,8 @@ def test_rgcn_from_its_definition(
 
 @KERNELS
 def test_hgt_is_pygs_transformer_with_edges(kernels: Choice, h: Tensor) -> None:
-    """Where its transforms of edge types are the identity, and it gives no share to the node."""
+    """HGT equals `TransformerConv` if its edge transforms are the identity and it has no residual
+    share."""
     from torch_geometric.nn import TransformerConv
 
     etype = ("a", "to", "a")

@@ -48,7 +48,7 @@ SAGE = read_model(kind="sage", hidden=8, layers=2)
 
 
 def loaded(program: Program, file: Path) -> Callable[..., Any]:
-    """As a process that serves has it."""
+    """Export a program to a file, and load it as a serving process does."""
     write(program, file)
     exported: Callable[..., Any] = torch.export.load(file).module()
     return exported
@@ -244,7 +244,7 @@ def test_inputs_are_described() -> None:
 
 
 class Fixed(Program):
-    """What torch can not keep a size of open."""
+    """A program with a dimension that torch cannot export as dynamic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ BUILT = {
 
 @pytest.mark.parametrize("make", BUILT.values(), ids=BUILT)
 def test_a_model_is_made_of_json(make: Callable[[], nn.Module]) -> None:
-    """One that takes the weights, and gives the same programs."""
+    """A model rebuilt from JSON accepts the weights and has the same programs."""
     model = make()
     values = json.loads(json.dumps(describe(model)))
     again = restore(values, bare(model))

@@ -43,8 +43,8 @@ def block(adj: Adjacency, num_src: int = SRC) -> Block:
 
 
 def network(schema: Schema = ONE, **settings: Any) -> Network:
-    """Of one layer, with an eps that is not 0, in float64: a comparison with other code is one of
-    formulas, not of a processor's rounding."""
+    """Build a network of one layer in float64, with an eps other than 0, so that a comparison is of
+    formulas and not of rounding."""
     torch.manual_seed(2)
     settings = {"hidden": HIDDEN, "layers": 1, "dropout": 0.0, **settings}
     model = build_model(read_model(kind="gin", **settings), schema).double()

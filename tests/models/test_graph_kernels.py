@@ -21,7 +21,7 @@ EITHER = pytest.mark.parametrize("ops", [NATIVE, pytest.param(DGL, marks=pytest.
 
 
 def adjacency(num_dst: int, edges: list[tuple[int, int]]) -> Adjacency:
-    """Of edges ``(destination, source)``."""
+    """Build an adjacency from edges ``(destination, source)``."""
     edges = sorted(edges, key=lambda edge: edge[0])
     counts = np.bincount([dst for dst, _ in edges], minlength=num_dst).astype(np.int64)
     indptr = torch.from_numpy(np.concatenate([[0], counts.cumsum()]).astype(np.int64))
@@ -133,7 +133,7 @@ def test_softmax_survives_large_scores(ops: Kernels) -> None:
 
 
 def test_gradients_by_differences() -> None:
-    """Of the backward passes written by hand."""
+    """Hand-written backward passes agree with finite differences."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.rand(5, dtype=torch.float64, requires_grad=True)
@@ -146,7 +146,7 @@ def test_gradients_by_differences() -> None:
 
 @pytest.mark.parametrize("group", [by_source, message_passing._sorted_by_source])
 def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
-    """As it is done on a CPU, and elsewhere."""
+    """The CPU's grouping of edges by source equals the one for other devices."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
     start, dst, edge = group(adj, 5)
     assert start.tolist() == [0, 1, 2, 2, 5, 5]

@@ -52,7 +52,7 @@ def network(family: dict[str, Any], schema: GraphSchema, **other: Any) -> GraphN
 
 
 def samples_of(schema: GraphSchema) -> list[Sample]:
-    """Of several sizes, without edges, and without nodes; the last one, too."""
+    """Return samples of several sizes, some without edges or nodes; the last one has no nodes."""
     shapes = [(6, None), (0, None), (1, 0), (9, 30), (1, 2), (4, 0), (0, None)]
     return [random_sample(schema, i, n, edges) for i, (n, edges) in enumerate(shapes)]
 
@@ -283,7 +283,7 @@ class TestPool:
         assert (h.grad == 1).all()
 
     def test_the_readout_of_a_large_graph_stays_in_full(self) -> None:
-        """What pooling adds up in fp32 is not cut off again by mixed precision."""
+        """Mixed precision does not round the fp32 sums of pooling."""
         model = network({"kind": "gin"}, PLAIN).eval()
         batch = batch_of(PLAIN, [random_sample(PLAIN, 0, 2000, 0)])
         batch.x["_N"] = batch.x["_N"] * 0 + 1.0

@@ -221,7 +221,7 @@ def test_bfloat16(schema: Schema, family: dict, kernels: str, autocast: bool) ->
 
 
 def combine(how: str, block: Block, x: dict, degree: dict) -> dict[EdgeType, Tensor]:
-    """What the data plane hands over, edge by edge from the definition."""
+    """Compute the aggregates that the data plane provides, edge by edge from the definition."""
     out = {}
     for (source, name, target), adj in block.adj.items():
         rows = torch.zeros(len(adj.degree), x[source].shape[1], dtype=x[source].dtype)

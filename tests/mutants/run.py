@@ -118,7 +118,7 @@ class Tree:
 
 
 def _run(root: Path, module: str, tests: list[str], cache: Path, output: Path) -> None:
-    """In a process of its own, which has what is slow to import: run tests of a copy."""
+    """Run tests of a copy in a forked process, which inherits the slow imports."""
     with open(output, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -63,7 +63,7 @@ torch.save(out, sys.argv[3])
 
 
 def served(made: Exported, *given: tuple[str, dict[str, Any]]) -> list[Any]:
-    """What a process that has torch alone makes of inputs: of each program by its name."""
+    """Call programs by name, each with its inputs, in a process that has torch only."""
     place = made.path.parent
     torch.save(list(given), place / "given.pt")
     files = [str(made.path), str(place / "given.pt"), str(place / "found.pt")]
@@ -123,8 +123,8 @@ def test_nodes(typed: bool, kind: str, make_job: JobFactory, tmp_path: Path) -> 
 def neighbourhood(
     data: GraphData, seeds: np.ndarray, hops: int
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Of a graph of one type: the nodes around seeds, the in-edges within so many hops, numbered
-    among these, and the nodes' degrees in the whole graph."""
+    """Return the nodes around seeds, the in-edges within ``hops``, numbered among these nodes, and
+    the nodes' degrees in the whole graph, which has one type."""
     (frame,), (nodes,) = data.edges.values(), data.nodes.values()
     inner = around = seeds
     for _ in range(hops):

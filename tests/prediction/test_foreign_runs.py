@@ -54,7 +54,7 @@ def foreign(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """What is made by code that runs."""
+    """File that exists once hostile code has been executed."""
     return tmp_path / "marker"
 
 
@@ -122,7 +122,7 @@ def test_a_run_with_a_removed_format_uses_its_partition(foreign: Run, trained: R
 
 
 def test_a_strangers_cluster_is_not_connected_to(foreign: Run) -> None:
-    """What it answered would be unpickled, and it would be sent the user's token."""
+    """A foreign cluster would receive the user's token, and its answers would be unpickled."""
     change(
         foreign,
         cluster={"address": "evil.example:6379", "num_cpus": None},
@@ -136,7 +136,7 @@ def test_a_strangers_cluster_is_not_connected_to(foreign: Run) -> None:
 
 
 def test_a_strangers_store_is_not_connected_to(foreign: Run) -> None:
-    """It would be sent requests that are signed with the user's key."""
+    """A foreign store would receive requests signed with the user's key."""
     uri = "s3://bucket/partition?endpoint_override=evil.example"
     change(foreign, partition={"path": uri})
     with pytest.raises(InputError, match=r"(?s)connect to .s3://bucket.*--trust"):
@@ -370,7 +370,7 @@ def test_what_is_said_of_weights(
 
 
 def test_a_link_in_place_of_the_directory_beside_runs(foreign: Run, tmp_path: Path) -> None:
-    """It would lead to a run of the user's, of the same name, which would be removed."""
+    """The link leads to a run of the user's with the same name, which would else be removed."""
     mine = make_run(tmp_path / "mine", "test")
     (foreign.path.parent / ".predicting").symlink_to(tmp_path / "mine")
     before = tree(mine)
@@ -423,7 +423,8 @@ def test_files_that_are_links_to_the_users(
 def test_names_that_are_markup_or_escapes(
     foreign: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In all that pages and terminals show of a run."""
+    """Pages and terminals escape markup and control characters in everything that a run
+    provides."""
     odd = ESCAPES
     change(foreign, **{odd: odd, "model": {odd: odd}, "graph": {"path": odd}, "tasks": {odd: odd}})
     summary = {"status": odd, "error": odd, "started": odd, "metric": odd, "steps": 7}
@@ -468,7 +469,8 @@ def test_names_that_are_markup_or_escapes(
 def test_values_of_other_types(
     value: Any, foreign: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In place of any section of the configuration, and any entry of the summary."""
+    """A value of any type in any section of the config or entry of the summary is no internal
+    error."""
     values, summary = foreign.config, foreign.summary
     for key in values:
         text = yaml.safe_dump({**values, key: value})

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 
 def run(*command: str, cwd: Path, code: int = 0) -> str:
-    """What a command says; it must exit with this code, and leave nothing behind."""
+    """Run a command that must exit with ``code`` and leave nothing behind; return its output."""
     process = Command([*command], cwd)
     status, out, err = process.finish(400)
     assert status == code, out + err

@@ -54,7 +54,7 @@ def test_another_graph(workers: int, make_job: JobFactory) -> None:
 
 @pytest.mark.system
 def test_without_labels_and_splits(tmp_path: Path) -> None:
-    """As new rows of tables come."""
+    """New rows of tables have neither labels nor splits."""
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     config = shop(tmp_path / "old", train={"epochs": 8, "lr": 0.05})
@@ -98,8 +98,8 @@ def branded(directory: Path, brands: dict[str | None, str], unknown: str, **more
 def test_words_keep_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a category and of the class: a file of other months has some of the words, and others.
-    What missing brands say is said of unknown ones; what is refused is refused without a Ray."""
+    """Categories and classes keep the training's numbers in a file that has only some of them, and
+    new ones. `missing` applies to unknown ones; refusals come before a Ray starts."""
     brands = {"acme": "no", "bolt": "perhaps", "zest": "yes", None: "unsure"}
     more = {"train": {"epochs": 12, "lr": 0.05}, "sampling": {"batch_size": 16}}
     run = train_on_ranks(branded(tmp_path / "old", brands, "bucket", **more))
@@ -127,7 +127,7 @@ def test_words_keep_their_numbers(
 
 
 def test_a_partition_with_other_words(tmp_path: Path) -> None:
-    """Is refused; one that was made with those of the training is not."""
+    """Such a partition is refused unless it was built with the training's vocabulary."""
     (tmp_path / "old").mkdir()
     run = train_on_ranks(shop(tmp_path / "old", train={"epochs": 1}))
     (tmp_path / "new").mkdir()

@@ -43,8 +43,8 @@ def without(*names: str) -> GraphData:
 @pytest.mark.parametrize("task", [KIND, STARS, {**LINKS, "negatives": {"number": 20}}])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_edges_get_the_same(task: dict[str, Any], workers: int, tmp_path: Path) -> None:
-    """What was trained on, taken for new, without what it was trained for: edges that masks say
-    are for validation and test are hidden from messages here, too."""
+    """The training's edges, passed as new ones without labels, get the same predictions: edges for
+    validation and test are hidden from messages here, too."""
     run = train_on_ranks(config_of(tmp_path, "edges", task=task, train={"epochs": 2}))
     config = Config.model_validate(run.config, strict=False)
     known = ask(run, config, 2).to_pandas()

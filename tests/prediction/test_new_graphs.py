@@ -33,7 +33,7 @@ def asked(run: Run, *overrides: str, split: str = "all") -> Asked:
 
 
 def answer(run: Run, workers: int, *overrides: str, split: str = "all", **more: Any) -> Any:
-    """What is said of other graphs: a frame, or metrics."""
+    """Predict for other graphs; return a frame, or metrics."""
     found = asked(run, *overrides, split=split)
     table = ask(run, found.config, workers, split=split, sizes=found.weights.sizes, **more)
     return table if isinstance(table, dict) else table.to_pandas()
@@ -69,7 +69,7 @@ def from_class(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def before(from_files: Run) -> pandas.DataFrame:
-    """What is said of the graphs of the training."""
+    """Predictions for the graphs of the training."""
     config = plan(
         from_files, ("all",), "all", "runs", ["cluster.workers=1"], False, False, None
     ).config
@@ -127,7 +127,7 @@ def test_a_target_that_is_known_of_some(workers: int, from_files: Run, tmp_path:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", ["gin", OWN])
 def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> None:
-    """Which is larger than that of the training, and begins with it."""
+    """Predictions for a larger dataset, which begins with the training's graphs."""
     model = {"kind": kind, **({} if kind == OWN else {"hidden": 8, "layers": 2})}
     run = train_on_ranks(make(tmp_path, graph=dataset(num=20), model=model, train={"epochs": 1}))
     frame = answer(run, workers, "graph.args.num=31")
@@ -151,7 +151,7 @@ def test_a_class_without_targets(how: str, from_class: Run) -> None:
 
 @pytest.mark.dgl
 def test_splits_of_a_class(from_class: Run) -> None:
-    """It has them itself; shares of the graphs are not taken."""
+    """A dataset class provides its own splits; the fractions of the config are not used."""
     other = (
         "graph.dataset=tests.datasets:Chosen",
         "graph.args={num: 12, val: [1], test: [3, 4, 10]}",
@@ -268,7 +268,7 @@ def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_
 
 @pytest.mark.dgl
 def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> None:
-    """They are all alike: only what was trained on tells."""
+    """Graphs that agree with each other are refused if they differ from the training's."""
     graphs = [dgl().rand_graph(4, 6) for _ in range(3)]
     for graph in graphs:
         graph.ndata["feat"] = torch.rand(4, 5)
@@ -300,7 +300,7 @@ def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: 
 
 @pytest.mark.dgl
 def test_categories(tmp_path: Path) -> None:
-    """As many as the training had; which of them the new graphs have does not matter."""
+    """The number of categories is the training's, whichever of them the new graphs have."""
     graph = dataset("Coloured", num=20, colours=5)
     model = {"kind": "gin", "hidden": 8, "layers": 2, "categories": {"colour": 4}}
     run = train_on_ranks(make(tmp_path, graph=graph, model=model, train={"epochs": 1}))

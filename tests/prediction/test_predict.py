@@ -64,7 +64,8 @@ def _predict(exchange: Exchange, job: Job) -> dict[str, Any]:
 
 
 def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: Any) -> Any:
-    """What `raygnn.predict` does once Ray is there, on forked ranks: its table, or the metrics."""
+    """Run the part of `raygnn.predict` that follows Ray's start, on forked ranks; return its table,
+    or the metrics."""
     wanted = {"rows": True, "scores": True, **more}
     found = weights.find(run.path / "checkpoints")
     place, ntype = _data(config, 2)
@@ -144,7 +145,7 @@ def test_what_the_whole_graph_at_once_gives(
 
 @pytest.mark.dgl
 def test_your_own_model(make_job: JobFactory) -> None:
-    """Which is run on batches of the nodes that are asked for."""
+    """The user's model is run on batches of the requested nodes."""
     config = make_job(
         model={"kind": f"{MODELS}:DglSage"}, sampling={"eval_batch_size": 37}, train={"epochs": 1}
     )
@@ -189,7 +190,8 @@ def test_numbers_of_graphs(tmp_path: Path) -> None:
 
 
 def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as take little memory, whatever their number; and of no files none."""
+    """Row groups are limited by memory rather than by their number of rows; no files merge to
+    none."""
     monkeypatch.setattr(driver, "_VALUES", 10_000)
     monkeypatch.setattr(driver, "_FEWEST", 3)
     scores = pa.array([[0.5] * 100] * 1000, pa.list_(pa.float32()))

@@ -108,7 +108,7 @@ def test_numbers_and_dates(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
-    """They are refused before anything starts, and asked about at one time."""
+    """Data without times are refused before anything starts, and accepted with `--at`."""
     made, config = trained(tmp_path, "node_classification")
     (graph,), _ = dgl().load_graphs(str(tmp_path / "graph.dgl"))
     del graph.ndata["when"]

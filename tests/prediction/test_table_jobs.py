@@ -60,7 +60,7 @@ def shop(directory: Path, **sections: Any) -> Config:
 def test_predictions_are_by_the_ids_of_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order of the tables' rows, whichever rank owns a node."""
+    """Predictions follow the order of the tables' rows, whichever rank owns a node."""
     config = shop(tmp_path, train={"epochs": 8, "lr": 0.05})
     run = train_on_ranks(config)
     assert run.summary["metrics"]["test/accuracy"] > 0.9

@@ -54,7 +54,7 @@ def small(directory: Path, **sections: Any) -> tuple[Config, pd.DataFrame, pd.Da
 
 
 def state(meta: PartitionMeta) -> dict[str, Any]:
-    """Of all transforms, by the partition's manifest."""
+    """Return the state of all transforms from the partition's manifest."""
     assert meta.manifest is not None
     assert meta.manifest.transforms.keys() == {"customer/feat", "customer:calls:customer/how"}
     return meta.manifest.transforms

@@ -1,4 +1,4 @@
-"""Which edges a task predicts, of what a graph has."""
+"""The edge type that a task predicts, chosen from those of a graph."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_the_only_type_and_the_one_with_masks() -> None:
 
 
 def test_reverses_that_were_made() -> None:
-    """They are hidden with what they are of, and are no choice of their own."""
+    """Reverse edges that raygnn added are hidden with their originals, and are not predicted by
+    default."""
     back: EdgeType = ("item", "rev_also", "item")
     arrays = {ALSO: MASKS, back: MASKS}
     assert found(arrays, reverses={ALSO: back}) == EdgeTarget(EdgeSplit(ALSO, back))

@@ -1,4 +1,4 @@
-"""What NVML and the driver's files say about GPUs, on a machine that need not have any."""
+"""Facts about GPUs from NVML and the driver's files, on a machine that need not have a GPU."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def test_another_program(answer: Callable[[socket.socket], object], problem: str
 
 
 def _until_stream(peer: socket.socket) -> None:
-    """What a responder does up to the beginning of the stream."""
+    """Answer as a responder up to the beginning of the stream."""
     peer.recv(32)
     peer.sendall(_FRAME.pack(0, 0, 0))
     while (kind := _FRAME.unpack(peer.recv(_FRAME.size))[0]) != _STREAM:

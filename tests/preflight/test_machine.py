@@ -1,4 +1,4 @@
-"""What a machine says about itself: this one, odd ones, and virtual hosts."""
+"""Facts about a machine: this one, odd ones, and virtual hosts."""
 
 from __future__ import annotations
 

@@ -819,7 +819,7 @@ def test_what_needs_dgl_is_refused(sections: dict[str, Any], use: str, instead: 
 
 
 def test_a_dgl_that_is_too_old_may_go_as_well() -> None:
-    """Of newer Pythons there is no other."""
+    """Uninstalling DGL is offered, too, since newer Pythons have no newer DGL."""
     (finding,) = check(make_job(nodes=one(versions=versions(dgl="0.1.3"))))
     assert finding.remedy.endswith(" there, with Python 3.12 or older, or uninstall it")
     (finding,) = check(make_job(nodes=one(versions=versions(torch="2.3.1"))))

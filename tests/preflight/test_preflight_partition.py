@@ -82,7 +82,8 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
 
 
 def test_splits_are_those_of_the_task(tmp_path: Path) -> None:
-    """Of its node type only; a mask that is not there marks no node, and that is warned about."""
+    """Splits are of the task's node type only; a missing mask selects no nodes and causes a
+    warning."""
     data = make_graph()
     data.nodes["user"].data["label"] = np.arange(USERS) % 2
     data.nodes["user"].data["train_mask"] = np.arange(USERS) < 3

@@ -1,4 +1,4 @@
-"""What a node says about itself: in this process, and from the nodes of a real Ray cluster."""
+"""Facts about a node, collected in this process and on the nodes of a real Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found of one task of several names that task, and its keys."""
+"""Checks of several tasks: each finding names the task and its keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_is_judged() -> None:
     ("dtype", "warned"), [("int64", True), ("uint8", True), ("float32", False)]
 )
 def test_whole_numbers_as_numbers_are_warned_of(dtype: str, warned: bool) -> None:
-    """Of any source: class numbers have no order."""
+    """The warning does not depend on the graph's format: class numbers have no order."""
     tasks = {"a": {"kind": "edge_regression", "target": "w"}, "b": {"kind": "link_prediction"}}
     one = job(tasks)
     columns = replace(one.partition, edges={ETYPE: {"w": ArrayType(dtype, ())}})

@@ -109,7 +109,7 @@ def run(*ranks: Traces, status: str = "failed", **more: Any) -> Evidence:
 
 
 def left(rank: int, what: str, **more: Any) -> Traces:
-    """What a rank left that raised."""
+    """Build the files of a rank that raised an error."""
     return Traces(rank, state(rank), box(rank), failure(rank, what, **more))
 
 
@@ -722,7 +722,7 @@ def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
 
 
 def test_a_run_that_was_just_interrupted_alarms_nobody() -> None:
-    """That a rank met the end of the other is left out."""
+    """An error of a rank that met the end of another rank is not reported."""
     ours = {**TRAIN, "file": "/v/lib/python3.11/site-packages/raygnn/worker/rank.py"}
     pending = {"collectives": [entry(5), entry(6, pending=True)]}
     found = judge(

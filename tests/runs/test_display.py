@@ -1,4 +1,4 @@
-"""What the user sees: plain lines in a file, live ones on a terminal, in any encoding."""
+"""Output for users: plain lines in a file, live ones on a terminal, in any encoding."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_progress_in_a_file_speaks_every_five_seconds_and_at_the_end() -> None:
 
 
 def test_a_failed_training_still_leaves_its_last_line() -> None:
-    """Of as many steps as there would have been at most."""
+    """The last line has the number of steps that the training was limited to."""
     screen = Screen()
 
     def fail_at_the_last_step() -> None:
@@ -269,7 +269,7 @@ def test_a_table_is_flush_right_in_numbers() -> None:
 
 @pytest.mark.parametrize("width", [20, 48, 60, 80])
 def test_a_table_never_cuts_a_word(width: int) -> None:
-    """It is folded between words, and a block of lines where they have no room."""
+    """Cells wrap between words; a table without enough width becomes a block of lines."""
     screen = Screen(terminal=True, width=width)
     words = ["comm.compression=bfloat16!", "sampling.cache=0.1"]
     columns = ["settings", "seeds/s", "exchange ms"]

@@ -222,7 +222,8 @@ def run():
 def _ended(
     body: str, number: signal.Signals | None = signal.SIGINT, command: str = _COMMAND
 ) -> tuple[int, str, str]:
-    """What a command leaves that is stopped once, when it says that it has begun, or by itself."""
+    """Run a command, signal it once it reports that it has begun, and return its exit code and
+    output."""
     with subprocess.Popen(
         [sys.executable, "-c", command.replace("{body}", body)],
         stdout=subprocess.PIPE,

@@ -25,7 +25,7 @@ from tests.runs.made_runs import make_run, write_records
 
 
 class _Text(HTMLParser):
-    """What a page says, without its scripts, and the data that its charts are drawn from."""
+    """The text of a page without its scripts, and the data of its charts."""
 
     def __init__(self, page: Path):
         super().__init__()

@@ -338,7 +338,8 @@ def test_a_lock_of_a_dead_process_on_another_host_gives_way(
 
 
 def test_a_claim_that_another_host_took_over_stays(tmp_path: Path) -> None:
-    """Where locks do not reach that host, which heard no sign of life of this one."""
+    """Another host takes over a claim if locks do not reach it and it sees no heartbeat of this
+    one."""
     claim = '{"host": "far-away", "pid": 1, "started": 5}'
     with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
@@ -349,7 +350,7 @@ def test_a_claim_that_another_host_took_over_stays(tmp_path: Path) -> None:
 def test_a_lock_on_storage_that_is_away_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That hides no error of the run."""
+    """The release succeeds on stale storage, so that it hides no error of the run."""
 
     def stale(descriptor: int, size: int) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -363,7 +364,7 @@ def test_a_lock_on_storage_that_is_away_is_given_back(
 
 
 def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
-    """Where locks work across hosts."""
+    """A lock that works across hosts is refused at once."""
     with open(foreign) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="process 1 on far-away"):

@@ -90,7 +90,7 @@ def test_choose() -> None:
 
 @given(st.data())
 def test_choose_is_sorting_by_score(data: st.DataObject) -> None:
-    """Of equal scores, of which there are many, the first come first."""
+    """Among equal scores, of which there are many, the first nodes are chosen."""
     score = np.array(
         data.draw(st.lists(st.sampled_from([0, 1e-38, 0.25, 0.2500001, 1, 7, 1e30]), max_size=40)),
         np.float32,

@@ -51,7 +51,7 @@ def test_rows_draw_what_they_draw_on_the_cpu(
 
 @pytest.mark.parametrize("fanout", [1, 2, 64, 200])
 def test_lists_longer_than_a_fanout(fanout: int) -> None:
-    """Where Floyd's method has to look back at all that was drawn, of lists far and just longer."""
+    """Floyd's method is exact for lists just longer than a fanout, and for far longer ones."""
     degree = np.array([fanout + 1, fanout, 3 * fanout, max(0, fanout - 1), 100_000])
     indptr = np.concatenate([[0], np.cumsum(degree)])
     src, rows = np.arange(indptr[-1], dtype=np.int32), np.array([4, 0, 1, 2, 3, 4])
@@ -156,7 +156,7 @@ print("compiled")
 
 
 def test_the_kernels_compile_for_a_gpu() -> None:
-    """To machine code of an H100, by the compiler that Triton brings."""
+    """Triton's own compiler produces machine code for an H100."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", _COMPILE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)

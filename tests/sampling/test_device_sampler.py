@@ -63,7 +63,8 @@ def test_blocks_are_those_of_the_cpu(
 
 
 def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
-    """What each store gives of some nodes; ranks share a host, so that all rows are here."""
+    """Return the rows that each store reads for some nodes; all rows are local, since ranks share a
+    host."""
     shard = shard_of(exchange, meta, replicated=True)
     host = Host.discover(exchange)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
@@ -86,8 +87,8 @@ def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
 def rows_of_hosts(
     exchange: Exchange, meta: PartitionMeta, hosts: list[list[int]], cache: float, dtype: Any
 ) -> list[Any]:
-    """What a store gives, and the same read as on a GPU, of ids that differ from rank to rank;
-    then rows of other hosts and hits, and bytes sent for rows."""
+    """Return a store's rows and the same rows read as on a GPU, for ids that differ from rank to
+    rank; then the counts of remote rows and hits, and the bytes sent for rows."""
     (mine,) = (ranks for ranks in hosts if exchange.world.rank in ranks)
     host = Host(exchange, tuple(mine), max(map(len, hosts)))
     shard = shard_of(exchange, meta, replicated=True)
@@ -163,8 +164,8 @@ def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
 def locked_rows(
     exchange: Exchange, meta: PartitionMeta, most: int | None, copies: bool
 ) -> tuple[Any, ...]:
-    """Whether rows are right, where they are read, and what is locked then, and at the end; of two
-    ranks of a host and one of another."""
+    """Read rows with two ranks on a host and one on another. Return whether they are right, shared
+    and locked in place, the number of locks at the end, and log messages."""
     shard = shard_of(exchange, meta, replicated=True)
     host = Host(exchange, (0, 1) if exchange.world.rank < 2 else (2,), 2)
     cached = choose_for_host(out_degrees(shard), shard.bounds, host, 0.5)
@@ -205,7 +206,7 @@ def locked_rows(
 
 
 def test_pages_are_locked_where_all_ranks_of_a_host_share_them(tmp_path: Path) -> None:
-    """And are so no longer when nobody reads them."""
+    """The pages are unlocked once they have no reader."""
     meta = partitioned(typed_graph(), tmp_path, 3)
     for right, shared, in_place, at_the_end, messages in run_ranks(
         3, locked_rows, meta, None, True
@@ -218,7 +219,7 @@ def test_pages_are_locked_where_all_ranks_of_a_host_share_them(tmp_path: Path) -
 
 
 def test_pages_that_cannot_be_locked_are_copied(tmp_path: Path) -> None:
-    """Those that were locked before are not then; the log has one line."""
+    """Pages that were locked before are unlocked, and the log has one line."""
     meta = partitioned(typed_graph(), tmp_path, 3)
     for right, shared, in_place, at_the_end, messages in run_ranks(3, locked_rows, meta, 1, True):
         assert right

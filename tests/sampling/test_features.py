@@ -75,7 +75,7 @@ def expected(data: GraphData, ntype: str, ids: np.ndarray, dtype: torch.dtype) -
 
 
 def host_of(exchange: Exchange, hosts: list[list[int]]) -> Host:
-    """This rank's host, were the ranks on these."""
+    """Build this rank's host from the ranks of each host."""
     (ranks,) = (ranks for ranks in hosts if exchange.world.rank in ranks)
     return Host(exchange, tuple(ranks), max(map(len, hosts)))
 

@@ -36,7 +36,7 @@ def store_of(exchange: Exchange, meta: PartitionMeta, host: Host) -> tuple[Featu
 
 
 def shared_bytes(field: str) -> int:
-    """Of this process's mappings of memory that ranks share."""
+    """Sum a field over this process's mappings of memory that ranks share, in bytes."""
     text, total = Path("/proc/self/smaps").read_text(), 0
     for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", text, flags=re.M):
         if "memfd:raygnn" in mapping.partition("\n")[0]:

@@ -34,7 +34,7 @@ def sampled(
     replace: bool,
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row's neighbours begin, and these; their places lead to them."""
+    """Return the offsets of each row's neighbours, and the neighbours; check their positions."""
     given = RowLists(*spans(indptr, rows), src, keys), fanout, replace, np.uint64(key)
     out, neighbors, places = sample_rows(*given, True)
     assert np.array_equal(src[places], neighbors)
@@ -56,7 +56,7 @@ def drawn(
     weight: np.ndarray = NONE,
     banned: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `sampled`, of lists whose entries are not alike."""
+    """Return the same as `sampled` for lists with weights or banned entries."""
     span = spans(indptr, rows)
     alias = alias_tables(indptr, weight) if len(weight) else np.empty(0, np.uint64)
     bans = banned or (np.zeros(len(rows) + 1, np.int64), NOBODY)
@@ -214,7 +214,7 @@ def test_banned_and_weightless_entries_are_never_drawn(
 
 
 def test_banned_entries_are_counted_as_often_as_they_occur() -> None:
-    """Of parallel edges each, and of those that a list does not have none."""
+    """Each parallel edge counts; banned entries that a list lacks do not."""
     indptr, src = np.array([0, 4, 6, 7]), np.array([5, 2, 5, 9, 5, 5, 2])
     rows = np.array([2, 0, 1, 0])
     banned = np.array([0, 1, 3, 3, 4]), np.array([3, 2, 5, 2])

@@ -1,4 +1,5 @@
-"""Which batches are prepared, when none is any more, and how ranks hear of one that fails."""
+"""The loader: which batches are prepared, when preparation stops, and how a rank's failure reaches
+the other ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def make_loader(**options: Any) -> tuple[BatchLoader, list[tuple[int, int]]]:
 
 
 def settled(made: list[Any]) -> list[Any]:
-    """What was made, once nothing is added to it any more."""
+    """Return ``made`` once nothing is added to it any more."""
     before = None
     while before != len(made):
         before = len(made)
@@ -59,7 +60,7 @@ def test_every_batch_comes_once_and_in_order(across: bool, prefetch: int) -> Non
 
 
 def test_batches_are_prepared_across_the_end_of_an_epoch_unless_training_may_stop_there() -> None:
-    """As Lightning does: it asks for an epoch's batches, and not for the end of them."""
+    """Lightning requests an epoch's batches, but does not ask for the end of the epoch."""
     for across, ahead in ((True, 2 * PER_EPOCH), (False, PER_EPOCH)):
         loader, made = make_loader(across=across)
         batches = iter(loader)
@@ -133,7 +134,7 @@ def test_all_ranks_hear_the_cause(culprit: int) -> None:
 
 @pytest.mark.alone
 def test_without_an_alarm_the_others_wait() -> None:
-    """What the alarm is for: the others hear of it when the rank's connections end."""
+    """Without the alarm, the other ranks notice a failure only when its connections close."""
     found = run_ranks(2, train, 0, False)
     text, seconds = found[1]
     assert "broken" not in text
@@ -170,7 +171,8 @@ def test_what_no_rank_waits_for_is_made_in_spare_time(waits: bool, nice: int) ->
 
 
 def test_training_that_starves_has_its_batches_made_without_more_niceness() -> None:
-    """Where other programs keep the core busy; batches and their order stay the same."""
+    """A busy core makes the prefetch thread lose its niceness; batches and their order stay the
+    same."""
     seen = []
 
     def make(step: int) -> int:

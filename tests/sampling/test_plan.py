@@ -1,4 +1,4 @@
-"""Which seeds come when, how many neighbours are drawn, and the keys of both."""
+"""The sampling plan: the order of seeds, the number of neighbours, and the keys of both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_permute_one_position_at_a_time(size: int, key: int, data: st.DataObject
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """How many standard deviations the statistic of equally likely cells is above its mean."""
+    """Return the χ² statistic of equally likely cells in standard deviations above its mean."""
     freedom = counts.size - 1
     statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
@@ -81,7 +81,7 @@ def test_permutations_on_both_sides_of_the_border(size: int) -> None:
 
 @pytest.mark.parametrize("size", [31, 64, 500, 1024, 1040, 5000])
 def test_gaps_between_positions_are_equally_likely(size: int) -> None:
-    """Of every two among the first, the middle and the last positions."""
+    """The gap between any two of the first, middle and last positions is uniform."""
     positions = np.array([0, 1, 2, size // 2, size // 2 + 1, size - 2, size - 1])
     drawn = np.array([permute(positions, size, key) for key in range(20_000)])
     for one, other in itertools.combinations(drawn.T, 2):
@@ -151,7 +151,7 @@ def test_a_key_depends_on_every_part_and_on_their_order(
 
 
 def test_no_rank_before_another_goes_without_seeds() -> None:
-    """Of a batch with fewer seeds than ranks, rank 0 has one."""
+    """Rank 0 has a seed in a batch with fewer seeds than ranks."""
     assert [len(rank_share(np.array([7]), rank, 3)) for rank in range(3)] == [1, 0, 0]
     assert len(rank_share(np.array([7, 8]), 0, 5)) == 1
 
@@ -169,7 +169,7 @@ def test_seeds_are_of_their_split_and_have_a_target() -> None:
 
 @given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 5), st.integers(1, 30))
 def test_batches_until_so_many_steps(num: int, batch: int, accumulate: int, steps: int) -> None:
-    """As many as there are up to the end of that step's window, which may be short."""
+    """The count ends with the last step's accumulation window, which may be short."""
     plan = SeedPlan(num, batch, accumulate=accumulate)
     batches = made = 0
     while made < steps:

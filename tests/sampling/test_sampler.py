@@ -79,7 +79,7 @@ def full_neighborhood(data: GraphData, ntype: str, seeds: np.ndarray, hops: int)
 def everywhere(
     workers: int, data: GraphData, directory: Path, placements: Any, *given: Any
 ) -> list[list[Drawn]]:
-    """What `sample` draws for each ``(parts, method)`` of a partition, with either topology."""
+    """Run `sample` for each ``(parts, method)`` of a partition, with either topology."""
     metas = [partitioned(data, directory, *placement) for placement in placements]
     arguments = [(meta, replicated, *given) for meta in metas for replicated in (True, False)]
     return run_each(workers, sample, arguments)
@@ -230,7 +230,8 @@ def draw_relations(
     fanouts: list[int],
     weighted: bool,
 ) -> list[Any]:
-    """Of the blocks around the seeds, in original ids: ``(hop, etype, src, dst, relation)``."""
+    """Return the edges of the blocks around the seeds in original ids: ``(hop, etype, src, dst,
+    relation)``."""
     shard = shard_of(exchange, meta, replicated=replicated, reads=READS)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted)
@@ -264,7 +265,7 @@ def draw_relations(
 def test_blocks_carry_what_is_read_of_their_edges(
     kind: str, fanouts: list[int], weighted: bool, tmp_path: Path
 ) -> None:
-    """Those of the very edges that were drawn, also of parallel ones, whoever draws."""
+    """Blocks carry the arrays of exactly the sampled edges, parallel ones included, on any rank."""
     make, ntype = GRAPHS[kind]
     graph = make()
     etypes = list(graph.edges)[:2]  # the others have no relations
@@ -305,7 +306,7 @@ def test_draws_depend_on_seed_epoch_step_hop_and_edge_type(tmp_path: Path) -> No
     nodes, fanouts = {"_N": np.arange(50)}, resolve_fanouts([5, 5], shard.etypes)
 
     def drawn(seed: int, epoch: int, step: int) -> dict[Any, np.ndarray]:
-        """What the same nodes draw in both hops."""
+        """Return the neighbours that the same nodes sample in both hops."""
         sampler = NeighborSampler(shard, exchange, seed=seed)
         when = {"epoch": epoch, "step": step}
         blocks, inputs = sampler.sample(nodes, fanouts, **when)

@@ -193,7 +193,7 @@ def test_each_task_goes_through_its_own_epochs(
 
 
 def _deal(exchange: Exchange, place: Any) -> list[dict[str, Any]]:
-    """What two tasks on nodes and one on edges are dealt, by ids in the user's graph."""
+    """Return the seeds of two node tasks and one edge task on this rank, in the user's ids."""
     shard = shard_of(exchange, place, replicated=True)
     whole = shard_of(exchange, place, replicated=False, split=EdgeSplit(BUYS, shares=(0.1, 0.1)))
     edges = OwnedEdges(whole, exchange, BUYS)

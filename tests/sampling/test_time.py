@@ -171,7 +171,7 @@ def test_only_edges_before_the_seeds(
 
 
 def test_lists_ascend_by_time(tmp_path: Path) -> None:
-    """In every list, with all arrays, over more edges than are put in order at a time."""
+    """Every list ascends with all its arrays, even with more edges than are sorted at a time."""
     from raygnn.graph.staging import parts
 
     data = timed(GRAPHS["homogeneous"][0]())

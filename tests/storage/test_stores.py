@@ -524,7 +524,7 @@ def test_a_start_that_was_taken_over_sends_nothing(store: LocalStore, tmp_path: 
 def test_what_a_run_that_goes_on_is_to_find_comes_before_the_checkpoint(
     store: LocalStore, tmp_path: Path
 ) -> None:
-    """Which goes all the same where that cannot be had."""
+    """The checkpoint is sent even if the call before it fails."""
     config, here = config_of(store, tmp_path), tmp_path / "rank"
     there = RemoteCheckpoints.from_config(config)
     assert there is not None

@@ -37,7 +37,7 @@ def drawn(num: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def focal(p: float, q: float, weight: float, gamma: float) -> float:
-    """What a class of probability p adds to the loss where its share of the target is q."""
+    """Return the loss of a class with probability ``p`` and a target of ``q``."""
     return weight * q * (1 - p) ** gamma * -math.log(p)
 
 

@@ -82,8 +82,8 @@ def precision(scores: np.ndarray, holds: np.ndarray) -> float:
 def test_probabilities_that_round_to_one_do_not_tie(
     scale: float, classes: int, labels: str
 ) -> None:
-    """As by logits, which scikit-learn is given; of several classes by log odds, also of class 0,
-    which most rows are taken for with near certainty."""
+    """Ranking by probability equals scikit-learn's ranking by logits. With several classes it goes
+    by log odds, also for class 0, which most rows are predicted as with near certainty."""
     draw = np.random.default_rng(classes)
     truth = draw.integers(0, classes, 1000)
     holds = np.eye(classes, dtype=bool)[truth]

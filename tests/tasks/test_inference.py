@@ -139,7 +139,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("typed", [False, True])
 def test_layer_by_layer(kind: str, typed: bool, tmp_path: Path) -> None:
-    """In many chunks, not equally many per rank."""
+    """Outputs are exact for many chunks, and for ranks with unequal numbers of them."""
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     if kind.startswith("rgcn"):
         data = with_relations(data)
@@ -157,7 +157,7 @@ def test_layer_by_layer(kind: str, typed: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", slow_but(("sage", "rgcn", "han"), FAMILIES))
 @pytest.mark.parametrize("typed", [False, True])
 def test_some_of_the_nodes(kind: str, typed: bool, tmp_path: Path) -> None:
-    """In any order; asked for again, when what the first layer reads may have been kept."""
+    """Some nodes are computed in any order, and again from the kept inputs of the first layer."""
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     if kind.startswith("rgcn"):
         data = with_relations(data)
@@ -172,7 +172,7 @@ def test_some_of_the_nodes(kind: str, typed: bool, tmp_path: Path) -> None:
 
 
 def test_an_edge_type_that_some_ranks_have_no_edge_of(tmp_path: Path) -> None:
-    """Nor, so, any relation."""
+    """Some ranks therefore have no relation of that type either."""
     data = typed_graph()
     rare = EdgeFrame(np.array([3]), np.array([5]), {"relation": np.array([2])})
     data = with_relations(replace(data, edges={(ITEM, "rare", ITEM): rare, **data.edges}))
@@ -185,7 +185,7 @@ def test_an_edge_type_that_some_ranks_have_no_edge_of(tmp_path: Path) -> None:
 
 
 def sent(exchange: Exchange, meta: PartitionMeta, config: ModelConfig, data: GraphData) -> int:
-    """Bytes that a rank sends for the outputs of all nodes."""
+    """Return the bytes that a rank sends for the outputs of all nodes."""
     infer(exchange, meta, config, data, "_N", by_layer=True, replicated=True)
     return exchange.sent_bytes
 
@@ -201,7 +201,8 @@ def test_rows_that_a_layer_makes_narrower_are_sent_as_such(tmp_path: Path) -> No
 
 
 def test_a_target_without_edges(tmp_path: Path) -> None:
-    """Where the last layer narrows what others read, nothing is read of its nodes."""
+    """Outputs are exact if the last layer transforms rows before they are read, and reads none of
+    the target's."""
     data = typed_graph()
     data = replace(data, edges={e: edges for e, edges in data.edges.items() if TAG not in e})
     config = read_model(kind="sage", hidden=16, layers=LAYERS)
@@ -219,8 +220,9 @@ def work(
     spares: Sequence[float],
     carried: tuple[str, ...] = (),
 ) -> tuple[list[int], list[int], list[int]]:
-    """The nodes that are asked for, two of each rank; rows that each layer computes here in a
-    second call; and how many chunks were combined in a first, a second, and in one for others.
+    """Compute outputs of two nodes per rank repeatedly. Return these nodes, the rows that each
+    layer computes here in a second call, and the chunks combined in a first call, a second one and
+    one for other nodes.
 
     Args:
         spares: bytes that each rank may keep; carried: features of edges.
@@ -275,7 +277,7 @@ def test_a_layer_computes_what_the_next_one_reads(spare: float, tmp_path: Path) 
 
 
 def test_all_ranks_keep_or_none_does(tmp_path: Path) -> None:
-    """Where one has no room, the others must compute with it."""
+    """If one rank has too little memory, all ranks compute again."""
     data = random_graph(nodes=900, degree=3)
     config = read_model(kind="sage", hidden=16, layers=LAYERS)
     meta = partitioned(data, tmp_path, 2)

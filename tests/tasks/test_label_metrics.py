@@ -44,7 +44,7 @@ def precision(scores: np.ndarray, truth: np.ndarray) -> float:
 
 
 def correlation(guess: np.ndarray, truth: np.ndarray) -> float:
-    """Of two rows of 0 and 1; 0 where the guesses are all alike."""
+    """Compute Matthews' correlation of two rows of 0 and 1; 0 if all guesses are equal."""
     return float(np.corrcoef(guess, truth)[0, 1]) if len(set(guess)) == 2 else 0.0
 
 

@@ -27,7 +27,7 @@ def config(**more: Any) -> EmbeddingConfig:
 
 
 def embeddings(exchange: Exchange, optimizer: str = "adam") -> tuple[Embeddings, np.ndarray]:
-    """Those of a rank, which owns about as many nodes as the others; and the bounds."""
+    """Build a rank's embedding tables and the bounds; ranks own about equally many nodes."""
     size, rank = exchange.world.size, exchange.world.rank
     bounds = np.arange(size + 1) * NODES // size
     ids = np.arange(bounds[rank], bounds[rank + 1])
@@ -96,7 +96,7 @@ IDS = ([29, 3, 20], [20, 1])  # that each rank reads, in two batches that accumu
 
 
 def _weights(rank: int, part: int) -> torch.Tensor:
-    """How the loss of a rank weighs the rows of one of them."""
+    """Return the weights of the rows of ``part`` in the loss of ``rank``."""
     return (torch.tensor(IDS[part]) + rank + 1.0).unsqueeze(1)
 
 

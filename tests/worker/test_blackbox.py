@@ -1,4 +1,4 @@
-"""What a rank leaves behind, however it ends."""
+"""The crash dump of a rank, however the rank ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.small_jobs import job
 
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process has no recorder afterwards."""
+    """Close this process's recorder after the test."""
     monkeypatch.setattr(blackbox, "_current", None)
     yield
     if blackbox._current is not None:
@@ -431,7 +431,8 @@ _LIB, _OURS = "/v/lib/python3.11/site-packages", "/src/raygnn/sampling/exchange.
 
 
 def _failed(what: str, *files: str, **more: Any) -> bool:
-    """Whether a failure is a consequence; innermost file last."""
+    """Return True if a failure is a consequence of another; ``files`` are the trace, innermost
+    last."""
     trace = "".join(f'  File "{file}", line 1, in f\n' for file in files)
     more = {"kind": what.partition(":")[0], **more}
     return failures.Failure(1, 0.0, what, trace, **more).is_consequence

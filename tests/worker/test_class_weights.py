@@ -1,5 +1,5 @@
-"""What classes count for, focal loss and the user's own losses and metrics: any ranks train alike,
-a run that goes on keeps them, evaluation has them, and ranks that differ in them fail together."""
+"""Class weights, focal loss, and the user's losses and metrics: any number of ranks trains alike, a
+resumed run keeps them, evaluation uses them, and ranks that differ in them fail together."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_balanced_is_of_the_training_labels_alone(make_job: JobFactory, tmp_path
 
 
 def test_a_resume_keeps_the_weights(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the checkpoint, whatever would be counted by now."""
+    """The weights are the checkpoint's, even if counting again would yield others."""
     task = {"class_weights": "balanced"}
     whole = train_on_ranks(make_job(name="whole", task=task))
     train_on_ranks(make_job(name="parts", task=task, train={"max_steps": 3}))
@@ -200,7 +200,7 @@ def test_labels_that_are_not_known_reach_an_own_loss_as_minus_one(tmp_path: Path
 
 @pytest.mark.dgl
 def test_what_fills_a_batch_has_a_target_that_is_one(tmp_path: Path) -> None:
-    """Where a rank has no graph left it is given one without influence."""
+    """A rank without a graph for a batch receives one that has no influence."""
     config = make(
         tmp_path,
         graph=dataset("Numbered", num=11),  # of which seven train

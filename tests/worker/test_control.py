@@ -1,4 +1,4 @@
-"""What the driver and the ranks tell each other: the state itself, and the way to it."""
+"""Messages between the driver and the ranks: their state, and the connection."""
 
 from __future__ import annotations
 

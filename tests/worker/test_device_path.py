@@ -200,7 +200,7 @@ def test_rows_come_in_one_order_with_gradients(
 def test_a_rank_that_fails_ends_those_that_wait_for_its_rows(
     as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They have the batch that it could not prepare."""
+    """The other ranks hold the batch that the failing rank could not prepare."""
     apart(monkeypatch)
     make = BatchMaker.__call__
 
@@ -221,7 +221,7 @@ def test_a_rank_that_fails_ends_those_that_wait_for_its_rows(
 def test_several_hosts_stay_with_the_cpu_together(
     spoilt: str, as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where one rank fails before the others wait for its rows."""
+    """All ranks fall back if one fails before the others wait for its rows."""
     apart(monkeypatch)
     call = getattr(DeviceFeatures, spoilt)
 
@@ -457,7 +457,7 @@ def test_the_host_is_three_steps_ahead_at_most() -> None:
 
 
 def test_memory_is_kept_until_both_streams_are_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of all tensors on the GPU, and of no other."""
+    """Memory is recorded on the stream for all tensors on the GPU, and for no others."""
     kept: list[int] = []
     monkeypatch.setattr(Tensor, "record_stream", lambda t, stream: kept.append(len(t)))
     sizes = iter(range(2, 100))

@@ -206,7 +206,7 @@ def test_tasks_on_edges_read_those_that_messages_pass_along(
 
 
 class OwnEdges(nn.Module):
-    """As a user writes it: messages of the sources' and the edges' arrays, added up by DGL.
+    """A user's model: DGL adds up messages from the arrays of sources and edges.
 
     Args:
         arrays: those that it is told are there, with their shapes and dtypes.

@@ -205,7 +205,7 @@ def test_classes_of_edges(masks: bool, tmp_path: Path) -> None:
 
 
 def paid() -> GraphData:
-    """What is bought for how much alone says whether it is sent back."""
+    """Build a graph in which edge features alone determine the label."""
     data, rng = shop(), np.random.default_rng(3)
     likes = data.edges[LIKES]
     amount = rng.normal(size=(likes.num, 2)).astype(np.float32)
@@ -401,7 +401,7 @@ def test_classes_as_graphs_have_them(kind: str, tmp_path: Path) -> None:
 
 
 def test_embeddings_of_two_types(tmp_path: Path) -> None:
-    """Which is to be said, since the ends are of different types."""
+    """The node type has to be passed, since the ends are of different types."""
     config = config_of(tmp_path, "two", task=LINKS, train={"epochs": 1})
     run = train_on_ranks(config)
     with pytest.raises(RuntimeError, match="several node types: person, thing"):

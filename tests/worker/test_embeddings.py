@@ -165,9 +165,9 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
 def test_a_run_that_goes_on(
     workers: int, again: int, regular: bool, optimizer: str, make_job: JobFactory
 ) -> None:
-    """To the bit with the same two workers, else to rounding: rows, optimizer's state, best rows;
-    also with another partition of the graph. (Of three, gloo adds up the weights' gradients in
-    another order once DDP has laid out its buckets anew.)"""
+    """Rows, optimizer state and best rows are bitwise identical with the same two workers, else
+    equal up to rounding, also with another partition. With three, gloo adds up gradients in another
+    order once DDP has rebuilt its buckets."""
     exact = workers == again == 2
     more = {"fault": {"checkpoint_every": 3, "keep": 20}}
 
@@ -220,7 +220,7 @@ def test_predictions_drop_nothing(make_job: JobFactory) -> None:
 
 
 def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
-    """They are those of the best epoch, with the weights that go with them."""
+    """The tested rows are those of the best epoch, together with its weights."""
     wanted = options(2)
     wanted["train"] |= {"epochs": 12, "max_steps": None, "eval_every": 1, "lr": 0.3}
     wanted["train"]["select"] = "best"

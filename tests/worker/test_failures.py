@@ -1,4 +1,4 @@
-"""What is left of the error that ended a rank."""
+"""Descriptions of the error that ended a rank."""
 
 from __future__ import annotations
 

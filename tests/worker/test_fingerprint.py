@@ -1,4 +1,4 @@
-"""What ranks say of themselves, and what is made of it where they do not say the same."""
+"""Fingerprints of ranks, and the error if they differ."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_batch(rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any
 
 
 def explain(ranks: list[Sections]) -> GuardError:
-    """What `compare` does once hashes differ, with the exchange done by hand."""
+    """Return the error that `compare` raises once hashes differ, with the exchange simulated."""
     return compare.disagreement(list(map(compare.excerpt, ranks)), ["here"] * len(ranks))
 
 

@@ -88,7 +88,7 @@ def _of(task: TaskModule) -> Gradient:
 
 
 def expected(exchange: Exchange, job: Job) -> list[Gradient]:
-    """Of the plain mean over the seeds of each step, in one process."""
+    """Compute gradients of the plain mean over each step's seeds, in one process."""
     plane, task = _open(exchange, job)
     gradients = []
     for deal in DEALS:
@@ -99,7 +99,7 @@ def expected(exchange: Exchange, job: Job) -> list[Gradient]:
 
 
 def reduced(exchange: Exchange, job: Job) -> list[Gradient]:
-    """Of the loss that a rank has, after DDP's reduction; with what Lightning does of it."""
+    """Compute gradients of a rank's loss after DDP's reduction, scaled as by Lightning."""
     plane, task = _open(exchange, job)
     step: nn.Module = _Step(task)
     if exchange.world.size > 1:
@@ -169,7 +169,8 @@ def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_p
 def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
     comm: dict[str, Any], make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which sees the scale of a gradient, unlike Adam; all of a run, by each way of reducing."""
+    """SGD, unlike Adam, shows the scale of a gradient; each way of reducing is tested in a complete
+    run."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setitem(PRECISIONS, "fp32", Precision("float64", "32-true"))
     weights = []

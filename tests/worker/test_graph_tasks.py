@@ -59,7 +59,7 @@ def losses(run: Run) -> list[float]:
 
 
 class OwnGin(nn.Module):
-    """As a user writes it, from dgl.nn."""
+    """A user's GIN, built from dgl.nn."""
 
     def __init__(self, in_features: int, out_features: int, hidden: int = 8):
         super().__init__()
@@ -184,7 +184,7 @@ def test_edge_arrays_that_are_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
-    """What is left trains as if the others had never been there."""
+    """The training equals one on a dataset without the bad samples."""
     graph = dataset("Chosen", num=20, bad=[1, 4, 5])
     without = dataset("Chosen", num=20, without=[1, 4, 5])
     train_all = {"epochs": 2, "accumulate": 2}
@@ -253,7 +253,7 @@ def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: P
 @pytest.mark.dgl
 @pytest.mark.parametrize("first", [0, 3])
 def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
-    """What graphs must be like is what most are like."""
+    """The schema is that of most graphs, wherever the odd graph is."""
     graph = {**dataset("Wide", num=12, wide=first), "val": 0.0, "test": 0.0}
     run = train_on_ranks(make(tmp_path, graph=graph, guard={"bad_samples": 100}))
     assert run.summary["skipped"]["samples"] == 1

@@ -124,7 +124,7 @@ class Loader:
 
 
 class Watch(pl.Callback):
-    """What the parameters, the gradients and the optimizer's state were after each batch."""
+    """Records parameters, gradients and optimizer state after each batch."""
 
     def __init__(self, setup: Setup):
         self.setup_ = setup
@@ -711,7 +711,7 @@ def test_running_statistics_go_with_the_step(
     later: bool,
     request: pytest.FixtureRequest,
 ) -> None:
-    """They are as if there had been no such step, on all ranks."""
+    """Running statistics are as if the skipped step had not happened, on all ranks."""
     if later:
         request.getfixturevalue("as_a_gpu")
 

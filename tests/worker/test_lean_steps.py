@@ -40,7 +40,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def lightnings_own(trainer: Any) -> None:
-    """In place of `compat.lean_steps`."""
+    """Stand in for `compat.lean_steps` and keep Lightning's own loop, without its broadcast of
+    SIGTERM."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
@@ -48,7 +49,8 @@ def lightnings_own(trainer: Any) -> None:
 def test_hooks_meet_what_they_meet_in_lightnings_own_loop(
     name: str, make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their order and arguments, the loops' counts, what is logged; losses and weights."""
+    """The order and arguments of hooks, the loops' counts, logged values, losses and weights are
+    equal."""
     found = []
     for kind in ("lean", "own"):
         if kind == "own":

@@ -45,7 +45,7 @@ def ogb_config(place: Path, name: str, workers: int, **task: Any) -> Config:
 
 
 def evaluator_hits(positive: Tensor, negative: Tensor, k: int) -> float:
-    """As ogb.linkproppred.Evaluator of hits@k."""
+    """Compute hits@k as ogb.linkproppred.Evaluator does."""
     if len(negative) < k:
         return 1.0
     kth = torch.topk(negative, k)[0][-1]
@@ -60,7 +60,7 @@ def evaluator_ranks(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 class Scores:
-    """Those of a run's tested model, whose rows are whole numbers of a small unit."""
+    """Scores of a run's tested model, whose embeddings are multiples of a small unit."""
 
     def __init__(self, run: Run, config: Config, ntypes: tuple[str, str]):
         found = torch.load(run.path / "checkpoints" / "selected.pt")
@@ -85,7 +85,7 @@ class Scores:
 
 
 def by_ogb(part: dict[str, Any], scores: Scores) -> dict[str, float]:
-    """What ogb's evaluator says of the metrics that it has for such a dataset."""
+    """Compute ogb's metrics for a dataset of this kind."""
     if "edge" in part:
         positive, negative = scores(*part["edge"].T), scores(*part["edge_neg"].T)
         return {f"hits@{k}": evaluator_hits(positive, negative, k) for k in HITS}
@@ -123,7 +123,7 @@ def in_a_file(place: Path, part: dict[str, Any]) -> Path:
     "name", slow_but("ogbl-wikikg2", ["ogbl-ddi", "ogbl-citation2", "ogbl-wikikg2"])
 )
 def test_the_protocol_of_ogb(name: str, tmp_path: Path) -> None:
-    """To the last digit what ogb's evaluator makes of the same scores, on any ranks."""
+    """Metrics are exactly those of ogb's evaluator for the same scores, on any number of ranks."""
     parts = dict(zip(("val", "test"), link_splits(name)[1:]))
     files = {split: in_a_file(tmp_path / f"{split}.npz", part) for split, part in parts.items()}
     found = []
@@ -288,7 +288,7 @@ def test_lists_that_do_not_fit_the_graph(case: str, tmp_path: Path) -> None:
 
 
 def test_a_list_for_all_edges(tmp_path: Path) -> None:
-    """Of a file: the same on any ranks, for both splits."""
+    """One list of a file serves both splits, and metrics are the same on any number of ranks."""
     data = shop()
     edges = data.edges[LIKES]
     masks = {name: mask for name, mask in edges.data.items() if name.endswith("mask")}

@@ -1,4 +1,4 @@
-"""What a rank keeps because there is room for it."""
+"""Memory budget of a rank: what it keeps in free memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.small_jobs import JobFactory
 
 
 def budget(config: Config, shard: Shard, exchange: Any, *ranks: int, most: int = 1) -> MemoryBudget:
-    """That of a rank which is alone on its host, or there with other ranks."""
+    """Build the memory budget of a rank that is alone on its host, or shares it with ``ranks``."""
     host = Host(exchange, ranks or (exchange.world.rank,), most)
     ranks: Any = SimpleNamespace(config=config, host=host)
     return MemoryBudget(shard, {"_N": Inputs(("feat",), (), ())}, ranks)
@@ -55,8 +55,8 @@ def test_the_cache_takes_what_is_free(
 def test_little_memory_keeps_little(
     here: tuple[int, ...], make_job: JobFactory, tmp_path: Path
 ) -> None:
-    """In proportion: a tenth of the remote rows where there is room for those alone, once for all
-    ranks of a host, whose leader decides."""
+    """A tenth of the remote rows is cached if there is memory for a tenth, once for all ranks of a
+    host, whose leader decides."""
     config = make_job()
     meta = partitioned(random_graph(nodes=60, degree=5), tmp_path, 3)
 

@@ -64,7 +64,8 @@ def test_any_ranks_train_the_same(tmp_path: Path) -> None:
 
 
 def test_ranks_may_have_shares_of_unequal_size(tmp_path: Path) -> None:
-    """Of edges that the workers do not divide evenly, and of fewer nodes than there are workers."""
+    """The number of edges is no multiple of the workers, and a task has fewer nodes than
+    workers."""
     tasks = {
         "link": {**LINK, "batch_factor": 1.3},
         "kind": {**KIND, "batch_factor": 1e6},
@@ -181,7 +182,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_tasks_own(tmp_path: Path) -> No
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """To the bit, in the middle of the shorter tasks' own epochs."""
+    """The resumed run is bitwise identical, from within the epochs of the shorter tasks."""
 
     def config(name: str, steps: int) -> Config:
         return several(
@@ -244,7 +245,7 @@ def test_learned_rows_serve_all_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_your_own_encoder(make_job: JobFactory) -> None:
-    """It is called as for one task, with the width of a hidden layer as that of its outputs."""
+    """The user's encoder is called as for one task, with the hidden width as its output width."""
     links = {"kind": "link_prediction", "negatives": {"number": 50}, "decoder": "distmult"}
     config = make_job(
         graph={"nodes": 300, "degree": 6, "noise": 1.0},

@@ -1,4 +1,4 @@
-"""What a job computes does not depend on how it is spread."""
+"""Numerical results: a job computes the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -225,8 +225,8 @@ def test_batch_norm_is_that_of_the_global_batch(
 
 
 def test_sums_are_evaluated_at_the_scale_of_training(make_job: JobFactory) -> None:
-    """Of weights that hardly move, with five neighbours of forty: a sum over these alone is so much
-    smaller that losses are not even near."""
+    """With five neighbours of forty, an unscaled sum would be so much smaller that the losses of
+    nearly constant weights would be far apart."""
     config = make_job(
         graph={"degree": 40, "train": 0.5},
         model={"kind": "sage", "aggregator": "sum"},
@@ -238,7 +238,7 @@ def test_sums_are_evaluated_at_the_scale_of_training(make_job: JobFactory) -> No
 
 
 def test_layers_that_are_computed_again_train_the_same_model(make_job: JobFactory) -> None:
-    """To the bit, with dropout, running statistics and batches that accumulate."""
+    """Results are bitwise identical, with dropout, running statistics and accumulated batches."""
     found = []
     for recompute in (False, True):
         model = {"kind": "gatv2", "norm": "batch", "dropout": 0.3, "recompute": recompute}

@@ -34,7 +34,7 @@ LINKS = {"like": "link_prediction", "negatives": {"number": 50}}
 
 
 def counts(place: Path) -> list[dict[str, Any]]:
-    """What `Count` left on each rank."""
+    """Return what `Count` wrote on each rank."""
     return [json.loads(file.read_text()) for file in sorted(place.glob("rank-*"))]
 
 
@@ -187,7 +187,7 @@ def test_callbacks_of_a_configuration(make_job: JobFactory) -> None:
 
 
 def test_a_step_like_the_built_in_one(make_job: JobFactory) -> None:
-    """To the bit, with batches that are not full, and in predictions."""
+    """Results are bitwise identical, with partial batches, and in predictions."""
     found, predicted = [], []
     for kind in ("node_classification", f"{OWN}:Plain"):
         config = make_job(

@@ -93,7 +93,7 @@ def test_labels_of_one_class(tmp_path: Path) -> None:
 
 
 def test_a_word_of_no_row_is_no_class(tmp_path: Path) -> None:
-    """Of edges that are dropped, as they lead to no node, the word stays in the vocabulary."""
+    """Dropped edges, which lead to no node, leave their class in the vocabulary."""
     graph = payments(tmp_path, ("fraud", "ok"))
     rng = np.random.default_rng(1)
     words, ends = rng.choice(["bad", "good"], 900), rng.integers(0, PAYMENTS, 900)

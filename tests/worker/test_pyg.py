@@ -295,7 +295,7 @@ def test_a_prediction_from_few_neighbours(make_job: JobFactory) -> None:
 
 
 def test_a_layer_that_reads_degrees(make_job: JobFactory) -> None:
-    """Those of its sources, which a hop more than it has layers makes known."""
+    """Degrees of a layer's sources come from one more hop than the model has layers."""
     config = make_job(
         graph={"nodes": 600, "degree": 6},
         model={"kind": f"{OWN}:Gcn", "interface": "pyg", "layers": 3},

@@ -1,4 +1,4 @@
-"""When the records of steps are written, which are summed while training goes on."""
+"""Records of steps: when they are written, while their sums are computed during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reduces the gradients is what the configuration says, on gloo, too."""
+"""Reduction of gradients: it is the configured one, on gloo, too."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory
 
 
 def _live(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """What the run's `DistributedDataParallel` says of itself, and over which group it reduced."""
+    """Return the settings of the run's `DistributedDataParallel`, and the groups that it reduced
+    over."""
     groups, found = set(), {}
     note, reduce = Records.on_train_end, reduction.dist.all_reduce
 
@@ -150,7 +151,8 @@ def test_bytes_that_are_reduced(make_job: JobFactory) -> None:
 
 @pytest.mark.parametrize("stop", [1, 4])  # before DDP has its buckets, and within an epoch
 def test_three_ranks_go_on_to_the_bit(stop: int, make_job: JobFactory) -> None:
-    """In whose sums the order of ranks counts, which is another one in each part of a bucket."""
+    """A resume is bitwise identical, though the order of ranks affects sums of three, and differs
+    between the parts of a bucket."""
     options: dict[str, Any] = {
         "cluster": {"workers": 3},
         "comm": {"bucket_cap_mb": 1},
@@ -183,7 +185,7 @@ class SparseRows(nn.Module):
 
 @pytest.mark.dgl
 def test_sparse_gradients_go_on(make_job: JobFactory) -> None:
-    """Of a user's own module; DDP takes no others for them."""
+    """A user's module keeps sparse gradients after a resume; DDP accepts no dense ones for it."""
     options: dict[str, Any] = {
         "model": {"kind": f"{__name__}:SparseRows"},
         "train": {"optimizer": "sgd", "epochs": 2},

@@ -37,7 +37,8 @@ MARKS = {"gcn": pytest.mark.slow, "mixed": pytest.mark.slow, "own": pytest.mark.
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES])
 def test_the_same_losses(case: str, make_job: JobFactory) -> None:
-    """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
+    """Losses are equal for plain SGD, which shows a gradient's scale, and for running
+    statistics."""
     workers, sections = CASES[case]
     options: dict[str, Any] = {
         **sections,
