@@ -274,7 +274,10 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         ["shop.yaml", "nodes.user.lable (line 11)", "did you mean nodes.user.label?"],
     ),
     "unknown section": (spec("edge", {}), ["edge (line", "did you mean edges?"]),
-    "missing key": (spec("nodes user id", None), ["'id' is missing", "add id"]),
+    "missing key": (
+        spec("nodes user features", {"feat": {"scale": "log"}}),
+        ["'column' is missing"],
+    ),
     "no nodes section": (spec("nodes", None), ["'nodes' is missing"]),
     "wrong type": (spec("nodes user id", 3), ["nodes.user.id", "expected text, got 3"]),
     "no edge type": (spec("edges bought", SPEC["edges"]["user:bought:item"]), ["no edge type"]),

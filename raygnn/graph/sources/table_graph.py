@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
-from raygnn.graph.tables.description import read_description
+from raygnn.graph.tables.description import KeyTable, read_description
 from raygnn.graph.tables.frames import edge_reader, node_reader
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
@@ -30,12 +30,14 @@ def files(graph: TablesGraph) -> list[AnyPath]:
         ConfigError, DataError: the description is wrong, or there is no such file.
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
-    tables = (*described.nodes.values(), *described.edges.values())
+    edges = (one for one in described.edges.values() if not isinstance(one, KeyTable))
+    tables = (*described.nodes.values(), *edges)
     paths: list[AnyPath] = [
         file,
         *(path for table in tables for path in resolve(file.parent, table.files)),
     ]
-    paths += [path for query in queries_of(file, described).values() for path in query.files]
+    queries = queries_of(file, described).values()
+    paths += dict.fromkeys(path for query in queries for path in query.files)
     return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
 
 

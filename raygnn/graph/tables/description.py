@@ -29,6 +29,7 @@ from raygnn.errors import ConfigError
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.input_files import check_file
 
+ROW = "\0"  # name of the number of the row, as if it was a column
 AVERAGES = ("mean", "median")
 MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
@@ -56,6 +57,7 @@ def _delimiter(value: str) -> str:
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 Split: TypeAlias = Literal["train", "val", "test"]
 LabelKind: TypeAlias = Literal["class", "number", "multi"]
+Missing: TypeAlias = Literal["refuse", "drop", "add"]
 Scale: TypeAlias = Literal["log", "standard", "minmax", "rank_gauss"]
 Part: TypeAlias = Literal[
     "year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour", "minute", "second"
@@ -234,10 +236,31 @@ class Table(Section):
         return {"label": Label(column=self.label, kind=self.label_kind)}
 
 
+class Key(Section):
+    """A foreign key: a column with ids of a node type, in the table of another or of the same."""
+
+    table: Name = Field(description="Node type whose ids the column has; empty = no edge.")
+    missing: Missing = Field("refuse", description="As missing of edges.")
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"table": value}
+
+
 class NodeTable(Table):
     """The nodes of one type, a row each."""
 
-    id: Text = Field(description="Column of ids: whole numbers or text, each once.")
+    id: Text | None = Field(
+        None,
+        description="Column of ids: whole numbers or text, each once; null: rows are numbered "
+        "from 0.",
+    )
+    keys: dict[Text, Annotated[Key, BeforeValidator(_key)]] = Field(
+        {},
+        description="Column with ids of a node type → that type, or {table: …, missing: …}. Each "
+        "makes edges TYPE:COLUMN:OTHER and their reverses, OTHER:rev_COLUMN:TYPE, with the times "
+        "of the rows.",
+    )
     categories: dict[Name, Annotated[Category, BeforeValidator(_column)]] = Field(
         {}, description="Array name → column of words or whole numbers, for model.categories."
     )
@@ -249,11 +272,18 @@ class EdgeTable(Table):
     source: Text = Field(description="Column with the id of the source node.")
     target: Text = Field(description="Column with the id of the target node.")
     weight: Text | None = Field(None, description="Column of numbers from 0: array weight.")
-    missing: Literal["refuse", "drop", "add"] = Field(
+    missing: Missing = Field(
         "refuse", description="What an end that no node table has does: refuse, drop or add."
     )
     reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
     undirected: bool = Field(False, description="Each row is an edge in both directions.")
+
+
+class KeyTable(EdgeTable):
+    """The edges of a foreign key, in the files of its node type; without a value, no edge."""
+
+    etype: EdgeType
+    key: KeyPath
 
 
 class Description(Section):
@@ -261,12 +291,14 @@ class Description(Section):
 
     nodes: dict[Name, NodeTable] = Field(min_length=1, description="Node type → its table.")
     edges: dict[Text, EdgeTable] = Field(
-        min_length=1, description="source:relation:target → its table."
+        {}, description="source:relation:target → its table; not needed if nodes have keys."
     )
 
     def edge_type(self, key: str) -> EdgeType:
         """``"user:bought:item"`` → the edge type; of one node type ``"cites"``, too. Raises
         ValueError for another key, which no description that was read has."""
+        if isinstance(table := self.edges.get(key), KeyTable):
+            return table.etype
         parts = key.split(":")
         if len(parts) == 1 and len(self.nodes) == 1:
             (ntype,) = self.nodes
@@ -306,19 +338,44 @@ def read_description(file: Path) -> Description:
             remedy="describe the tables in the sections nodes and edges",
         )
     document = Document(data, label, file, lines)
-    described = document.checked(Description)
+    described = _with_keys(document.checked(Description))
     if problems := list(_contradictions(described)):
         raise document.error(problems)
     return described
+
+
+def _with_keys(described: Description) -> Description:
+    """Return a description in which foreign keys are tables of edges, too."""
+    edges = dict(described.edges)
+    for ntype, nodes in described.nodes.items():
+        for column, key in nodes.keys.items():
+            relation = re.sub(r"[^\w.-]", "_", column)[:90]
+            relation = relation if _is_name(relation) else f"key_{relation}"
+            edges[f"nodes.{ntype}.keys[{column}]"] = KeyTable.model_construct(
+                files=nodes.files,
+                sql=nodes.sql,
+                delimiter=nodes.delimiter,
+                time=nodes.time,
+                source=nodes.id or ROW,
+                target=column,
+                missing=key.missing,
+                reverse=f"rev_{relation}",
+                etype=(ntype, relation, key.table),
+                key=("nodes", ntype, "keys", column),
+            )
+    return described.model_copy(update={"edges": edges})
 
 
 def _contradictions(described: Description) -> Iterator[Problem]:
     """Yield contradictions between fields that are valid by themselves."""
     for ntype, nodes in described.nodes.items():
         yield from _node_problems(("nodes", ntype), nodes)
+    if not described.edges:
+        remedy = "add edges, or keys to the nodes, which make edges"
+        yield Problem(("edges",), "there are no edges", remedy)
     key_of: dict[EdgeType, str] = {}
     for name, edges in described.edges.items():
-        key = ("edges", name)
+        key = edges.key if isinstance(edges, KeyTable) else ("edges", name)
         try:
             etype = described.edge_type(name)
         except ValueError:
@@ -434,7 +491,8 @@ def _edge_problems(
     if edges.undirected and edges.reverse:
         message = "reverse and undirected both add the other direction"
         yield Problem((*key, "reverse"), message, "keep one of them")
-    for ntype in dict.fromkeys((etype[0], etype[2])) if edges.missing == "add" else ():
+    added = etype[2:] if isinstance(edges, KeyTable) else (etype[0], etype[2])
+    for ntype in dict.fromkeys(added) if edges.missing == "add" else ():
         nodes = described.nodes[ntype]
         filled = all(category.unknown == "bucket" for category in nodes.categories.values())
         if not all(column.is_plain for columns in nodes.features.values() for column in columns):

@@ -31,6 +31,7 @@ from raygnn.graph.tables.columns import (
     to_numpy,
 )
 from raygnn.graph.tables.description import (
+    ROW,
     Description,
     EdgeTable,
     Label,
@@ -399,7 +400,7 @@ def features_of(table: Table) -> dict[str, Features]:
 
 def node_reader(table: NodeTable, files: Sequence[AnyPath]) -> TableReader:
     """Return a reader of all columns of a table of nodes."""
-    return _reader(table, files, [table.id, *_node_columns(table)])
+    return _reader(table, files, [table.id or ROW, *_node_columns(table)])
 
 
 def _node_columns(table: NodeTable) -> list[str]:

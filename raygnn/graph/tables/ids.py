@@ -71,10 +71,14 @@ class Ids:
         remedy = f"add it to the nodes of {self.ntype}, or set missing to drop, or to add"
         return f"{shown(value)} is no {self.ntype}", self._remedy or remedy
 
-    def ends(self, chunk: Chunk, column: str, missing: str = "refuse") -> pa.Array:
+    def ends(
+        self, chunk: Chunk, column: str, missing: str = "refuse", *, nulls: bool = False
+    ) -> pa.Array:
         """Return ends of edges with the type of the ids. Text that is no integer, where the ids
-        are, is refused, or null if ``missing`` is ``drop``."""
-        ends = refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
+        are, is refused, or null if ``missing`` is ``drop``. ``nulls``: whether there may be any."""
+        ends = chunk.columns[column]
+        if not nulls:
+            refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
         if not len(self):
             whole = not chunk.text(column)
             self.values = pa.array([], pa.int64() if whole else pa.large_string())
@@ -199,10 +203,20 @@ class Ends:
     Args:
         columns: of the ends, with the ``ids`` of their nodes.
         spill: a directory.
+        nulls: whether the last column may have any, in rows that are no edges.
     """
 
-    def __init__(self, columns: Sequence[str], ids: Sequence[Ids], missing: str, spill: Path):
+    def __init__(
+        self,
+        columns: Sequence[str],
+        ids: Sequence[Ids],
+        missing: str,
+        spill: Path,
+        *,
+        nulls: bool = False,
+    ):
         self._columns, self._ids, self._missing = columns, ids, missing
+        self._nulls = (False, nulls)
         known = sum(len(one) for one in {id(one): one for one in ids}.values())
         self._database: Connection = connect(spill, _HASHED * known)
         self._has_table = False
@@ -215,14 +229,14 @@ class Ends:
 
     def add(self, chunk: Chunk) -> None:
         """Append the ends of a chunk; raises DataError as `Ids.ends` does."""
-        both = zip(self._columns, self._ids, strict=True)
-        ends = [one.ends(chunk, column, self._missing) for column, one in both]
+        both = zip(self._columns, self._ids, self._nulls, strict=True)
+        ends = [one.ends(chunk, column, self._missing, nulls=may) for column, one, may in both]
         self._create_table()
         put(self._database, "ends", {f"end{at}": array for at, array in enumerate(ends)})
 
     def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
         """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
-        -1 where no node has the id, in rows to drop.
+        below 0 where no node has the id, in rows to drop.
 
         Raises:
             DataError: an id is unknown, and such rows are not to be dropped.
@@ -230,12 +244,12 @@ class Ends:
         self._register()
         each = range(len(self._ids))
         joins = " ".join(f"left join ids{at} on end{at} = ids{at}.id" for at in each)
-        columns = ", ".join(f"coalesce(ids{at}.number, -1)" for at in each)
+        columns = ", ".join(f"coalesce(ids{at}.number, if(end{at} is null, -2, -1))" for at in each)
         query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
         for batch in batches(self._database, query, _ROWS):
             found = [to_numpy(array) for array in batch.columns]
             for at, one in enumerate(self._ids):
-                if self._missing != "drop" and (bad := found[at] < 0).any():
+                if self._missing != "drop" and (bad := found[at] == -1).any():
                     row += first(bad)
                     value = f"select end{at} from ends where rowid = {row}"
                     (unknown,) = self._database.cursor().execute(value).fetchone()
@@ -249,7 +263,8 @@ class Ends:
         every = [at for at, one in enumerate(self._ids) if one.ntype == ntype]
         place = f"{len(self._ids)} * rowid"
         ends = " union all ".join(
-            f"select end{at} as id, {place} + {at} as place from ends" for at in every
+            f"select end{at} as id, {place} + {at} as place from ends where end{at} is not null"
+            for at in every
         )
         query = f"""select id from ({ends}) anti join ids{every[0]} using (id)
             group by id order by min(place)"""

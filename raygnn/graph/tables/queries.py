@@ -22,7 +22,7 @@ from raygnn.config.problems import nearest, show
 from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables.description import Description, Table
+from raygnn.graph.tables.description import Description, KeyTable, Table
 from raygnn.graph.tables.duck import Connection, batches, connect, text
 from raygnn.graph.tables.reader import ROWS, is_table, is_text, resolve, separator
 from raygnn.storage.remote import AnyPath, RemotePath
@@ -115,7 +115,7 @@ class Queries:
         for key, edges in described.edges.items():
             self._tables[f"edges.{key}"] = edges
             etype = described.edge_type(key)
-            for name in (etype_str(etype), etype[1]):
+            for name in () if isinstance(edges, KeyTable) else (etype_str(etype), etype[1]):
                 self._keys.setdefault(name.lower(), []).append(f"edges.{key}")
         self.keys = list(self._tables)
         local = [p for one in self._tables.values() for p in one.patterns if "://" not in p]
@@ -230,17 +230,21 @@ def run_queries(
         DataError: a query is wrong, or gives no rows.
     """
     results: dict[Path, str] = {}
+    of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
     tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
     tasks: list[tuple[Query, Path]] = []
     sizes: list[int] = []
     for key, query in queries_of(file, described).items():
-        result = stages.directory("queries") / f"{len(tasks)}.parquet"
-        results[result] = f"the query of {key} in {file}"
+        result = of_select.get(query.select)
+        if result is None:
+            result = stages.directory("queries") / f"{len(tasks)}.parquet"
+            of_select[query.select] = result
+            results[result] = f"the query of {key} in {file}"
+            tasks.append((query, result))
+            sizes.append(query.reading_bytes())
         section, _, name = key.partition(".")
         changed = {"sql": None, "files": str(result)}
         tables[section][name] = tables[section][name].model_copy(update=changed)
-        tasks.append((query, result))
-        sizes.append(query.reading_bytes())
     if tasks:
         stages.run("queries", Query.run, tasks, sizes)
     return described.model_copy(update=tables), results

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
+from raygnn.graph.tables.description import ROW
 from raygnn.graph.tables.duck import read_csv
 from raygnn.storage.remote import AnyPath, RemotePath
 
@@ -119,7 +120,7 @@ class TableReader:
 
     Args:
         files: CSV and Parquet.
-        columns: those to read.
+        columns: those to read; `ROW` is the number of the row.
         delimiter: of CSV; None = by the name of the file.
         header: names of all columns of CSV files that have no line with them, nor quotes.
     """
@@ -132,7 +133,8 @@ class TableReader:
         header: Sequence[str] | None = None,
     ):
         self.files = files
-        self.columns = list(dict.fromkeys(columns))
+        self.columns = [column for column in dict.fromkeys(columns) if column != ROW]
+        self._numbered = ROW in columns
         self._delimiter = delimiter
         self._header = header
         self.widening = 0  # bytes that each row becomes in excess of its columns
@@ -149,9 +151,13 @@ class TableReader:
             check_file(file)
             self.starts.append(self.num)
             is_csv = is_text(file)
+            if self._numbered and not self.columns:
+                self.columns = self.names(file)[:1]
             for batch in self._text(file) if is_csv else self._parquet(file):
                 if batch.num_rows:
                     columns = dict(zip(self.columns, batch.columns, strict=True))
+                    if self._numbered:
+                        columns[ROW] = pa.array(range(self.num, self.num + batch.num_rows))
                     chunk = Chunk(self, columns, self.num, is_csv)
                     self.num += chunk.num
                     yield chunk

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from raygnn.config.graph import TablesGraph
+from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.outofcore.disk_arrays import (
@@ -29,8 +31,10 @@ from raygnn.graph.outofcore.disk_arrays import (
 )
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
 from raygnn.graph.tables.description import (
+    ROW,
     Description,
     EdgeTable,
+    KeyTable,
     NodeTable,
     Table,
     read_description,
@@ -144,7 +148,8 @@ def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool
         for one, of_type in by_type.items():
             runs[one], figures.edge_arrays[one] = of_type, arrays
             figures.num_edges[one] = _total(of_type)
-            origin[etype_str(one)] = f"{file}: edges.{key}"
+            place = dotted(edges.key) if isinstance(edges, KeyTable) else f"edges.{key}"
+            origin[etype_str(one)] = f"{file}: {place}"
             names |= {f"{etype_str(one)}/{name}": values for name, values in stand_for.items()}
     others = {
         "name": file.stem,
@@ -193,8 +198,9 @@ def _below(work: Stages, stage: str, at: int) -> Path:
 
 def _read_ids(stored: StoredIds, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
     """Store the ids of a table of nodes. Returns the number of the first row of each file."""
-    reader = TableReader(files, [table.id], table.delimiter)
-    stored.read(reader, table.id)
+    column = table.id or ROW
+    reader = TableReader(files, [column], table.delimiter)
+    stored.read(reader, column)
     return reader.starts
 
 
@@ -205,7 +211,8 @@ def _add_ids(
     columns = table.source, table.target
     of_type = {one.ntype: one.ids() for one in known}
     ids = [of_type[one.ntype] for one in known]
-    with Ends(columns, ids, table.missing, _spill(new[0].directory)) as ends:
+    spill, nulls = _spill(new[0].directory), isinstance(table, KeyTable)
+    with Ends(columns, ids, table.missing, spill, nulls=nulls) as ends:
         for chunk in TableReader(files, columns, table.delimiter).chunks():
             ends.add(chunk)
         for one in new:
@@ -315,7 +322,8 @@ def _edges(
     for chunk in edge_reader(table, files, targets=False).chunks():
         columns.rows(chunk)  # which settles widths and dtypes
         break
-    groups = list(_groups(files, max(_TOGETHER, _ID * sum(map(len, ends)))))
+    least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
+    groups = list(_groups(files, least))  # rows are numbered over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
     tasks = [
         (group, table, columns, ends, _below(work, stage, at)) for at, group in enumerate(groups)
@@ -385,7 +393,13 @@ def _read_edges(
     arrays = [*columns.dtypes, *columns.features]
     with ExitStack() as stack:
         ends = stack.enter_context(
-            Ends((table.source, table.target), ids, table.missing, _spill(directory))
+            Ends(
+                (table.source, table.target),
+                ids,
+                table.missing,
+                _spill(directory),
+                nulls=isinstance(table, KeyTable),
+            )
         )
         out = {
             name: stack.enter_context(Appended(directory / name))
