@@ -172,7 +172,7 @@ class Chosen(RandomGraphs):
         self.splits = {"train": numbers, "val": list(val), "test": list(test)}
 
 
-class Odd(RandomGraphs):
+class OneOddGraph(RandomGraphs):
     """Graph 5 is unlike the others."""
 
     def __init__(self, odd: str):

@@ -27,7 +27,7 @@ class DglSage(nn.Module):
         return self.second(blocks[1], (h, h[: blocks[1].num_dst_nodes()]))
 
 
-class Faulty(DglSage):
+class FailsOnRank1(DglSage):
     """Fails on one rank at one training step, in the way it is told, once or always.
 
     Args:

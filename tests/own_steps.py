@@ -166,7 +166,7 @@ class MeanTwice(raygnn.Task):
         return self.mean(F.cross_entropy(self.outputs(batch), batch.y), batch)
 
 
-class Ends(raygnn.Task):
+class StopsIteration(raygnn.Task):
     """Raises what Lightning would take for the end of the data."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -25,7 +25,7 @@ from raygnn.util.hashing import derive_key
 
 
 @dataclass
-class Plain:
+class PlainSage:
     """One layer of GraphSAGE (mean) over all neighbours of a graph of one type, on features and
     learned rows; ids are those of the graph that was given.
 

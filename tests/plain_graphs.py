@@ -23,7 +23,7 @@ def loop(config: dict[str, Any]) -> None:
     dgl = door()
     from dgl.nn import GINConv
 
-    class Gin(pl.LightningModule):
+    class LightningGin(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.conv = GINConv(nn.Linear(4, 8), "sum")
@@ -60,6 +60,6 @@ def loop(config: dict[str, Any]) -> None:
     )
     loader = DataLoader(data, batch_size=1, sampler=sampler, collate_fn=collate)
     try:
-        prepare_trainer(trainer).fit(Gin(), loader)
+        prepare_trainer(trainer).fit(LightningGin(), loader)
     except Exception as error:  # DGL's own class can not be unpickled where DGL is broken
         raise RuntimeError(f"{type(error).__name__}: {error}") from None

@@ -178,7 +178,7 @@ class Gine(nn.Module):
         return self.out(global_add_pool(self.conv(x, edge_index, edge_attr), batch))
 
 
-class Odd:
+class OddRank:
     """Mixed into a model, makes it another one on rank 1.
 
     Args:
@@ -202,21 +202,21 @@ class Odd:
         return out if odd and self.how == "branch" else out + self.extra
 
 
-class OddHgt(Odd, Hgt):
+class OddHgt(OddRank, Hgt):
     """`Hgt`, but for rank 1."""
 
     def __init__(self, out_channels: int, metadata: Any, target: str, how: str):
         super().__init__(out_channels, metadata, target, how=how)
 
 
-class OddAttention(Odd, Attention):
+class OddAttention(OddRank, Attention):
     """`Attention`, but for rank 1."""
 
     def __init__(self, in_channels: int, out_channels: int, how: str):
         super().__init__(in_channels, out_channels, how=how)
 
 
-class OddDgl(Odd, DglSage):
+class OddDgl(OddRank, DglSage):
     """`DglSage`, but for rank 1."""
 
     def __init__(self, in_features: int, out_features: int, how: str):

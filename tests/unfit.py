@@ -124,7 +124,7 @@ class NoModule:
     pass
 
 
-class Ends(Fit):
+class ExitsInBatch(Fit):
     """Raises what ends other programs, in its second batch or when it is evaluated."""
 
     def __init__(self, in_features: int, out_features: int, how: str, evaluates: bool):

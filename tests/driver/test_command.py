@@ -456,7 +456,7 @@ def test_a_thread_that_a_stop_kept_from_starting(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
-    command = run("train", model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}})
+    command = run("train", model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "raise"}})
     code, _, err = command.finish()
     assert code == 4
     first, where = err.splitlines()[:2]

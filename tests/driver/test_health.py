@@ -280,7 +280,7 @@ def test_a_rank_on_another_node(
 ) -> None:
     asked = []
 
-    class Task:
+    class AnsweringTask:
         def __init__(self, node: str, file: Path, pid: int, number: int):
             assert (node, file, pid) == ("abc", job.logs / "rank-1.state", 1)
             asked.append(number)
@@ -294,7 +294,7 @@ def test_a_rank_on_another_node(
         def cancel(self) -> None:
             pass
 
-    monkeypatch.setattr(health, "SignalTask", Task)
+    monkeypatch.setattr(health, "SignalTask", AnsweringTask)
     job.control = Control()
     job.control.begin([Worker(HOST, "here"), Worker("elsewhere", "abc")])
     job.watch(200, progress(1, 7, host="elsewhere"))

@@ -76,7 +76,8 @@ def test_run_directory(make_job: JobFactory) -> None:
 
 def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) -> None:
     config = make_job(
-        model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}}, fault={"max_failures": 5}
+        model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "raise"}},
+        fault={"max_failures": 5},
     )
     with pytest.raises(TrainingError) as caught:
         train(config)
@@ -121,7 +122,7 @@ def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) ->
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
     """Not the connection that the other rank loses by it."""
-    config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "die"}})
+    config = make_job(model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "die"}})
     with pytest.raises(TrainingError, match="rank 1 ended without a report: SIGKILL") as caught:
         train(config)
     assert caught.value.rank == 1
@@ -132,7 +133,7 @@ def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
 def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> None:
     """The process group has our timeout, not Lightning's, nor torch's half an hour."""
     config = make_job(
-        model={"kind": f"{MODELS}:Faulty", "args": {"how": "hang"}}, comm={"timeout": 8}
+        model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "hang"}}, comm={"timeout": 8}
     )
     with pytest.raises(TrainingError, match=r"models.py:\d+ in forward: rank 1 was in forward"):
         train(config)

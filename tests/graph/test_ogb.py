@@ -15,7 +15,7 @@ from raygnn.config.graph import OgbGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
 from raygnn.graph.sources import digest, load_graph
 
-Build = Callable[[Path], OgbGraph]
+OgbBuilder = Callable[[Path], OgbGraph]
 
 
 def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_directory_may_be_named_itself(labels: int, tmp_path: Path) -> None:
     )
 
 
-def split_of(text: str) -> Build:
+def split_of(text: str) -> OgbBuilder:
     def make(root: Path) -> OgbGraph:
         graph = write_archives(root)
         file = root / "ogbn_papers100M" / "split" / "time" / "valid.csv.gz"
@@ -70,16 +70,16 @@ def two_splits(root: Path) -> OgbGraph:
     return graph
 
 
-def archived(**changes: Any) -> Build:
+def archived(**changes: Any) -> OgbBuilder:
     return lambda root: write_archives(root, **changes)
 
 
-class Command:
+class PickledCommand:
     def __reduce__(self) -> Any:
         return (print, ("run",))
 
 
-MALFORMED: dict[str, tuple[Build, list[str]]] = {
+MALFORMED: dict[str, tuple[OgbBuilder, list[str]]] = {
     "no dataset": (
         lambda root: OgbGraph(format="ogb", path=root, name="ogbl-ppa"),
         ["no archive ogbl_ppa/raw/data.npz", "ogb.linkproppred:LinkPropPredDataset"],
@@ -106,7 +106,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         ["data.npz: node_feat", "(29, 4), but there are 30 nodes"],
     ),
     "archive: objects": (
-        archived(node_feat=np.array([Command()] * NODES)),
+        archived(node_feat=np.array([PickledCommand()] * NODES)),
         ["data.npz: node_feat", "refused", "pickles"],
     ),
     "archive: words": (

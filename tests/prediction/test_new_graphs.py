@@ -259,7 +259,7 @@ def test_a_packed_dataset_keeps_its_numbers(from_text: Run, tmp_path: Path) -> N
     ],
 )
 def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_class: Run) -> None:
-    other = ("graph.dataset=tests.datasets:Odd", f"graph.args={args}")
+    other = ("graph.dataset=tests.datasets:OneOddGraph", f"graph.args={args}")
     with pytest.raises(RuntimeError, match=what):
         answer(from_class, 1, *other)
     frame = answer(from_class, 2, *other, "guard.bad_samples=100")
@@ -362,7 +362,7 @@ def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     frame = answer(from_text, 2, *where)
     right = (frame["prediction"] == frame["label"]).mean()
     assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
-    other = ["graph.dataset=tests.datasets:Odd", "graph.args={odd: width}"]
+    other = ["graph.dataset=tests.datasets:OneOddGraph", "graph.args={odd: width}"]
     other += ["guard.bad_samples=100", one]
     out = tmp_path / "odd.parquet"
     made = raygnn.predict(from_class, out=out, new_data=True, overrides=other, display=False)

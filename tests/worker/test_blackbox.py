@@ -539,7 +539,7 @@ def test_a_batch_is_described_without_its_contents() -> None:
     assert describe(batch) == {"x/paper": {"dtype": "float32", "shape": [3, 4]}}
 
 
-class _Net(pl.LightningModule):
+class _StateReader(pl.LightningModule):
     def __init__(self, logs: Path):
         super().__init__()
         self.layer = nn.Linear(4, 1)
@@ -574,14 +574,14 @@ class _Look(pl.Callback):
     """Any callback in between."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
-        assert isinstance(module, _Net)
+        assert isinstance(module, _StateReader)
         module.look()
 
 
 @pytest.mark.usefixtures("each_note")
 def test_the_phases_of_a_step(tmp_path: Path, current: None) -> None:
     blackbox.start(tmp_path, rank=0, world=1)
-    net = _Net(tmp_path)
+    net = _StateReader(tmp_path)
     batches = [_Batch({"paper": torch.ones(3, 4)}, [], 5, step) for step in (7, 8)]
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,

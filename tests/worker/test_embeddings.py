@@ -21,7 +21,7 @@ from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import stopped
 from tests.pages import CHECKOUT, blocks
-from tests.plain_embeddings import Plain, learned_rows, rows_in
+from tests.plain_embeddings import PlainSage, learned_rows, rows_in
 from tests.prediction.test_predict import ask
 from tests.small_jobs import JobFactory, job, runtime, train_on_ranks
 from tests.worker.test_numerics import losses
@@ -70,11 +70,11 @@ def test_what_torch_learns_in_one_process(
 ) -> None:
     """Rows, weights and losses to 1e-5 after 50 steps, with 1, 2 and 3 workers in both topologies,
     against `nn.Embedding` with `SparseAdam` or sparse `Adagrad`."""
-    plain = Plain(make_job(**options(1, optimizer=optimizer, **train)))
+    plain = PlainSage(make_job(**options(1, optimizer=optimizer, **train)))
     expected = plain.train(STEPS)
     assert expected[-1] < 0.8 * expected[0]
     moved = set(np.concatenate(plain.touched).tolist())
-    before = Plain(plain.config).rows.weight.detach()
+    before = PlainSage(plain.config).rows.weight.detach()
     for workers in (1, 2, 3):
         config = make_job(name=f"w{workers}", **options(workers, optimizer=optimizer, **train))
         run = train_on_ranks(config, replicated=workers % 2 == 0)
@@ -101,7 +101,7 @@ def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFacto
         counted = train_on_ranks(config).summary["embeddings"]
         assert counted["bytes"] == 2 * 4 * dim * counted["remote"]
         assert (counted["remote"] == 0) == (workers == 1)
-        plain = Plain(config)
+        plain = PlainSage(config)
         plain.train(1)
         (touched,) = plain.touched
         # a row that several ranks read is read by each

@@ -106,7 +106,7 @@ def test_a_model_cannot_end_a_rank_unheard(how: str, evaluates: bool, make_job: 
     args: dict[str, Any] = {"how": how, "evaluates": evaluates}
     config = make_job(
         graph={"nodes": 200},
-        model={"kind": "tests.unfit:Ends", "args": args},
+        model={"kind": "tests.unfit:ExitsInBatch", "args": args},
         cluster={"workers": 1},
     )
     kind = {"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "stop": "StopIteration"}[how]

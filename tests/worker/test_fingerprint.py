@@ -48,7 +48,7 @@ def explain(ranks: list[Sections]) -> GuardError:
     return compare.disagreement(list(map(compare.excerpt, ranks)), ["here"] * len(ranks))
 
 
-class Net(nn.Module):
+class NormNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(2, 3)
@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 
 def test_parameters_and_buffers_in_order() -> None:
-    net = Net()
+    net = NormNet()
     net.first.weight.requires_grad_(False)
     section = fingerprint.parameters(net)
     assert list(section) == [
@@ -154,7 +154,7 @@ def test_position_tells_which_batch() -> None:
 
 
 def test_optimizers_tell_hyperparameters_and_groups() -> None:
-    net = Net()
+    net = NormNet()
 
     def describe(*groups: dict[str, Any], kind: Any = torch.optim.AdamW) -> dict[str, str]:
         return fingerprint.optimizers([kind(groups)], net)
@@ -295,7 +295,7 @@ def test_order_alone() -> None:
 
 
 def test_only_the_fields_that_differ_are_told() -> None:
-    one, two = Net(), Net().half()
+    one, two = NormNet(), NormNet().half()
     error = explain([{"parameters": fingerprint.parameters(net)} for net in (one, two)])
     assert (
         "parameter first.weight: dtype torch.float32 on rank 0, torch.float16 on rank 1;"

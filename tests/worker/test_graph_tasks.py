@@ -244,7 +244,7 @@ def test_a_bad_sample_ends_the_run_with_its_cause(
     ],
 )
 def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: Path) -> None:
-    graph = {**dataset("Odd", **args), "val": 0.0, "test": 0.0}
+    graph = {**dataset("OneOddGraph", **args), "val": 0.0, "test": 0.0}
     with pytest.raises(RuntimeError, match=cause) as caught:
         train_on_ranks(make(tmp_path, graph=graph))
     assert DataError.__name__ in str(caught.value)

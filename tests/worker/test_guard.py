@@ -29,7 +29,7 @@ Change = Callable[[int, "Setup"], None]
 SAID = ("what", "where", "remedy", "rank")  # of an error
 
 
-class Net(nn.Module):
+class TwoBranches(nn.Module):
     """Two branches, of which a batch may take one."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Net(nn.Module):
         return self.last(self.branch(h) if both else h)
 
 
-class Task(pl.LightningModule):
+class GuardedTask(pl.LightningModule):
     def __init__(self, setup: Setup):
         super().__init__()
         self.model = setup.net
@@ -95,7 +95,7 @@ class Setup:
     """
 
     batches: list[Batch]
-    net: nn.Module = field(default_factory=Net)
+    net: nn.Module = field(default_factory=TwoBranches)
     guard: dict[str, Any] | None = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 25})
     optimizer: Any = field(default_factory=lambda: partial(torch.optim.SGD, lr=0.1))
@@ -161,7 +161,7 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
     rank, place = exchange.world.rank, runtime(exchange) if exchange.world.size > 1 else None
     setup = Setup([batch(step, rows=2 + rank) for step in range(batches)])
     change(rank, setup)
-    task, watch = Task(setup), Watch(setup)
+    task, watch = GuardedTask(setup), Watch(setup)
     task.scale = setup.scale
     guard = None if setup.guard is None else Guard(exchange, GuardConfig(**setup.guard))
     trainer = pl.Trainer(
@@ -493,7 +493,7 @@ def test_unused_parameters_that_are_looked_for_reduce_to_the_mean(accumulate: in
     assert all("what" not in own for own in met)
     gradients = []
     for rank in range(2):
-        net = Net()
+        net = TwoBranches()
         for step in range(accumulate):
             own = batch(step, rows=2 + rank)
             both = not (rank == 1 and step == accumulate - 1)
@@ -664,7 +664,7 @@ def test_finite_is_seen_wherever_gradients_lie() -> None:
     assert gradients.are_finite(views(first))
 
 
-class Normed(Net):
+class Normed(TwoBranches):
     """With running statistics, and a buffer that has nothing to do with them."""
 
     def __init__(self) -> None:
@@ -743,7 +743,7 @@ def test_running_statistics_without_samples_stay() -> None:
 
 
 def test_a_module_without_such_buffers_costs_nothing() -> None:
-    module = Net()
+    module = TwoBranches()
     module.register_buffer("table", torch.arange(4))
     assert callback._Buffers.from_module(module) is None
 

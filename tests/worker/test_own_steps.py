@@ -257,7 +257,7 @@ def test_a_run_goes_on_with_layers_of_its_own(make_job: JobFactory) -> None:
 WRONG = {
     "NoMean": ("training_step did not call self.mean", True),
     "MeanTwice": (r"training_step passed losses \[\] to self.mean, expected \[8\]", True),
-    "Ends": ("StopIteration was raised", True),
+    "StopsIteration": ("StopIteration was raised", True),
     "AsksTrainer": ("not attached to a `Trainer`", False),
 }
 
