@@ -15,7 +15,7 @@ def test_nothing_grows() -> None:
     assert list(budget.growth()) == []
 
 
-def test_uses_of_what_is_not_public_are_seen() -> None:
+def test_uses_of_undocumented_attributes_are_found() -> None:
     seen = ["optimizer.found_inf = bad", "checkpoint['loops']['fit_loop'] = {}"]
     seen += ["vars(module)['kernels'] = 1", "module.__dict__.update(a=1)"]
     fine = ["self.__dict__['a'] = 1", "print(vars(module)['a'], module.__dict__.get('a'))"]

@@ -529,14 +529,14 @@ def test_a_full_disk_is_said(storage: Path) -> None:
         assert "Exception ignored" not in errors
 
 
-def test_closed_streams_are_none_of_our_business(storage: Path) -> None:
+def test_commands_work_with_closed_streams(storage: Path) -> None:
     for argv in _commands(storage):
         command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "raygnn", *argv]
         assert subprocess.run(command, check=False).returncode == 0, argv
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_an_error_that_nobody_hears_keeps_its_code(stream: str, tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(stream: str, tmp_path: Path) -> None:
     argv = ["train", "nowhere.yaml", "--json"]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with open("/dev/full", "w") as full:

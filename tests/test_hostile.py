@@ -277,7 +277,7 @@ def test_places_for_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert_refused(run_main(["diagnose", wrong, "--storage", str(tmp_path)], capsys))
 
 
-def test_what_could_be_waited_for_in_a_run(tmp_path: Path) -> None:
+def test_fifos_in_a_run_do_not_block(tmp_path: Path) -> None:
     """A FIFO in place of any file."""
     commands = []
     for name in ("metrics.jsonl", "ranks.jsonl", "preflight.json", "logs/events.jsonl", ".lock"):

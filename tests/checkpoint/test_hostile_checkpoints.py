@@ -91,7 +91,7 @@ def test_states_that_run_things(make_job: JobFactory, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_run_that_would_go_on_from_one(make_job: JobFactory, tmp_path: Path) -> None:
+def test_a_resume_refuses_hostile_checkpoints(make_job: JobFactory, tmp_path: Path) -> None:
     """On real ranks."""
     marker = tmp_path / "marker"
     options: dict[str, Any] = {"cluster": {"workers": 1}, "train": {"epochs": 1}}
@@ -135,7 +135,9 @@ def test_links(make_job: JobFactory, tmp_path: Path) -> None:
     assert [path.name for path in run.glob("step-*")] == ["step-0000000005"]
 
 
-def test_a_step_that_is_another(make_job: JobFactory, tmp_path: Path) -> None:
+def test_a_manifest_with_a_wrong_step_or_size_is_rejected(
+    make_job: JobFactory, tmp_path: Path
+) -> None:
     config = make_job()
     for lie in ({"step": "../../4"}, {"step": "x"}, {"step": 5}, {"bytes": -1}):
         plant(tmp_path, config, b"x", **lie)

@@ -149,7 +149,7 @@ def test_those_that_were_put_aside_come_back(
     assert there == ["step-0000000003", "step-0000000005"]
 
 
-def test_all_is_on_the_disk_before_it_has_its_name(
+def test_files_are_synced_before_the_checkpoint_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -268,7 +268,7 @@ def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
     assert store.newest(parent / "checkpoints") == "step-0000000001"
 
 
-def test_what_the_last_one_says(tmp_path: Path) -> None:
+def test_a_failed_last_checkpoint_is_reported(tmp_path: Path) -> None:
     control = Control()
     saving = saver(tmp_path / "gone" / "checkpoints", control, patience=0.0, last=4)
     saving._events = Events(tmp_path / EVENTS)

@@ -103,7 +103,9 @@ def _hung(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Rank(job, runtime(exchange)).run()
 
 
-def test_storage_that_takes_nothing(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_storage_loses_checkpoints_but_not_the_run(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(small_jobs, "_train", _hung)
     run = train_on_ranks(make_job(**wanted(storage_timeout=PATIENCE)))
     assert run.summary["checkpoints"]["saved"] == 0

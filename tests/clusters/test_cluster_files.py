@@ -79,7 +79,7 @@ def test_ray_asks_for_a_token_and_serves_no_others(cluster: dict[str, Any]) -> N
     assert any("chmod 600 ~/.ray/auth_token" in command for command in cluster["setup_commands"])
 
 
-def test_what_is_carried_to_the_nodes_exists(cluster: dict[str, Any]) -> None:
+def test_file_mounts_exist(cluster: dict[str, Any]) -> None:
     carried = [Path(path) for path in cluster["file_mounts"].values() if not path.startswith("~")]
     assert carried
     assert all(path.exists() for path in carried)

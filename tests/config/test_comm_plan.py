@@ -74,7 +74,7 @@ def test_secrets_reach_the_ranks_and_nobody_else() -> None:
         *(("http_proxy", "http://u:hunter2@proxy"), ("API_KEY", "hunter2")),
     ],
 )
-def test_what_is_a_secret(name: str, value: str) -> None:
+def test_names_of_secrets(name: str, value: str) -> None:
     config = make_config(comm__env={name: value})
     plan = plan_for(config, two())
     assert name not in plan.everywhere()
@@ -83,24 +83,24 @@ def test_what_is_a_secret(name: str, value: str) -> None:
     assert config.to_dict()["comm"]["env"] == {name: value}
 
 
-def test_what_is_no_secret() -> None:
+def test_names_that_are_no_secrets() -> None:
     env = {"NCCL_IB_PKEY": "1", "PATTERN": "x", "URL": "http://host:80/a"}
     assert make_config(comm__env=env).recorded()["comm"]["env"] == env
 
 
-def test_what_ray_would_expand_is_set_by_the_backend_alone() -> None:
+def test_values_with_a_dollar_are_set_by_the_backend_only() -> None:
     plan = plan_for(make_config(comm__env={"A": "$HOME/x"}), two())
     assert "A" not in plan.everywhere()
     assert values(plan, "aaa")["A"] == "$HOME/x"
 
 
-def test_what_the_shell_says_is_not_replaced_without_a_word() -> None:
+def test_the_reason_names_a_replaced_value() -> None:
     plan = plan_for(make_config(), two(environment={"OMP_NUM_THREADS": "64"}))
     reasons = [plan.nodes[node][0].reason for node in ("aaa", "bbb")]
     assert reasons == ["cluster.cpus_per_worker", "cluster.cpus_per_worker, instead of 64"]
 
 
-def test_nobody_to_plan_for() -> None:
+def test_a_plan_without_nodes() -> None:
     assert not plan_for(make_config(), ()).single
 
 
@@ -123,7 +123,7 @@ def test_nccl_is_left_alone_with_rdma() -> None:
         assert values(plan_for(make_config(**GPUS), some), node)["NCCL_IB_DISABLE"] == "1"
 
 
-def test_what_the_user_says_wins_and_what_is_there_stays() -> None:
+def test_comm_env_wins_and_existing_variables_stay() -> None:
     misled = two(network=make_network(2, resolves_to=()))
     there = replace(misled[1], environment={"GLOO_SOCKET_IFNAME": "bond0"})
     plan = plan_for(make_config(), (misled[0], there))

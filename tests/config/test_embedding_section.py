@@ -70,6 +70,6 @@ def test_a_model_without_layers() -> None:
         ({"model": {"kind": "none", "args": {"a": 1}}}, r"model\.args"),
     ],
 )
-def test_what_cannot_be_meant(sections: dict[str, Any], said: str) -> None:
+def test_contradictory_keys_are_refused(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         load_config({**JOB, **sections})

@@ -38,7 +38,7 @@ def test_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("given", ["dep", 3, {"mode": "strict"}, {"every": 0}, {"skip": 1}])
-def test_others_are_errors(given: Any) -> None:
+def test_invalid_values_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="guard"):
         load_config({**JOB, "guard": given})
 

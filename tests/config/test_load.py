@@ -228,7 +228,7 @@ def test_an_override_can_mend_a_file(here: Path) -> None:
     assert load_config("job.yaml", ["train.lr=0.1"]).train.lr == 0.1
 
 
-def test_errors_name_who_gave_the_value(here: Path) -> None:
+def test_errors_name_the_source_of_the_value(here: Path) -> None:
     (here / "job.yaml").write_text(DGL + "train:\n  lr: fast\n")
     for overrides, where in (
         ([], "job.yaml: train.lr (line 5)"),
@@ -348,7 +348,7 @@ def test_any_other_file_is_a_config_error(content: bytes, tmp_path: Path) -> Non
         *(("num_neighbors", "fanout"), ("num_workers", "workers"), ("graphconv", "gcn")),
     ],
 )
-def test_what_others_call_our_names(word: str, ours: str) -> None:
+def test_names_of_other_libraries_suggest_ours(word: str, ours: str) -> None:
     names = {*Config.model_fields, *MODEL_FAMILIES}
     for section in chain(*CLASSES.values()):
         names |= {*section.model_fields}

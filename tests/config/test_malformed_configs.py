@@ -377,7 +377,7 @@ def test_links_that_lead_nowhere(
 
 
 @pytest.mark.parametrize("key", ["graph.path", "partition.path", "storage"])
-def test_places_that_may_not_be_looked_at(
+def test_paths_without_permission(
     key: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Permission is refused by a patch, since the user who runs the tests may be root."""

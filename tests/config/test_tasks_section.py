@@ -39,7 +39,7 @@ def test_each_task_has_a_configuration_of_its_own() -> None:
     Draft202012Validator(json_schema()).validate(config.to_dict())
 
 
-def test_one_task_is_its_own() -> None:
+def test_a_single_task_is_the_config_itself() -> None:
     config = load_config(JOB)
     assert config.by_task == {"": config}
     assert config.metric == "accuracy"

@@ -345,7 +345,7 @@ print("closed", ray.is_initialized(), ray._private.auto_init_hook.enable_auto_co
 
 
 @pytest.mark.comfort
-def test_who_asks_after_the_end_starts_no_other_ray() -> None:
+def test_late_calls_do_not_start_another_ray() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LATECOMER],
         capture_output=True,

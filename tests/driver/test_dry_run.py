@@ -68,7 +68,7 @@ UNABLE = {
 
 @pytest.mark.dgl
 @pytest.mark.parametrize("name", UNABLE)
-def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) -> None:
+def test_model_errors_are_explained(name: str, make_job: JobFactory, tmp_path: Path) -> None:
     words, function = UNABLE[name]
     said = outcome(make_job(model={"kind": f"{UNFIT}:{name}"}), tmp_path)
     assert said is not None
@@ -91,7 +91,7 @@ def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) 
         ("metric", "raising", "ArithmeticError: no loss today"),
     ],
 )
-def test_what_an_own_function_fails_of(
+def test_errors_of_user_functions_are_explained(
     key: str, name: str, words: str, make_job: JobFactory, tmp_path: Path
 ) -> None:
     said = outcome(make_job(task={key: f"{OWN}:{name}"}), tmp_path)

@@ -69,7 +69,7 @@ class Watched:
         return silent
 
 
-def test_one_that_stands_still_while_others_go_on() -> None:
+def test_a_rank_that_stands_still_is_noticed() -> None:
     ranks = Watched("a", "b", "b")
     ranks.look(0, 1, 2)
     assert ranks.for_seconds(61, 0, 2) == {0: 0.0, 1: 61.0, 2: 0.0}
@@ -307,7 +307,7 @@ def test_a_rank_on_another_node(
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])
-def test_a_signal_only_to_who_holds_the_file(
+def test_only_a_process_that_holds_the_file_is_signalled(
     kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "old":
@@ -398,7 +398,7 @@ def test_no_notice_is_looked_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
-def test_what_ray_tells() -> None:
+def test_ray_reports_no_draining_nodes() -> None:
     assert compat.draining_nodes() == {}
 
 

@@ -120,7 +120,7 @@ def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_what_goes_wrong_in_a_thread_is_left_for_the_watch(tmp_path: Path) -> None:
+def test_errors_of_a_logger_thread_are_reported(tmp_path: Path) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     with run:
         (run.path / "loggers").mkdir(exist_ok=True)

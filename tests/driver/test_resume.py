@@ -65,7 +65,7 @@ def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory
 
 # epochs have 4 steps: killed at the end of one, and then anywhere, again and again
 @pytest.mark.parametrize("stops", [(8, 20), (4, 8, 12), (8, 9, 13)])
-def test_it_goes_on_from_where_it_went_on(stops: tuple[int, ...], make_job: JobFactory) -> None:
+def test_a_resumed_run_can_be_resumed_again(stops: tuple[int, ...], make_job: JobFactory) -> None:
     options: dict[str, Any] = {
         "train": {"epochs": 6, "lr": 0.05},
         "fault": {"checkpoint_every": 1, "keep": 40},
@@ -86,7 +86,7 @@ def test_it_goes_on_from_where_it_went_on(stops: tuple[int, ...], make_job: JobF
 
 
 @pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
-def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFactory) -> None:
+def test_a_resume_after_the_last_step_only_evaluates(steps: int, make_job: JobFactory) -> None:
     """Stopped between the last step and its evaluation: a resume has no step left to make."""
     train = {"epochs": 9, "max_steps": steps, "eval_every": 2, "lr": 0.03}
     config = make_job(train=train, fault={"checkpoint_every": 1})
@@ -333,7 +333,7 @@ def test_a_manifest_that_was_edited_is_found(tmp_path: Path) -> None:
     assert rejected == ["step-0000000002: manifest.json has changed since it was written"]
 
 
-def test_another_runs_is_not_taken(tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a", 5)
     save(tmp_path / "b", 3)
     save(tmp_path / "other", 7, OTHER)
@@ -393,7 +393,7 @@ def test_storage_that_is_away_says_nothing_of_what_lies_there(
     assert found(tmp_path) == 1
 
 
-def test_what_cannot_be_seen_is_not_taken_for_nothing(
+def test_an_unreadable_directory_is_not_taken_for_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "there", 1)
@@ -407,7 +407,7 @@ def test_what_cannot_be_seen_is_not_taken_for_nothing(
     assert store.newest(tmp_path / "there") == ""
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_fifos_in_checkpoints_do_not_block(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     for name, file in (("step-0000000003", "manifest.json"), ("step-0000000002", "state.ckpt")):
@@ -426,7 +426,7 @@ def test_a_run_that_is_done_is_not_begun_again(make_job: JobFactory) -> None:
     assert (run.path / "metrics.jsonl").read_text() == records
 
 
-def test_the_one_before_is_taken(make_job: JobFactory) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(make_job: JobFactory) -> None:
     options: dict[str, Any] = {"fault": {"checkpoint_every": 1, "keep": 20}}
     whole = train_on_ranks(make_job(**options))
     known = whole.metrics.set_index("step")["train/loss"].dropna().to_dict()

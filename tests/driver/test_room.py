@@ -128,7 +128,7 @@ def test_nothing_is_held_while_a_graph_is_partitioned(
     assert made_up.events == [*between, ASKED, "judged 2", "gave back", "left"]
 
 
-def test_what_never_comes_is_given_up(made_up: Any, tmp_path: Path) -> None:
+def test_the_wait_for_resources_ends(made_up: Any, tmp_path: Path) -> None:
     made_up.looks = 100
     with (
         pytest.raises(
@@ -170,14 +170,14 @@ def test_a_ray_that_dies_ends_the_wait(made_up: Any, tmp_path: Path) -> None:
     assert made_up.events == [ASKED, "left"]  # a call of a dead Ray's would end this process
 
 
-def test_of_a_range_the_fewest_are_asked_for(made_up: Any, tmp_path: Path) -> None:
+def test_a_range_requests_its_minimum(made_up: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path, workers=[1, 2], cpus_per_worker=3)
     with job_plan.ClusterNodes(config, made_up, NullDisplay()) as nodes:
         nodes.survey(None)
     assert made_up.events[0] == "asked for [{'CPU': 3.0}], PACK"
 
 
-def test_who_starts_nothing_asks_for_nothing(made_up: Any, tmp_path: Path) -> None:
+def test_checks_alone_request_no_resources(made_up: Any, tmp_path: Path) -> None:
     with job_plan.ClusterNodes(config_of(tmp_path), made_up) as nodes:
         assert nodes.survey(None).resources.growing == 10.0
     with job_plan.ClusterNodes(config_of(tmp_path, wait=0), made_up, NullDisplay()) as nodes:
@@ -185,6 +185,6 @@ def test_who_starts_nothing_asks_for_nothing(made_up: Any, tmp_path: Path) -> No
     assert made_up.events == ["judged 1", "left", "judged 1", "left"]
 
 
-def test_a_restart_waits_as_long(tmp_path: Path) -> None:
+def test_a_restart_waits_as_long_as_the_first_start(tmp_path: Path) -> None:
     assert patience(config_of(tmp_path, wait="2h")) == 7200.0
     assert patience(config_of(tmp_path)) == 1800.0  # of comm.timeout

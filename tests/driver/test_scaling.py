@@ -121,7 +121,7 @@ def test_a_fixed_number_starts_again_when_there_is_room(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("fewest", "room"), [(2, 1), (1, 0)])
-def test_waiting_ends_with_what_is_missing(make: Any, fewest: int, room: int) -> None:
+def test_a_wait_that_ends_names_the_missing_resources(make: Any, fewest: int, room: int) -> None:
     policy = make(fewest, 2)
     policy.room = 2
     policy.started()
@@ -197,7 +197,7 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
     assert policy.runs(30) == 2
 
 
-def test_room_that_goes_again_is_left_alone(make: Any) -> None:
+def test_resources_that_disappear_again_are_ignored(make: Any) -> None:
     policy = asking(make)
     other = SaveRequest(policy.control)
     policy.room = 1

@@ -75,7 +75,9 @@ def until_it_waits(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_never_comes_is_said_and_asked_for_no_more(cluster: Cluster, shared: Path) -> None:
+def test_a_wait_that_ends_is_reported_and_releases_its_request(
+    cluster: Cluster, shared: Path
+) -> None:
     wait = {"address": "auto", "wait": "3s"}
     done = cluster.run(command(shared, "alone", cluster=wait), cwd=shared, timeout=LIMIT)
     assert done.returncode == 3, done.stdout + done.stderr

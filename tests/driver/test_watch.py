@@ -77,7 +77,7 @@ def test_a_report_that_cannot_be_written_hides_nothing(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_what_is_removed_at_the_end_is_the_runs_own(run: RunDir, replaced: bool) -> None:
+def test_only_the_runs_own_directories_are_removed(run: RunDir, replaced: bool) -> None:
     """The run's temporary directories are removed, unless another command has replaced the run
     directory."""
     run.begin({"name": "job"})
@@ -139,11 +139,11 @@ def progress_of(*phases: str) -> str:
         (("forward", "batch"), "preparing the first batch, 2 of 2 workers"),  # of a step
     ],
 )
-def test_the_least_far_are_told(phases: tuple[str, ...], told: str) -> None:
+def test_progress_is_that_of_the_slowest_rank(phases: tuple[str, ...], told: str) -> None:
     assert progress_of(*phases) == told
 
 
-def test_what_the_ranks_of_an_earlier_start_do_is_not_told() -> None:
+def test_ranks_of_an_earlier_attempt_are_not_reported() -> None:
     control = Control(attempts=3)
     control.begin([Worker("host", "node")])
     control.report(RankProgress(3, 0, "host", 1, "imports", beat=1))

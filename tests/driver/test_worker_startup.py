@@ -113,7 +113,7 @@ def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> Non
 
 
 @pytest.mark.system
-def test_room_that_another_job_has(controller: None, start: Any, hurry: None) -> None:
+def test_resources_of_another_job_are_waited_for(controller: None, start: Any, hurry: None) -> None:
     taken = placement_group([{"CPU": 1}])
     assert taken.wait(30)
     group = placement_group([{"CPU": 1}])
@@ -210,7 +210,7 @@ def test_our_own_error_in_a_worker_is_what_is_said() -> None:
     assert explain(ControllerError(_TaskError(_TASK, ours)), []) is ours
 
 
-def test_a_dead_worker_is_said_without_its_trace_first() -> None:
+def test_a_dead_worker_is_reported_by_its_error() -> None:
     error = explain(WorkerGroupError("", {1: _TaskError(_TASK)}), [])
     assert error.what == "a worker died: RuntimeError: Unable to find address for: nope0"
     assert error.rank == 1
@@ -266,9 +266,7 @@ def test_directories_of_commands_that_were_killed_go(
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_what_stays_when_ray_has_ended_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_left_by_ray_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raylet that ignores its node's end is killed with its children; other processes stay."""
     monkeypatch.setattr(ray_cluster, "_LEAVE", 0.2)
     place = str(tmp_path / "raygnn-here")

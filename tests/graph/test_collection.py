@@ -429,7 +429,7 @@ def test_it_is_found_again(file: Path, tmp_path: Path) -> None:
     assert [path.name for path in made.directory.parent.iterdir()] == [made.directory.name]
 
 
-def test_what_the_digest_stands_for(file: Path, tmp_path: Path) -> None:
+def test_the_digest_covers_contents_and_not_splits(file: Path, tmp_path: Path) -> None:
     def digest(path: Path = file, **graph: Any) -> str:
         found = find_collection(job(tmp_path / "runs", path, graph=graph))
         assert isinstance(found, MissingCollection)

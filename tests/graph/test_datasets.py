@@ -461,7 +461,7 @@ def test_a_changed_dataset_is_another_partition(module: Path, tmp_path: Path) ->
     assert len(set(found)) == len(found)
 
 
-def test_it_is_read_once(module: Path, tmp_path: Path) -> None:
+def test_a_partition_of_a_dataset_is_found_again(module: Path, tmp_path: Path) -> None:
     """The partition that was made of it is found again."""
     config = {"name": "a", "graph": section("One"), "model": {"kind": "gcn"}}
     config = load_config({**config, "storage": str(tmp_path / "runs")})

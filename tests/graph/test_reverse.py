@@ -52,7 +52,7 @@ def test_reverses_have_the_same_arrays(triples: TriplesGraph, tmp_path: Path) ->
     assert sorted((d, s, *rest) for s, d, *rest in found[REVERSE]) == sorted(found[TRIPLE])
 
 
-def test_they_are_another_partition(triples: TriplesGraph) -> None:
+def test_reverse_edges_change_the_digest(triples: TriplesGraph) -> None:
     plain = triples.model_copy(update={"reverse": False})
     assert digest(triples) != digest(plain)
     assert load_graph(plain).reverses == {}

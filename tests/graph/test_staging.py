@@ -58,7 +58,7 @@ def stage(tmp_path: Path) -> Stage:
 # --- entries -------------------------------------------------------------------------------------
 
 
-def test_made_once(stage: Stage) -> None:
+def test_an_entry_is_built_once(stage: Stage) -> None:
     one = get(stage)
     again = get(stage, build=refuse)
     assert one.path == again.path
@@ -120,7 +120,7 @@ def test_only_for_this_user(stage: Stage, tmp_path: Path) -> None:
         assert not list(theirs.iterdir())
 
 
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_staging_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     default = Stage.from_config(StagingConfig())
     assert default.root == tmp_path / f"raygnn-{os.getuid()}"
@@ -295,7 +295,7 @@ def test_threads_wait_for_one(stage: Stage) -> None:
     assert [entry.array("x")[-1] for entry in found] == [999] * 6
 
 
-def test_the_next_takes_over_from_one_that_dies(stage: Stage) -> None:
+def test_a_waiting_process_replaces_a_dead_builder(stage: Stage) -> None:
     first = worker(stage, "time.sleep(600)")
     assert first.stdout
     assert first.stdout.readline() == "building\n"
@@ -324,7 +324,7 @@ def test_waiting_ends(stage: Stage) -> None:
         first.communicate(timeout=60)
 
 
-def test_what_the_dead_left_goes_with_the_next_entry(stage: Stage) -> None:
+def test_files_of_dead_builders_are_removed(stage: Stage) -> None:
     dead = worker(stage, "os._exit(1)")
     dead.communicate(timeout=60)
     assert any(".tmp-" in name for name in names(stage))
@@ -353,7 +353,7 @@ def used(path: Path, seconds_ago: float) -> None:
     os.utime(path / "stage.json", (then, then))
 
 
-def test_what_was_unused_for_longest_goes(stage: Stage) -> None:
+def test_the_least_recently_used_entry_is_removed(stage: Stage) -> None:
     stage.max_bytes = 3 * 4700  # three entries
     paths = [get(stage, n).path for n in range(3)]
     for path, ago in zip(paths, (100, 300, 200)):
@@ -367,7 +367,7 @@ def test_what_was_unused_for_longest_goes(stage: Stage) -> None:
     assert not paths[2].exists()
 
 
-def test_what_is_in_use_stays(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_in_use_are_kept(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     stage.max_bytes = 1
     entry = get(stage, 0)
     array = entry.array("x")[5:]

@@ -121,7 +121,7 @@ def test_uneven_halves_share_their_edges() -> None:
     check_balance(part, np.zeros(2 * half, int), dst, 2)
 
 
-def test_the_same_whatever_memory_held_before() -> None:
+def test_metis_does_not_depend_on_uninitialised_memory() -> None:
     """DGL's METIS with several constraints reads memory that it has not written."""
     rng = np.random.default_rng(0)
     num = 3000

@@ -264,7 +264,9 @@ def test_times_whose_unit_is_named(
         ([1e300, 1.0, 2.0], "is no time"),
     ],
 )
-def test_what_is_no_number_of_a_unit(values: list[Any], message: str, tmp_path: Path) -> None:
+def test_times_that_are_no_number_are_refused(
+    values: list[Any], message: str, tmp_path: Path
+) -> None:
     spec = changed("edges user:bought:item time", {"column": "at", "unit": "s"})
     with pytest.raises(DataError) as caught:
         load_graph(write_shop(tmp_path, spec=spec, bought={"at": values}))

@@ -26,7 +26,7 @@ SHARES = st.floats(0, 0.49)
 
 
 @given(st.lists(st.integers(-50, 50), max_size=60), SHARES, SHARES)
-def test_what_is_at_one_time_is_in_one_split(values: list[int], val: float, test: float) -> None:
+def test_equal_times_are_in_the_same_split(values: list[int], val: float, test: float) -> None:
     times = np.array(values, np.int64)
     codes = codes_since(times, since(times, val, test))
     for time in set(values):
@@ -118,7 +118,7 @@ def test_times_long_ago_have_the_unit_of_later_ones() -> None:
     ],
     ids=["dates before 1980", "dates of 1970", "ordinals"],
 )
-def test_what_may_be_one_unit_is_not_refused(one: np.ndarray, two: np.ndarray) -> None:
+def test_time_ranges_that_may_share_a_unit_pass(one: np.ndarray, two: np.ndarray) -> None:
     check_units([TimeRange("a", one), TimeRange("b", two)])
 
 

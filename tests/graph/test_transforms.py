@@ -463,7 +463,7 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert remedy in str(caught.value.remedy)
 
 
-def test_what_is_no_point_in_time_is_a_column(tmp_path: Path) -> None:
+def test_an_invalid_date_names_a_column(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column '2024-13-01'"):
         feat(tmp_path, {"since": "2024-13-01"}, ["2024-01-01", "2024-01-02"])
 

@@ -105,7 +105,7 @@ def test_other_lines_are_not_progress(line: str) -> None:
         ("http://127.evil.org:8265", True),
     ],
 )
-def test_a_way_that_others_read_is_warned_of(address: str, warned: bool) -> None:
+def test_unencrypted_connections_cause_a_warning(address: str, warned: bool) -> None:
     assert (unencrypted(address) is not None) == warned
 
 
@@ -184,7 +184,9 @@ def test_a_token_that_lies_there_is_used(tmp_path: Path, monkeypatch: pytest.Mon
         ("RUNNING", None, "running", None),
     ],
 )
-def test_what_became_of_a_job(status: str, code: int | None, state: str, told: int | None) -> None:
+def test_states_and_exit_codes_of_jobs(
+    status: str, code: int | None, state: str, told: int | None
+) -> None:
     details = JobDetails(
         type=JobType.SUBMISSION, status=JobStatus(status), entrypoint="x", driver_exit_code=code
     )

@@ -160,7 +160,7 @@ def test_a_long_error_comes_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_ends_with_who_began_it(tmp_path: Path) -> None:
+def test_a_training_ends_with_its_parent(tmp_path: Path) -> None:
     """A training ends with a checkpoint when its parent is killed, such as a notebook's kernel."""
     import yaml
 

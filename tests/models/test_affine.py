@@ -165,7 +165,7 @@ def test_the_gradient_that_is_given_stays_as_it_is() -> None:
 
 
 class TestJoin:
-    def test_what_lies_side_by_side_is_not_moved(self) -> None:
+    def test_adjacent_columns_are_joined_without_a_copy(self) -> None:
         both = torch.arange(24.0).view(4, 6)
         for parts in ((2, 4), (1, 2, 3), (1, 2)):  # the last leave columns over
             joined = join(both.split(parts if sum(parts) == 6 else (*parts, 3), 1)[: len(parts)])

@@ -254,13 +254,13 @@ class Fixed(Program):
         return rows * torch.arange(len(rows)).unsqueeze(1)
 
 
-def test_what_fixes_a_size_is_no_file(tmp_path: Path) -> None:
+def test_a_network_with_a_fixed_size_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="cannot export this network"):
         write(Fixed(), tmp_path / "a.pt2")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_gives_other_numbers_is_no_file(
+def test_a_program_with_other_outputs_is_not_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program,) = programs(network({"kind": "sage"}, ONE)).values()
@@ -336,7 +336,7 @@ def test_a_model_is_made_of_json(make: Callable[[], nn.Module]) -> None:
     }
 
 
-def test_what_describes_no_model() -> None:
+def test_a_damaged_description_is_refused() -> None:
     known = describe(build_model(SAGE, BONDED))
     for broken in ({}, {"schema": []}, {"schema": {**known["schema"], "etypes": [["a"]]}}):
         with pytest.raises(ValueError, match=r"description|unpack"):

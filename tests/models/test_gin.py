@@ -193,7 +193,7 @@ def test_blocks_without_edges_or_nodes(
         assert torch.isfinite(parameter.grad).all(), name
 
 
-def test_tells_apart_what_means_and_maxima_do_not() -> None:
+def test_sums_distinguish_what_means_and_maxima_do_not() -> None:
     """A node with one neighbour and one with two equal ones (figure 3 of the paper)."""
     adj = Adjacency(torch.tensor([0, 1, 3, 3]), torch.tensor([2, 2, 2]))
     x = torch.ones(3, WIDTH, dtype=torch.float64)

@@ -72,7 +72,9 @@ def test_thresholds_are_those_of_the_predictions(trained: tuple[Run, Config]) ->
     assert "<h3>Thresholds on the probability of 1, validation split</h3>" in page
 
 
-def test_what_has_none_is_refused(trained: tuple[Run, Config], tmp_path: Path) -> None:
+def test_a_run_without_a_valid_calibration_is_refused(
+    trained: tuple[Run, Config], tmp_path: Path
+) -> None:
     run, _ = trained
     summary = json.loads((run.path / "summary.json").read_text())
     good, wrong = summary["calibration"][""], "are not as many finite"

@@ -281,7 +281,7 @@ def test_times_are_inputs(tmp_path: Path) -> None:
     assert of_edges.keys() == made.programs["encoder.pt2"]["inputs"]["edges"].keys()
 
 
-def test_what_made_the_features_is_beside(tmp_path: Path) -> None:
+def test_the_export_contains_the_transforms(tmp_path: Path) -> None:
     """Programs are given columns as they were transformed for the training."""
     config, *_ = small(tmp_path, train={"epochs": 1})
     run = train_on_ranks(config)
@@ -320,7 +320,7 @@ def test_the_command(trained: Run, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [file.name for file in tmp_path.iterdir()] == ["served"]
 
 
-def test_what_is_of_others_stays(trained: Run, tmp_path: Path) -> None:
+def test_foreign_directories_are_not_overwritten(trained: Run, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis").touch()
@@ -377,7 +377,7 @@ def _full(path: Path, *_: Path) -> Any:
     raise OSError(28, "No space left on device", str(path))
 
 
-def test_what_says_nothing_of_the_data(trained: Run, tmp_path: Path) -> None:
+def test_a_run_without_a_schema_is_not_exported(trained: Run, tmp_path: Path) -> None:
     about = trained.path / "checkpoints" / "selected.json"
     values = json.loads(about.read_text())
     try:

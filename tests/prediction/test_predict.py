@@ -100,7 +100,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_what_the_whole_graph_at_once_gives(
+def test_predictions_equal_those_on_the_whole_graph(
     typed: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the ids of the graph that was given, whichever rank owns a node by now."""

@@ -49,7 +49,7 @@ def values(frame: pandas.DataFrame, kind: str) -> np.ndarray:
 @pytest.mark.dgl
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("strategy", ["uniform", "latest"])
-def test_what_comes_after_changes_nothing(kind: str, strategy: str, tmp_path: Path) -> None:
+def test_later_events_do_not_change_predictions(kind: str, strategy: str, tmp_path: Path) -> None:
     """By any number of workers; what is at that very time is as without --at."""
     made, config = trained(tmp_path, kind, time={"strategy": strategy})
     frames = [ask(made, config, workers, at=AT).to_pandas() for workers in (1, 2)]

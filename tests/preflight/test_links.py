@@ -171,7 +171,7 @@ def test_a_token_in_pieces() -> None:
         assert len(peer.recv(_FRAME.size)) == _FRAME.size
 
 
-def test_silent_connections_are_in_nobodys_way() -> None:
+def test_silent_connections_do_not_block_measurements() -> None:
     with Responder(HERE, TOKEN) as responder, contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(_connect(responder.port, TOKEN[:5])) for _ in range(_GUESTS + 3)
@@ -459,7 +459,7 @@ def test_little_bandwidth() -> None:
     assert _advice(finding) == ["train.accumulate=2"]
 
 
-def test_a_network_can_be_bad_in_every_way() -> None:
+def test_all_problems_of_a_network_are_reported() -> None:
     links = [Link("a", "b", 50.0, 10.0), Link("b", "a", None, None, "refused while connecting")]
     checks = [finding.check for finding in _findings(*links)]
     assert checks == ["network_reach", "network_latency", "network_bandwidth"]

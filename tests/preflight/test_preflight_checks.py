@@ -649,19 +649,19 @@ def test_it_is_silent(case: str) -> None:
     assert check(SILENT[case]()) == ()
 
 
-def test_a_storage_that_is_none_has_no_room_to_speak_of() -> None:
+def test_free_space_of_unusable_storage_is_not_reported() -> None:
     found = check(make_job(nodes=(make_node(disk_free=0, storage="readonly"),)))
     assert [finding.check for finding in found] == ["storage_visible"]
 
 
-def test_what_a_dead_node_had_is_not_given_to_others() -> None:
+def test_a_dead_node_does_not_cause_a_finding_on_cpus() -> None:
     """Ray counts its CPUs as taken for a while."""
     dead = NodeFacts("b", problem="the actor died")
     found = check(make_job(nodes=(make_node(), dead), resources=make_resources(free=1)))
     assert [finding.check for finding in found] == ["nodes_answer"]
 
 
-def test_one_that_answers_is_not_blamed_for_the_others() -> None:
+def test_only_silent_nodes_are_named() -> None:
     silent = tuple(NodeFacts(n, problem="no answer within 5 s") for n in "bc")
     found = check(make_job(nodes=(make_node(), *silent)))
     assert [(f.check, f.nodes) for f in found] == [
@@ -887,7 +887,7 @@ def test_every_check_says_what_it_looks_at(name: str) -> None:
     assert 10 < len(sentence) < 200
 
 
-def test_what_is_allowed_says_no_more_how_to_allow_it() -> None:
+def test_an_allowed_finding_has_no_remedy() -> None:
     config = make_config(cluster__allow=["hardware_uniform"])
     (finding,) = check(make_job(config, two(cpu="An old one")))
     assert finding.what.endswith("(allowed)")

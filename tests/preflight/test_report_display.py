@@ -26,7 +26,7 @@ def test_a_single_node_is_a_line() -> None:
     assert table.columns == ("variable", "value", "reason")
 
 
-def test_what_all_nodes_have_is_said_once() -> None:
+def test_facts_shared_by_all_nodes_are_shown_once() -> None:
     links = (Link("a", "b", 0.023, 14_900.0), Link("b", "a", 0.03, 9_000.0))
     line, table, _ = display_blocks(report(*two(python="3.11.9"), links=links), 120)
     assert isinstance(line, str)

@@ -338,7 +338,7 @@ def test_every_kind_is_recognised_somewhere() -> None:
     assert {case[1] for case in CASES.values()} == set(REMEDIES) - {"error"}
 
 
-def test_what_is_not_sure_is_said() -> None:
+def test_the_confidence_of_causes() -> None:
     confidence = {name: judge(case[0]).cause.confidence for name, case in CASES.items()}
     assert confidence["killed"] == confidence["model"] == confidence["stuck"] == "high"
     assert confidence["killed, no word"] == confidence["killed, memory full"] == "medium"
@@ -389,7 +389,7 @@ def test_ranks_are_told() -> None:
     assert waiting.waiting == "gloo:all_reduce 5 of group 0, 15.0 s"
 
 
-def test_what_was_under_way_before_it_raised_counts() -> None:
+def test_the_collective_in_progress_before_an_error_counts() -> None:
     before = {"time": NOW - 2, "reason": "", "collectives": [entry(5, pending=True)]}
     late = Traces(0, state(0), box(0, before=before), failure(0, TIMEOUT))
     stuck = Traces(1, state(1), box(1, SLEEP, USER, TRAIN, collectives=[entry(4)]))
@@ -403,7 +403,7 @@ def test_what_was_under_way_before_it_raised_counts() -> None:
     assert found.first_difference["kind"] == "size"
 
 
-def test_clocks_that_differ_freeze_nobody() -> None:
+def test_clock_skew_is_not_taken_for_a_frozen_rank() -> None:
     behind = state(1)
     behind = replace(
         behind,
@@ -478,7 +478,7 @@ OURS = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
         ('  File "/u/net.py", line 2, in f\n' + OURS, "model.kind", (), "model", "/u/net.py:2"),
     ],
 )
-def test_whose_an_error_is(
+def test_errors_are_attributed_to_their_source(
     trace: str, key: str | None, own: tuple[str, ...], kind: str, where: str
 ) -> None:
     bad = {
@@ -574,7 +574,7 @@ def test_strange_boxes_are_survived(failed: Path, strange: dict[str, Any]) -> No
     shown(raygnn.diagnose(failed))
 
 
-def test_last_words_count_where_there_was_no_room(failed: Path) -> None:
+def test_the_state_file_names_the_cause_on_a_full_disk(failed: Path) -> None:
     logs = failed / "logs"
     (logs / "rank-1.failure.json").write_text("")
     words = replace(state(1, attempt=2), words="OSError: [Errno 28] No space left on device")

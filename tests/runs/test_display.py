@@ -385,7 +385,7 @@ def test_clock() -> None:
     ]
 
 
-def test_notes_reach_who_keeps_them() -> None:
+def test_notes_are_passed_to_the_callback() -> None:
     screen, kept = Screen(), list[str]()
     screen.display.note("before")
     screen.display.on_note = kept.append

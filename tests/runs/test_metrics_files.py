@@ -65,7 +65,7 @@ def test_what_is_written_is_read(records: list[dict], polls: set[int]) -> None:
 
 
 @given(cut=st.integers(1, 200))
-def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None:
+def test_complete_lines_of_a_torn_file_are_read_and_continued(cut: int) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "metrics.jsonl"
         with closing(MetricsWriter(path)) as writer:
@@ -80,7 +80,7 @@ def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None
         assert [item["step"] for item in read_metrics(path)] == [*range(whole), 9]
 
 
-def test_a_writer_begins_anew_unless_told_what_to_keep(tmp_path: Path) -> None:
+def test_a_writer_truncates_the_file_by_default(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_metrics(path) == []
     for step in range(2):

@@ -208,7 +208,7 @@ def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
     assert steps[-1] == 999
 
 
-def test_what_could_be_waited_for_is_not_read(run: Path) -> None:
+def test_fifos_are_not_read(run: Path) -> None:
     for name in ("metrics.jsonl", "ranks.jsonl", "logs/told.jsonl"):
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)

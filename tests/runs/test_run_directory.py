@@ -261,7 +261,7 @@ def test_a_live_run_is_refused(tmp_path: Path) -> None:
         child.kill()
 
 
-def test_a_killed_run_shows_and_gives_its_lock_up(tmp_path: Path) -> None:
+def test_a_killed_run_is_marked_and_releases_its_lock(tmp_path: Path) -> None:
     code = "run.begin({}); print('begun', flush=True); time.sleep(60)"
     with claim_in_child(tmp_path, code) as child:
         assert child.stdout is not None
@@ -274,7 +274,7 @@ def test_a_killed_run_shows_and_gives_its_lock_up(tmp_path: Path) -> None:
         pass
 
 
-def test_one_of_many_claims_at_once(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_claims_succeeds(tmp_path: Path) -> None:
     """Also right after a holder died, when all of them find its stale lock."""
     finished(tmp_path)
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -337,7 +337,7 @@ def test_a_lock_of_a_dead_process_on_another_host_gives_way(
         assert not [*run.notes()]
 
 
-def test_a_claim_that_another_host_took_over_stays(tmp_path: Path) -> None:
+def test_a_claim_taken_over_by_another_host_is_kept(tmp_path: Path) -> None:
     """Another host takes over a claim if locks do not reach it and it sees no heartbeat of this
     one."""
     claim = '{"host": "far-away", "pid": 1, "started": 5}'

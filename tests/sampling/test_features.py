@@ -277,7 +277,7 @@ def _uneven_fill(exchange: Exchange, meta: PartitionMeta) -> bool:
     return same and store.hits == (len(remote) if first else 0)
 
 
-def test_a_room_is_used_again() -> None:
+def test_buffers_are_reused() -> None:
     bounds = {"_N": np.array([0, 3])}
     store = FeatureStore(bounds, _alone(), {"_N": {FEATURES: with_room(torch.eye(3), 3)}}, ring=2)
     first = store.gather({"_N": np.array([2, 0])})["_N"][FEATURES]

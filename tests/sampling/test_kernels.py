@@ -97,7 +97,7 @@ def test_samples_come_from_the_row(
             assert len(drawn) == len(set(drawn)) == min(fanout, len(own))
 
 
-def test_a_row_draws_the_same_whoever_else_is_asked_for() -> None:
+def test_a_rows_sample_does_not_depend_on_other_rows() -> None:
     indptr, src = csc([20] * 50)
     rows = np.arange(50)
     _, together = sampled(indptr, src, rows, rows, 5, False, 9)

@@ -153,7 +153,9 @@ def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("waits", "nice"), [(False, 10), (True, 4)])
-def test_what_no_rank_waits_for_is_made_in_spare_time(waits: bool, nice: int) -> None:
+def test_batches_that_no_rank_waits_for_are_prepared_with_low_priority(
+    waits: bool, nice: int
+) -> None:
     """The thread is nicer from its second batch on, where making the first asked no other rank."""
     waited, seen = 0.0, []
 

@@ -67,7 +67,7 @@ def test_how_often_nodes_are_drawn(kind: Any, tmp_path: Path) -> None:
     assert (found[wanted == 0] == 0).all()
 
 
-def test_local_ones_are_owned(tmp_path: Path) -> None:
+def test_local_negatives_are_owned_nodes(tmp_path: Path) -> None:
     config = NegativesConfig(kind="local", number=500)
     for drawn, mine, _ in run_ranks(2, draws, partitioned(typed_graph(), tmp_path, 2), config, 1):
         assert set(drawn[0]["target"]) <= set(mine[ITEM])

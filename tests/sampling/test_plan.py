@@ -150,7 +150,7 @@ def test_a_key_depends_on_every_part_and_on_their_order(
     assert (derive_key(*other) == key) == (other == parts)
 
 
-def test_no_rank_before_another_goes_without_seeds() -> None:
+def test_lower_ranks_receive_seeds_first() -> None:
     """Rank 0 has a seed in a batch with fewer seeds than ranks."""
     assert [len(rank_share(np.array([7]), rank, 3)) for rank in range(3)] == [1, 0, 0]
     assert len(rank_share(np.array([7, 8]), 0, 5)) == 1
@@ -191,7 +191,7 @@ def test_names() -> None:
     assert found == {ALSO: 2, BUYS: 0, BOUGHT_BY: 1, HAS: 1}
 
 
-def test_a_whole_name_goes_before_a_relation() -> None:
+def test_a_full_edge_type_overrides_a_relation() -> None:
     twice = [("a", "r", "b"), ("b", "r", "a")]
     for hop in ({"r": 5, "b:r:a": 2}, {"b:r:a": 2, "r": 5}):
         assert resolve_fanouts([hop], twice) == [{("a", "r", "b"): 5, ("b", "r", "a"): 2}]

@@ -102,7 +102,9 @@ def test_all_neighbors(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("replace", [False, True])
-def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> None:
+def test_samples_do_not_depend_on_partition_workers_or_topology(
+    kind: str, replace: bool, tmp_path: Path
+) -> None:
     """Any partition, number of workers and topology draws the same neighbourhoods."""
     make, ntype = GRAPHS[kind]
     data = make()
@@ -142,7 +144,7 @@ def _weighted(data: GraphData) -> GraphData:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("replace", [False, True])
-def test_weights_and_bans_draw_the_same_whoever_samples(
+def test_weighted_samples_do_not_depend_on_the_partition(
     kind: str, replace: bool, tmp_path: Path
 ) -> None:
     make, ntype = GRAPHS[kind]

@@ -101,7 +101,7 @@ def test_of_many_commands_one_has_the_name(place: RemotePath) -> None:
     assert not (place / "run" / CLAIMS).files()
 
 
-def test_who_lists_first_does_not_see_who_comes_later(
+def test_the_later_of_two_claims_gives_way(
     place: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one gives way, also if its name comes first."""
@@ -117,7 +117,7 @@ def test_who_lists_first_does_not_see_who_comes_later(
     second.release()
 
 
-def test_a_dead_command_gives_way_and_a_silent_one_is_told(
+def test_a_dead_command_is_replaced_and_a_silent_one_reported(
     place: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = place / "run"
@@ -310,7 +310,7 @@ def test_a_run_that_ends_well_but_is_not_all_in_the_store_has_failed(
         assert json.loads((place / "test/summary.json").read_text())["status"] == "done"
 
 
-def test_what_could_not_be_brought_is_brought_by_the_next_command_here(
+def test_the_next_command_uploads_what_an_outage_left(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim, "SILENCE", 2.0)  # of the claim that could not be given back
@@ -510,7 +510,7 @@ def test_three_tries_are_enough_to_see_that_a_store_is_away(store: LocalStore) -
     assert len(tries) == 3
 
 
-def test_a_start_that_was_taken_over_sends_nothing(store: LocalStore, tmp_path: Path) -> None:
+def test_an_attempt_that_was_taken_over_sends_nothing(store: LocalStore, tmp_path: Path) -> None:
     config, here = config_of(store, tmp_path), tmp_path / "rank"
     there = RemoteCheckpoints.from_config(config)
     assert there is not None
@@ -521,7 +521,7 @@ def test_a_start_that_was_taken_over_sends_nothing(store: LocalStore, tmp_path: 
     assert there.names() == []
 
 
-def test_what_a_run_that_goes_on_is_to_find_comes_before_the_checkpoint(
+def test_files_for_a_resume_are_sent_before_the_checkpoint(
     store: LocalStore, tmp_path: Path
 ) -> None:
     """The checkpoint is sent even if the call before it fails."""
@@ -570,7 +570,7 @@ def test_a_file_that_grows_or_is_cut_arrives(tmp_path_factory: Any, changes: lis
     sender.close()
 
 
-def test_what_a_killed_rank_left_is_collected_and_nothing_older(tmp_path: Path) -> None:
+def test_new_files_of_a_killed_rank_are_collected(tmp_path: Path) -> None:
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     for directory in (theirs, mine):
         (directory / "logs").mkdir(parents=True)
@@ -598,7 +598,7 @@ def test_a_node_has_a_directory_of_its_own_if_it_does_not_see_the_commands(tmp_p
     assert (run / "logs" / "rank-0.log").exists()
 
 
-def test_others_failures_come_and_go(tmp_path: Path) -> None:
+def test_failure_files_of_other_ranks_are_mirrored(tmp_path: Path) -> None:
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     for directory in (theirs, mine):
         (directory / "logs").mkdir(parents=True)

@@ -101,7 +101,7 @@ def test_all_ranks_fit_what_one_does() -> None:
     assert (len(labels[0]["scale"]), labels[1]) == (2, [])
 
 
-def test_nothing_of_numbers_or_of_what_is_not_finite() -> None:
+def test_regression_and_non_finite_outputs_have_no_calibration() -> None:
     numbers = read_task(kind="node_regression", target="y")
     seen = Evaluated(torch.full((3, 2), torch.nan), torch.tensor([0, 1, 1]), None)
 

@@ -72,7 +72,7 @@ def test_of_labels(num: int, width: int, smoothing: float, gamma: float, seed: i
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("entropy", [class_entropy, label_entropy])
-def test_what_is_certain_has_a_gradient(entropy: Any, gamma: float) -> None:
+def test_certain_predictions_have_finite_gradients(entropy: Any, gamma: float) -> None:
     outputs = torch.tensor([[80.0, -80.0], [-1e4, 1e4], [0.0, 0.0]], requires_grad=True)
     y = torch.tensor([0, 0, 1])
     y = y if entropy is class_entropy else F.one_hot(y)
@@ -115,7 +115,7 @@ def test_the_mean_over_all_is_torchs_weighted_mean(given: Any, cuts: list[int]) 
         assert found == pytest.approx([90 / 3 / n if n else 0 for n in counts.tolist()])
 
 
-def test_labels_that_hold_count_what_those_that_do_not_are_more() -> None:
+def test_positive_labels_are_weighted_by_the_ratio_of_negatives() -> None:
     labels = torch.tensor([[1, 0, -1, 1], [0, 0, 0, 1], [0, 0, -1, 1], [0, -1, 1, 1]])
     task = config(labels="multi", class_weights="balanced")
     weights = balance(task, labels, 4, Exchange(World(0, 1)))

@@ -98,7 +98,7 @@ def test_caches_are_tried_where_ranks_are_on_several_hosts() -> None:
     assert ["sampling.cache" in there for there in keys] == [False, True]
 
 
-def test_what_contradicts_is_not_tried() -> None:
+def test_contradictory_settings_are_not_tried() -> None:
     base = config(precision="bf16")
     tried = search(axes(base, 2, 2**40), lambda s: Trial(s, 1.0, {}), possible(base)).trials
     assert not any("comm.compression" in t.settings for t in tried)

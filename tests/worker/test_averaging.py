@@ -84,7 +84,9 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("ema", "select"), [(0.7, "last"), (None, "best")])
-def test_it_goes_on(ema: float | None, select: str, make_job: JobFactory) -> None:
+def test_averaged_weights_resume_bitwise(
+    ema: float | None, select: str, make_job: JobFactory
+) -> None:
     """With running statistics, which each rank has its own of, within an epoch of 4 steps and at
     the end of one."""
     train = {**OPTIONS["train"], "ema": ema, "select": select}

@@ -193,7 +193,7 @@ def test_notes_go_nowhere_without_a_recorder(tmp_path: Path, current: None) -> N
 # ── the black box ────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contents_of_the_crash_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", "swordfish")
     mine = recorder(tmp_path, 1)
     mine.note("forward", epoch=1, step=2)
@@ -228,7 +228,7 @@ def test_what_is_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("each_note")
-def test_who_notes_is_not_held_up_by_the_box(
+def test_notes_do_not_wait_for_the_crash_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = recorder(tmp_path)
@@ -282,7 +282,7 @@ def test_boxes_are_written_one_after_the_other(tmp_path: Path) -> None:
     assert (box(tmp_path)["reason"], box(tmp_path)["before"]["reason"]) == ("raised", "seen")
 
 
-def test_the_own_failure_stays_in_the_box(tmp_path: Path) -> None:
+def test_the_final_crash_dump_is_not_overwritten(tmp_path: Path) -> None:
     mine = recorder(tmp_path)
     mine.write("first")
     mine.write("raised", final=True)
@@ -398,7 +398,7 @@ def test_the_wait_for_witnesses_ends(tmp_path: Path) -> None:
     recorder(tmp_path, 0, world=1).await_others(600)
 
 
-def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
+def test_a_stop_is_honoured_despite_errors_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
@@ -510,7 +510,7 @@ def test_without_collectives_there_are_none() -> None:
 # ── parts ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_whose_code_it_is() -> None:
+def test_frames_are_attributed_to_user_raygnn_or_library() -> None:
     assert flight.whose(__file__, __name__, ()) == "user"
     assert flight.whose(blackbox.__file__, blackbox.__name__, ()) == "raygnn"
     assert flight.whose(torch.__file__, "torch", ()) == "library"

@@ -199,7 +199,7 @@ def test_labels_that_are_not_known_reach_an_own_loss_as_minus_one(tmp_path: Path
 
 
 @pytest.mark.dgl
-def test_what_fills_a_batch_has_a_target_that_is_one(tmp_path: Path) -> None:
+def test_filler_graphs_have_a_valid_target(tmp_path: Path) -> None:
     """A rank without a graph for a batch receives one that has no influence."""
     config = make(
         tmp_path,

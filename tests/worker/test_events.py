@@ -175,7 +175,7 @@ def test_negatives_are_seen_at_the_time_of_their_edge() -> None:
 
 
 @pytest.mark.dgl
-def test_what_the_order_in_time_tells(tmp_path: Path) -> None:
+def test_temporal_sampling_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """A node is of the class of the last one that it heard of before it is asked. Who looks at the
     latest knows; of all edges there are as many of each class, and later ones tell the plain
     sampler, which has no time, what nobody can know yet."""

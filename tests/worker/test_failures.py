@@ -101,7 +101,9 @@ def test_any_exception_can_be_told(
 @pytest.mark.dgl
 @pytest.mark.parametrize("how", ["exit", "interrupt", "stop"])
 @pytest.mark.parametrize("evaluates", [False, True])
-def test_a_model_cannot_end_a_rank_unheard(how: str, evaluates: bool, make_job: JobFactory) -> None:
+def test_exceptions_that_end_loops_are_reported(
+    how: str, evaluates: bool, make_job: JobFactory
+) -> None:
     """Lightning takes these for Ctrl-C, for the end of the process, or of the data."""
     args: dict[str, Any] = {"how": how, "evaluates": evaluates}
     config = make_job(

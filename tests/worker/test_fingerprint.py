@@ -282,7 +282,7 @@ def test_long_texts_are_cut_and_still_differ() -> None:
     assert "on rank 1" in error.what
 
 
-def test_order_alone() -> None:
+def test_a_difference_in_order_only() -> None:
     names = ["a", "b", "c", "d"]
     swapped = ["a", "c", "b", "d"]
     ranks = [entry_sections(dict.fromkeys(order, "f32")) for order in (names, names, swapped)]

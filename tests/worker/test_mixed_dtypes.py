@@ -63,7 +63,7 @@ def test_ours_trains(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-def test_what_is_stored_does_not_matter(precision: str, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_the_stored_dtype(precision: str, tmp_path: Path) -> None:
     """The same values in bf16, fp16, fp32, fp64 or a mixture give the same losses."""
     curves = []
     for number, dtypes in enumerate((["fp32"], ["bf16"], ["fp64", "bf16", "fp16", "fp32"])):

@@ -263,7 +263,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_step_fails_of(name: str, make_job: JobFactory, tmp_path: Path) -> None:
+def test_errors_of_user_steps_are_explained(
+    name: str, make_job: JobFactory, tmp_path: Path
+) -> None:
     words, sure = WRONG[name]
     said = outcome(make_job(task={"kind": f"{OWN}:{name}"}), tmp_path)
     assert said is not None

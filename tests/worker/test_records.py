@@ -76,7 +76,7 @@ def test_a_step_waits_for_the_sum_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("what", ["pause", "write", "close", "on_train_end"])
-def test_what_follows_a_step_finds_its_record(what: str) -> None:
+def test_a_record_is_written_before_a_checkpoint_or_evaluation(what: str) -> None:
     """A checkpoint, or an evaluation: a run that goes on from there does not make it again."""
     run = Run(ranks=2)
     run.step()
@@ -87,7 +87,7 @@ def test_what_follows_a_step_finds_its_record(what: str) -> None:
     assert "train/loss" in run.written[0]
 
 
-def test_one_rank_waits_for_nobody() -> None:
+def test_a_single_rank_does_not_wait() -> None:
     run = Run(ranks=1)
     run.step()
     assert run.steps == [1]

@@ -173,7 +173,7 @@ def test_it_goes_on_where_it_stopped(stop: int, norm: str, make_job: JobFactory)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in selected(resumed).items())
 
 
-def test_it_goes_on_sharded_otherwise(make_job: JobFactory) -> None:
+def test_a_resume_with_other_sharding(make_job: JobFactory) -> None:
     """With another number of workers, too; and again when nothing is left to do."""
     options: dict[str, Any] = {
         "graph": SMALL,

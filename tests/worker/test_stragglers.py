@@ -95,7 +95,7 @@ def test_a_slow_rank_is_told_once(
     assert sum(shares) == shares[slow]
 
 
-def test_one_that_recovers_and_falls_back_is_told_once() -> None:
+def test_a_rank_that_is_slow_again_is_reported_once() -> None:
     stragglers, told = watch()
     slow, well = window([0.1, 0.3]), window([0.1, 0.1])
     for step, seconds in enumerate([slow, slow, well, slow, slow, slow, slow, well] * 5):
@@ -108,7 +108,7 @@ def test_one_that_recovers_and_falls_back_is_told_once() -> None:
     assert watch(None)[0].add(0, slow)["ranks/slowest"] == 1
 
 
-def test_whoever_is_not_slow_on_the_whole_held_up_nobody() -> None:
+def test_ranks_of_average_speed_are_not_counted_as_slow() -> None:
     """Nor in fewer windows than it takes to be told."""
     stragglers, _ = watch()
     for times in ([0.1, 0.3], [0.3, 0.1]):

@@ -105,7 +105,7 @@ def test_nodes_are_split_by_time_beside_edges_that_have_masks(tmp_path: Path) ->
     PartitionInput(find_partition(config, 2), load_graph(config.graph)).check(config)
 
 
-def test_it_goes_on_to_the_bit_whatever_is_kept_where(tmp_path: Path) -> None:
+def test_a_resume_with_cache_and_partition_is_bitwise_identical(tmp_path: Path) -> None:
     """Stopped within an epoch, partitioned, with a cache, gradients averaged in bf16."""
     graph = tables(tmp_path / "graph")
     more: dict[str, Any] = {
