@@ -216,7 +216,7 @@ class Ends:
         nulls: bool = False,
     ):
         self._columns, self._ids, self._missing = columns, ids, missing
-        self._nulls = (False, nulls)
+        self._nulls = [*[False] * (len(columns) - 1), nulls]
         known = sum(len(one) for one in {id(one): one for one in ids}.values())
         self._database: Connection = connect(spill, _HASHED * known)
         self._has_table = False
