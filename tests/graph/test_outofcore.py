@@ -31,7 +31,7 @@ from raygnn.graph.outofcore.divide import partition_out_of_core
 from raygnn.graph.outofcore.edge_shuffle import StoredNumbering, shuffle
 from raygnn.graph.outofcore.estimate import needs, size_of
 from raygnn.graph.outofcore.graph_stages import read_graph
-from raygnn.graph.outofcore.workspace import Pool, Workspace
+from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
 from raygnn.graph.partition.assemble import Assembly, Numbering
 from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.metis import assign
@@ -43,12 +43,6 @@ from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
 from tests.graph.ogb_builder import EDGES, NODES, write_archives
 from tests.graph.tables_builder import changed, write_shop, write_table
-
-
-def one_after_another(function: Any, tasks: Any) -> Any:
-    """A pool of this process alone."""
-    for number, task in enumerate(tasks):
-        yield number, function(*task)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +93,7 @@ def test_parts_from_disk_are_those_from_memory(data: GraphData, parts: int, meth
         (root / "local").mkdir(), (root / "disk").mkdir()
         expected = write_parts(data, Assembly(data, assignment, parts), root / "local", "random")
         (root / "work").mkdir()
-        work = Workspace(root / "work", one_after_another, lambda text: None)
+        work = Workspace(root / "work", in_turn, lambda text: None)
         graph = spill(data, work.directory("edges"))
         again = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
         assert all(np.array_equal(again[ntype], part) for ntype, part in assignment.items())
@@ -211,7 +205,7 @@ def missing(graph: GraphConfig, place: Path, parts: int) -> Missing:
     return Missing(place, graph, parts, "random", "d" * 64, {"options": {}, "made_from": {}}, place)
 
 
-def out_of_core(found: Missing, pool: Pool = one_after_another, *, trains: bool = True) -> None:
+def out_of_core(found: Missing, pool: Pool = in_turn, *, trains: bool = True) -> None:
     partition_out_of_core(found, pool, lambda text: None, needs_masks=trains, trains=trains)
 
 
@@ -361,7 +355,7 @@ def test_arrays_in_archives_are_mapped_where_they_lie(tmp_path: Path) -> None:
     """Nothing is unpacked, and so no disk is said to be needed for it; but what is packed is."""
     graph = write_archives(tmp_path / "plain", packed=False, fortran=False, edge_feat=None)
     (tmp_path / "work").mkdir()
-    work = Workspace(tmp_path / "work", one_after_another, lambda text: None)
+    work = Workspace(tmp_path / "work", in_turn, lambda text: None)
     figures = read_graph(graph, work, needs_masks=True, trains=True).figures
     assert figures.node_arrays["_N"]["feat"].path.name == "data.npz"
     assert not list(work.directory("unpack").glob("[0-9]*"))
@@ -445,7 +439,7 @@ def test_a_try_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     ran: list[str] = []
 
     def noted(function: Any, tasks: Any) -> Any:
-        for number, result in one_after_another(function, tasks):
+        for number, result in in_turn(function, tasks):
             ran.append(function.__name__)
             yield number, result
 
@@ -471,7 +465,7 @@ def test_a_try_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
 def test_stages_of_before_a_start_of_the_machine_are_made_anew(tmp_path: Path) -> None:
     def run() -> list[int]:
         ran: list[int] = []
-        work = Workspace(tmp_path, one_after_another, lambda text: None)
+        work = Workspace(tmp_path, in_turn, lambda text: None)
         work.run("stage", lambda value: ran.append(value), [(1,), (2,)], [1, 1])
         return ran
 
@@ -488,16 +482,15 @@ def test_two_processes_do_not_share_stages(tmp_path: Path) -> None:
     def meanwhile(function: Any, tasks: Any) -> Any:
         with pytest.raises(InputError, match="makes this partition"):
             out_of_core(found)
-        return one_after_another(function, tasks)
+        return in_turn(function, tasks)
 
     out_of_core(found, meanwhile)
 
 
 def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:
     array = pa.array(["a", "bc", "", "def"], pa.large_string())
-    ids = StoredIds("n", tmp_path)
-    ids.write(iter([array.slice(1, 2), array.slice(3), array[:1]]))
-    for mapped in (True, False):
-        assert ids.array(mapped=mapped).to_pylist() == ["bc", "", "def", "a"]
-    ids.write(iter([pa.array([3, 1])]))  # again, of another type
-    assert ids.array().to_pylist() == [3, 1]
+    ids = StoredIds("n", tmp_path / "ids")
+    ids.write(array.type, [array.slice(1, 2), array.slice(3), array[:1]])
+    assert ids.values().to_pylist() == ["bc", "", "def", "a"]
+    ids.write(pa.int64(), [pa.array([3, 1])])  # again, of another type
+    assert ids.values().to_pylist() == [3, 1]

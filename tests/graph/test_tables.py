@@ -562,6 +562,17 @@ def test_triples(kind: str, tmp_path: Path) -> None:
     assert read_ids(meta, "entity").to_pylist() == entities
 
 
+def test_queries_show_no_progress() -> None:
+    """DuckDB would print a bar in a notebook, and in ``python -c``."""
+    script = """
+from pathlib import Path
+from raygnn.graph.tables.duck import connect
+print(*connect(Path("spill")).execute("select current_setting('enable_progress_bar')").fetchone())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 MEASURE = """
 import sys
 import numpy as np, pyarrow.parquet, pyarrow.csv, pyarrow.compute

@@ -16,7 +16,7 @@ from raygnn.graph.arrays import Array, dtype_name, element_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-Shapes = dict[str, Any]  # array name → [dtype, shape of a row], as JSON has them
+Described = dict[str, Any]  # array name → [path, dtype, shape of a row], as JSON has them
 
 
 @dataclass(frozen=True)
@@ -82,60 +82,55 @@ class DiskArray:
 
 
 class Appended:
-    """A new file to which rows are appended."""
+    """New file to which rows are appended; a context manager.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Attributes:
+        array: the file; of the dtype and row shape of the first rows, if they are not given.
+        num: number of rows so far.
+    """
+
+    def __init__(self, path: Path, dtype: str = "", row_shape: tuple[int, ...] = ()):
+        self.array, self.num = DiskArray(path, dtype, row_shape), 0
         self._file = path.open("wb")
 
     def __enter__(self) -> Appended:
         return self
 
-    def add(self, array: Array | Tensor) -> None:
+    def add(self, rows: Array | Tensor) -> None:
         """Append rows."""
-        if array.nbytes:
-            self._file.write(element_bytes(array))
+        if not self.array.dtype:
+            self.array = DiskArray(self.array.path, dtype_name(rows), tuple(rows.shape[1:]))
+        if rows.nbytes:
+            self._file.write(element_bytes(rows))
+        self.num += len(rows)
+
+    def pad(self, num: int, value: float) -> None:
+        """Append equal rows up to a number of them."""
+        if num > self.num:
+            shape = (num - self.num, *self.array.row_shape)
+            self.add(np.full(shape, value, self.array.stored))
+
+    def close(self) -> DiskArray:
+        """Return the array; no rows can be appended after that."""
+        self._file.close()
+        return self.array
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Nothing can be appended after that."""
-        self._file.close()
-
-
-class Collected(Appended):
-    """A new file of float64 ``[n, width]``, which is used as a `Growing` is."""
-
-    def __init__(self, path: Path, width: int):
-        super().__init__(path)
-        self.append, self._width = self.add, width
-
-    def take(self) -> Array:
-        """All rows, mapped; the file is gone with them, and nothing can be appended after that."""
-        self.close()
-        rows = DiskArray(self.path, "float64", (self._width,)).map(writable=True)
-        self.path.unlink()
-        return rows
 
 
 def store(path: Path, array: Array | Tensor) -> DiskArray:
     """Write an array that is in memory."""
     with Appended(path) as file:
         file.add(array)
-    return DiskArray(path, dtype_name(array), tuple(array.shape[1:]))
+    return file.array
 
 
-def store_all(directory: Path, arrays: Mapping[str, Array]) -> Shapes:
-    """Write arrays, numbered; what `stored_arrays` needs to find them."""
-    for at, array in enumerate(arrays.values()):
-        store(directory / f"array-{at}", array)
-    return {name: [str(array.dtype), list(array.shape[1:])] for name, array in arrays.items()}
+def described(arrays: Mapping[str, DiskArray]) -> Described:
+    """Return the files of arrays as JSON has them."""
+    return {n: [str(a.path), a.dtype, list(a.row_shape)] for n, a in arrays.items()}
 
 
-def stored_arrays(directory: Path, shapes: Shapes) -> dict[str, DiskArray]:
-    """Open the arrays that `store_all` wrote."""
-    return {
-        name: DiskArray(directory / f"array-{at}", dtype, tuple(shape))
-        for at, (name, (dtype, shape)) in enumerate(shapes.items())
-    }
+def opened(files: Described) -> dict[str, DiskArray]:
+    """Return the arrays that were `described`."""
+    return {n: DiskArray(Path(path), kind, tuple(row)) for n, (path, kind, row) in files.items()}

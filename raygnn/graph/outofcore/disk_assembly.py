@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raygnn.graph.arrays import Array, IntArray, OnDemand, index_type
+from raygnn.graph.arrays import Array, OnDemand, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.edge_shuffle import Shuffled, SortedEdges
 from raygnn.graph.partition.assemble import Numbering, PartedGraph, PartGraph
@@ -56,11 +56,11 @@ class DiskAssembly(PartedGraph):
 
     def _numbers(self, part: int, etype: EdgeType) -> Iterator[Array]:
         for edges in self._own(part, etype):
-            yield edges.numbers.map().astype(np.int64)
+            yield edges.arrays["numbers"].map().astype(np.int64)
 
     def _rows(self, part: int, etype: EdgeType, name: str) -> Iterator[Array | Tensor]:
         for edges in self._own(part, etype):
-            array = edges.data[name]
+            array = edges.arrays[f"data/{name}"]
             yield array.as_declared(array.read(0, len(array)))
 
     def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
@@ -74,45 +74,48 @@ class DiskAssembly(PartedGraph):
         far = np.zeros(int(self.numbering.bounds[-1]), np.bool_)
         own, cut = self._own(part), 0
         for edges in own:
-            src = edges.src.map()
+            src = edges.arrays["src"].map()
             outside = src[(src < first) | (src >= last)]
             far[outside] = True
             cut += len(outside)
         halo = int(np.count_nonzero(far))
-        outer = [_Outer(edges, part) for edges in self._sorted if edges.bucket.part != part]
+        outer = [edges for edges in self._sorted if edges.bucket.part != part]
         for leaving in outer:
-            far[leaving.read("dst")] = True
+            far[leaving.leaving_from(part, "dst")] = True
         nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
         local = np.empty(len(far), dtype=index_type(len(far)))
         local[nodes] = np.arange(len(nodes), dtype=local.dtype)
         del far
 
         inside = sum(edges.bucket.edges for edges in own)
-        total = inside + sum(edges.num for edges in outer)
+        counts = [int(np.diff(edges.leaving)[part]) for edges in outer]
+        total = inside + sum(counts)
         types = {etype: number for number, etype in enumerate(self.data.edges)}
         start = min(int(self.edge_map[etype][part, 0]) for etype in self.data.edges)
 
         def sources() -> Iterator[Array]:
-            yield from (local[edges.src.map()].astype(np.int64) for edges in own)
-            yield from (local[edges.read("src")].astype(np.int64) for edges in outer)
+            yield from (local[edges.arrays["src"].map()].astype(np.int64) for edges in own)
+            yield from (local[edges.leaving_from(part, "src")].astype(np.int64) for edges in outer)
 
         def destinations() -> Iterator[Array]:
             for edges in own:
                 at = edges.bucket.first_row - first
-                yield np.repeat(np.arange(at, at + edges.bucket.rows), edges.degrees.map())
-            yield from (local[edges.read("dst")].astype(np.int64) for edges in outer)
+                yield np.repeat(
+                    np.arange(at, at + edges.bucket.rows), edges.arrays["degrees"].map()
+                )
+            yield from (local[edges.leaving_from(part, "dst")].astype(np.int64) for edges in outer)
 
         def ids() -> Iterator[Array]:
             yield from _counted(start, inside)
-            yield from (edges.bucket.first_edge + edges.read("at") for edges in outer)
+            yield from (edges.bucket.first_edge + edges.leaving_from(part, "at") for edges in outer)
 
         def is_inner() -> Iterator[Array]:
             yield from (np.ones(edges.bucket.edges, np.uint8) for edges in own)
-            yield from (np.zeros(edges.num, np.uint8) for edges in outer)
+            yield from (np.zeros(num, np.uint8) for num in counts)
 
         def kinds() -> Iterator[Array]:
-            yield from (_full(types[e.bucket.etype], e.bucket.edges) for e in own)
-            yield from (_full(types[e.bucket.etype], e.num) for e in outer)
+            for edges, num in zip((*own, *outer), (*(e.bucket.edges for e in own), *counts)):
+                yield np.full(num, types[edges.bucket.etype], np.int32)
 
         node_type, node_part = self.numbering.describe(nodes)
         ndata = {
@@ -138,23 +141,6 @@ class DiskAssembly(PartedGraph):
         )
 
 
-class _Outer:
-    """The edges of another part's bucket that leave this part."""
-
-    def __init__(self, edges: SortedEdges, part: int):
-        self.bucket = edges.bucket
-        self._files = {"src": edges.out_src, "dst": edges.out_dst, "at": edges.out_at}
-        self._start, self._stop = edges.leaving[part : part + 2]
-        self.num = self._stop - self._start
-
-    def read(self, name: str) -> IntArray:
-        return self._files[name].read(self._start, self._stop).astype(np.int64)
-
-
 def _counted(start: int, num: int) -> Iterator[Array]:
     for at in range(start, start + num, _PIECE):
         yield np.arange(at, min(at + _PIECE, start + num))
-
-
-def _full(value: int, num: int) -> Array:
-    return np.full(num, value, np.int32)

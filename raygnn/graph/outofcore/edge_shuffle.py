@@ -12,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import EdgeType
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store
+from raygnn.graph.outofcore.disk_arrays import DiskArray, described, opened, store
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.assemble import Numbering, homogeneous
 
 BUCKET = 1 << 23  # edges, unless one node has more
+
+# A bucket's edges of one run: the number of the run's first edge, and their rows in its arrays
+_Piece: TypeAlias = tuple[int, int, int, dict[str, DiskArray]]
 
 
 @dataclass(frozen=True)
@@ -78,26 +82,23 @@ class Bucket:
 
 @dataclass(frozen=True)
 class SortedEdges:
-    """The content of a bucket, on disk, by destination.
+    """Content of a bucket, on disk, by destination.
 
     Attributes:
-        src: homogeneous ids of the sources.
-        degrees: how many edges each node has.
-        numbers: of the edges, in the input.
-        data: the rows of their arrays.
-        leaving: int64 ``[parts + 1]``: where, in the next three, the edges from each part start.
-        out_src, out_dst, out_at: homogeneous ids of the ends, and places in the bucket.
+        arrays: ``src`` (homogeneous ids of the sources), ``degrees`` (number of edges of each
+            node), ``numbers`` (of the edges, in the input), ``data/<name>`` (their arrays); of the
+            edges that leave the part, by the part of their source, ``out-src`` and ``out-dst``
+            (homogeneous ids) and ``out-at`` (places in the bucket).
+        leaving: ``[parts + 1]``: where in the last three the edges from each part start.
     """
 
     bucket: Bucket
-    src: DiskArray
-    degrees: DiskArray
-    numbers: DiskArray
-    data: dict[str, DiskArray]
+    arrays: dict[str, DiskArray]
     leaving: list[int]
-    out_src: DiskArray
-    out_dst: DiskArray
-    out_at: DiskArray
+
+    def leaving_from(self, part: int, name: str) -> IntArray:
+        """Return ``src``, ``dst`` or ``at`` of the edges whose source is in a part, int64."""
+        return self.arrays[f"out-{name}"].read(*self.leaving[part : part + 2]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -122,36 +123,29 @@ def shuffle(
         kept: the same numbering in files.
     """
     edge_starts, buckets = _buckets(graph, numbering)
-    bounds = numbering.bounds
-    etypes = list(graph.runs)
-    of_type = {etype: [b for b in buckets if b.etype == etype] for etype in etypes}
-    runs = [(etype, run) for etype in etypes for run in graph.runs[etype]]
-    directory = work.directory("scatter")
-    files = [directory / f"{number}" for number in range(len(runs))]
-    tasks = [
-        (run, kept.new_id[etype[0]], kept.new_id[etype[2]], _first_rows(of_type[etype]), file)
-        for (etype, run), file in zip(runs, files, strict=True)
-    ]
-    starts = work.run("scatter", _scatter, tasks, [run.num for _, run in runs])
-    pieces: dict[EdgeType, list[_Piece]] = {etype: [] for etype in etypes}
-    for (etype, run), file, at in zip(runs, files, starts, strict=True):
-        pieces[etype].append(_Piece(run, file, at, kept.new_id[etype[0]].dtype))
-    place = {b.number: at for of in of_type.values() for at, b in enumerate(of)}
-    gathers = [
-        (
-            _Gather(b, [(p, place[b.number]) for p in pieces[b.etype]], bounds.tolist()),
-            index_type(int(edge_starts[b.etype][-1])).__name__,
-            work.directory("gather"),
-        )
-        for b in buckets
-    ]
-    leaving = work.run("gather", _gather, gathers, [b.edges for b in buckets])
+    of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
+    runs = [(etype, run) for etype, of in graph.runs.items() for run in of]
+    directory, tasks = work.directory("scatter"), []
+    for at, (etype, run) in enumerate(runs):
+        first_rows = [bucket.first_row for bucket in of_type[etype]]
+        ends = kept.new_id[etype[0]], kept.new_id[etype[2]]
+        tasks.append((run, *ends, first_rows, directory / str(at)))
+    scattered = work.run("scatter", _scatter, tasks, [run.num for _, run in runs])
+    pieces: dict[EdgeType, list[Any]] = {etype: [] for etype in of_type}
+    for (etype, run), found in zip(runs, scattered, strict=True):
+        pieces[etype].append((run.first, found["starts"], opened(found["arrays"])))
+    directory, gathers = work.directory("gather"), []
+    for etype, of in of_type.items():
+        number_type = index_type(int(edge_starts[etype][-1])).__name__
+        for at, bucket in enumerate(of):
+            mine = [(first, *starts[at : at + 2], data) for first, starts, data in pieces[etype]]
+            gathers.append((bucket, mine, numbering.bounds.tolist(), number_type, directory))
+    gathers.sort(key=lambda task: task[0].number)
+    gathered = work.run("gather", _gather, gathers, [b.edges for b in buckets])
     work.drop("scatter")
-    sorted_edges = [
-        _sorted(gather, number_type, directory, starts)
-        for (gather, number_type, directory), starts in zip(gathers, leaving, strict=True)
-    ]
-    return Shuffled(edge_starts, sorted_edges)
+    both = zip(buckets, gathered, strict=True)
+    edges = [SortedEdges(b, opened(found["arrays"]), found["leaving"]) for b, found in both]
+    return Shuffled(edge_starts, edges)
 
 
 def _buckets(
@@ -193,67 +187,42 @@ def _cut(total: IntArray, first: int, last: int) -> tuple[IntArray, IntArray]:
     return rows, total[rows]
 
 
-def _first_rows(buckets: Sequence[Bucket]) -> list[int]:
-    return [bucket.first_row for bucket in buckets]
-
-
 def _scatter(
-    run: EdgeRun, new_src: DiskArray, new_dst: DiskArray, first_rows: list[int], file: Path
-) -> list[int]:
+    run: EdgeRun, new_src: DiskArray, new_dst: DiskArray, first_rows: list[int], path: Path
+) -> dict[str, Any]:
     """Write a run's edges by bucket: new ids of their ends, places in the run, and their data.
-    Returns where each bucket's edges start, and their number."""
+    Returns where each bucket's edges start, and their number; and the arrays."""
     src, dst = run.ends()
     src, dst = new_src.map()[src], new_dst.map()[dst]
     of_bucket = np.searchsorted(np.array(first_rows), dst, side="right") - 1
     starts, order = edge_kernels.group(of_bucket, len(first_rows))
-    with Appended(file) as out:
-        for column in (src[order], dst[order], order.astype(np.int32)):
-            out.add(column)
-        for name in run.data:
-            out.add(run.rows(name)[order])
-    return [int(start) for start in starts]
+    arrays = {"src": src[order], "dst": dst[order], "place": order.astype(np.int32)}
+    files = {name: store(_file(path, name), array) for name, array in arrays.items()}
+    for name, array in run.data.items():
+        store(file := _file(path, f"data/{name}"), run.rows(name)[order])
+        files[f"data/{name}"] = DiskArray(file, array.dtype, array.row_shape)
+    return {"starts": starts.tolist(), "arrays": described(files)}
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Output of `_scatter` for a run. ``starts``: of the buckets' edges; ``index``: dtype of the
-    ends."""
+def _gather(
+    bucket: Bucket,
+    pieces: Sequence[_Piece],
+    bounds: list[int],
+    number_type: str,
+    directory: Path,
+) -> dict[str, Any]:
+    """Sort the edges of a bucket. Returns ``leaving`` and ``arrays`` of `SortedEdges`.
 
-    run: EdgeRun
-    file: Path
-    starts: list[int]
-    index: str
-
-    def columns(self) -> dict[str, DiskArray]:
-        """Its columns: ``src``, ``dst``, ``place`` and, by ``data/<name>``, the arrays."""
-        kinds: dict[str, tuple[str, tuple[int, ...]]]
-        kinds = {"src": (self.index, ()), "dst": (self.index, ()), "place": ("int32", ())}
-        kinds |= {f"data/{n}": (a.dtype, a.row_shape) for n, a in self.run.data.items()}
-        columns, offset = {}, 0
-        for name, (dtype, shape) in kinds.items():
-            columns[name] = DiskArray(self.file, dtype, shape, offset, self.run.num)
-            offset += self.run.num * columns[name].row_bytes
-        return columns
-
-
-@dataclass(frozen=True)
-class _Gather:
-    """Edges of a bucket: the pieces that hold them, in the order of their numbers, and the bucket's
-    number in each; ``bounds`` of the parts' nodes."""
-
-    bucket: Bucket
-    pieces: list[tuple[_Piece, int]]
-    bounds: list[int]
-
-
-def _gather(gather: _Gather, number_type: str, directory: Path) -> list[int]:
-    """Sort the edges of a bucket and write what `SortedEdges` names. Returns ``leaving``."""
-    bucket, columns = gather.bucket, _columns(gather)
+    Args:
+        pieces: where the edges lie, in the order of their numbers.
+        bounds: of the parts' nodes.
+    """
+    columns = _columns(pieces)
     starts, order = edge_kernels.group(columns["dst"] - bucket.first_row, bucket.rows)
     src, dst = columns["src"][order], columns["dst"][order]
-    source_part = np.searchsorted(np.array(gather.bounds), src, side="right") - 1
-    source_part[source_part == bucket.part] = len(gather.bounds) - 1  # the last: stays here
-    leaving, by_part = edge_kernels.group(source_part, len(gather.bounds))
+    source_part = np.searchsorted(np.array(bounds), src, side="right") - 1
+    source_part[source_part == bucket.part] = len(bounds) - 1  # the last: stays here
+    leaving, by_part = edge_kernels.group(source_part, len(bounds))
     by_part = by_part[: leaving[-2]]
     written = {
         "src": src,
@@ -263,47 +232,26 @@ def _gather(gather: _Gather, number_type: str, directory: Path) -> list[int]:
         "out-dst": dst[by_part],
         "out-at": by_part,
     }
-    written |= {n: rows[order] for n, rows in columns.items() if n.startswith("data/")}
-    for name, array in written.items():
-        with Appended(_file(directory, bucket, name)) as out:
-            out.add(array)
-    return [int(start) for start in leaving[:-1]]
+    path = directory / str(bucket.number)
+    files = {name: store(_file(path, name), array) for name, array in written.items()}
+    for name, array in pieces[0][-1].items():
+        if name.startswith("data/"):
+            store(file := _file(path, name), columns[name][order])
+            files[name] = DiskArray(file, array.dtype, array.row_shape)
+    return {"leaving": leaving[:-1].tolist(), "arrays": described(files)}
 
 
-def _columns(gather: _Gather) -> dict[str, Array]:
-    """Concatenate the pieces' columns of the bucket, with the edges' ``number`` for ``place``."""
+def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
+    """Concatenate the pieces' columns of a bucket, with the edges' ``number`` for ``place``."""
     blocks: dict[str, list[Array]] = {}
-    for piece, at in gather.pieces:
-        start, stop = piece.starts[at], piece.starts[at + 1]
-        for name, column in piece.columns().items():
+    for first, start, stop, arrays in pieces:
+        for name, column in arrays.items():
             rows = column.read(start, stop)
             if name == "place":
-                name, rows = "number", rows.astype(np.int64) + piece.run.first
+                name, rows = "number", rows.astype(np.int64) + first
             blocks.setdefault(name, []).append(rows)
     return {name: np.concatenate(arrays) for name, arrays in blocks.items()}
 
 
-def _sorted(gather: _Gather, number_type: str, directory: Path, leaving: list[int]) -> SortedEdges:
-    """Open the output of `_gather`."""
-    index = index_type(gather.bounds[-1]).__name__
-    bucket = gather.bucket
-
-    def at(name: str, dtype: str, shape: tuple[int, ...] = ()) -> DiskArray:
-        return DiskArray(_file(directory, bucket, name), dtype, shape)
-
-    arrays = gather.pieces[0][0].run.data
-    return SortedEdges(
-        bucket,
-        at("src", index),
-        at("degrees", number_type),
-        at("numbers", number_type),
-        {name: at(f"data/{name}", array.dtype, array.row_shape) for name, array in arrays.items()},
-        leaving,
-        at("out-src", index),
-        at("out-dst", index),
-        at("out-at", index_type(bucket.edges).__name__),
-    )
-
-
-def _file(directory: Path, bucket: Bucket, column: str) -> Path:
-    return directory / f"{bucket.number}.{column.replace('/', '-')}"
+def _file(path: Path, column: str) -> Path:
+    return Path(f"{path}.{column.replace('/', '-')}")

@@ -11,7 +11,7 @@ from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
 from raygnn.graph.tables.description import read_description
-from raygnn.graph.tables.frames import edge_reader, node_reader
+from raygnn.graph.tables.frames import extent
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 
@@ -87,21 +87,19 @@ def _of_tables(graph: TablesGraph) -> Size:
     base, queries = file.parent, queries_of(file, described)
     nodes = edges = node_bytes = edge_bytes = 0
     for table in described.nodes.values():
-        reader = node_reader(table, resolve(base, table.files))
-        nodes += reader.rows_about()
-        node_bytes += reader.reading_bytes()
+        rows, size = extent(table, resolve(base, table.files))
+        nodes, node_bytes = nodes + rows, node_bytes + size
     for edge_table in described.edges.values():
-        reader = edge_reader(edge_table, resolve(base, edge_table.files))
+        rows, size = extent(edge_table, resolve(base, edge_table.files))
         times = 2 if edge_table.undirected or edge_table.reverse else 1
-        edges += times * reader.rows_about() * (2 if graph.reverse else 1)
-        edge_bytes += times * reader.reading_bytes()
+        edges += times * rows * (2 if graph.reverse else 1)
+        edge_bytes += times * size
     for key, query in queries.items():
+        rows, size = query.extent()
         if key.startswith("nodes."):
-            nodes += query.rows_about()
-            node_bytes += query.reading_bytes()
+            nodes, node_bytes = nodes + rows, node_bytes + size
         else:
-            edges += 2 * query.rows_about()
-            edge_bytes += 2 * query.reading_bytes()
+            edges, edge_bytes = edges + 2 * rows, edge_bytes + 2 * size
     return Size(nodes, edges, node_bytes, edge_bytes)
 
 

@@ -13,7 +13,7 @@ from raygnn.config.graph import GraphConfig, OgbGraph, ReversibleGraph, TablesGr
 from raygnn.graph import sources, validate
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store_all, stored_arrays
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, opened, store
 from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures, runs_of, spill
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources import ogb
@@ -81,7 +81,7 @@ def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> D
     (targets,) = work.run("targets", _read_targets, [(dataset, where)], [dataset.num_nodes])
     figures = Figures(
         {DEFAULT_NTYPE: dataset.num_nodes},
-        {DEFAULT_NTYPE: nodes | stored_arrays(where, targets)},
+        {DEFAULT_NTYPE: nodes | opened(targets)},
         {DEFAULT_ETYPE: sum(run.num for run in runs)},
         {DEFAULT_ETYPE: edges},
     )
@@ -119,7 +119,7 @@ def _check_ends(
 
 
 def _read_targets(dataset: ogb.Archived, directory: Path) -> dict[str, Any]:
-    return store_all(directory, dataset.targets())
+    return described({n: store(directory / n, array) for n, array in dataset.targets().items()})
 
 
 def _scaled(figures: Figures, method: str, work: Workspace) -> Figures:

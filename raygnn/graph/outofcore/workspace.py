@@ -11,13 +11,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from raygnn.graph.available_memory import words
 from raygnn.graph.partition.make import Missing
 from raygnn.util.files import read_json
 
 Result = Any  # plain JSON types
+# Runs a function for tasks, on one machine or several that all see the workspace. Yields the number
+# of each task and its result, as tasks finish; raises the error of the first task that fails.
+Pool: TypeAlias = Callable[
+    [Callable[..., Result], Sequence[tuple[Any, ...]]], Iterator[tuple[int, Result]]
+]
 
 
 def stages_of(missing: Missing) -> Path:
@@ -26,18 +31,12 @@ def stages_of(missing: Missing) -> Path:
     return place.parent / f".{place.name}.stages-{missing.digest[:16]}"
 
 
-class Pool(Protocol):
-    """Runs tasks, on one machine or several that all see the workspace."""
-
-    def __call__(
-        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Result]]:
-        """``(number of the task, what the function returned)``, as tasks are done.
-
-        Raises:
-            What the first of them raised that failed; none runs after that.
-        """
-        ...
+def in_turn(
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[int, Result]]:
+    """Run tasks in this process: see `Pool`."""
+    for number, task in enumerate(tasks):
+        yield number, function(*task)
 
 
 class Workspace:

@@ -202,6 +202,7 @@ def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
     for ntype, values in ids.items():
         name = f"ids/{ntype}.arrow"
         (directory / "ids").mkdir(exist_ok=True)
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         batch = pa.RecordBatch.from_arrays([values], names=[ID_COLUMN])
         with (directory / name).open("wb") as stream:
             with pa.ipc.new_file(stream, batch.schema) as writer:

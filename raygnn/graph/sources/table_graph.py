@@ -12,11 +12,12 @@ from tempfile import TemporaryDirectory
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
+from raygnn.graph.outofcore.workspace import Workspace, in_turn
 from raygnn.graph.tables.description import KeyTable, read_description
-from raygnn.graph.tables.frames import edge_reader, node_reader
+from raygnn.graph.tables.frames import extent
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
-from raygnn.graph.tables.table_stages import LocalStages, in_memory, read_tables
+from raygnn.graph.tables.table_stages import in_memory, read_tables
 from raygnn.storage.remote import AnyPath
 from raygnn.util.files import storage_errors
 
@@ -44,13 +45,11 @@ def files(graph: TablesGraph) -> list[AnyPath]:
 def reading_bytes(graph: TablesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
     file, described = Path(graph.path), read_description(Path(graph.path))
-    base, queries = file.parent, queries_of(file, described)
-    total = sum(query.reading_bytes() for query in queries.values())
-    for nodes in described.nodes.values():
-        total += node_reader(nodes, resolve(base, nodes.files)).reading_bytes()
+    base = file.parent
+    total = sum(query.extent()[1] for query in queries_of(file, described).values())
+    total += sum(extent(one, resolve(base, one.files))[1] for one in described.nodes.values())
     for edges in described.edges.values():
-        size = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
-        total += 2 * size if edges.undirected else size
+        total += (1 + edges.undirected) * extent(edges, resolve(base, edges.files))[1]
     return total
 
 
@@ -71,4 +70,4 @@ def read(graph: TablesGraph) -> GraphData:
         TemporaryDirectory(prefix="raygnn-") as place,
         storage_errors(Path(place), DataError, "set TMPDIR to a larger disk"),
     ):
-        return in_memory(read_tables(graph, LocalStages(Path(place)), mapped=False))
+        return in_memory(read_tables(graph, Workspace(Path(place), in_turn, lambda _: None)))

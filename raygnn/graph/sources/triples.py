@@ -42,7 +42,7 @@ def files(graph: TriplesGraph) -> list[Path]:
 
 def reading_bytes(graph: TriplesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`."""
-    return sum(_reader(file).reading_bytes() for file in _files(Path(graph.path)).values())
+    return sum(_reader(file).extent()[1] for file in _files(Path(graph.path)).values())
 
 
 def read(graph: TriplesGraph) -> GraphData:
@@ -95,7 +95,7 @@ def read(graph: TriplesGraph) -> GraphData:
         {NTYPE: NodeFrame(len(entities))},
         {ETYPE: edges},
         {"": str(place)},
-        {NTYPE: entities.values},
+        {NTYPE: entities.values.combine_chunks()},
         {f"{etype_str(ETYPE)}/relation": relations.values.take(order).to_pylist()},
     )
 

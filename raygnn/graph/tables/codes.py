@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,8 @@ import pyarrow.compute as pc
 
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS
-from raygnn.graph.tables.columns import (
-    INTEGER,
-    Growing,
-    first,
-    nan_to_null,
-    shown,
-    to_numpy,
-)
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
+from raygnn.graph.tables.columns import INTEGER, first, nan_to_null, shown, to_numpy
 from raygnn.graph.tables.description import Category
 from raygnn.graph.tables.reader import Chunk, TableReader
 
@@ -38,91 +32,81 @@ _TRUTHS = {"true": 1, "1": 1, "false": 0, "0": 0}
 
 
 class Codes:
-    """A column of words or whole numbers, numbered by them in sorted order.
+    """Column of classes or categories: text or whole numbers, numbered in sorted order.
 
     Args:
-        most: how many different ones there may be.
-        kind: what they are: ``classes`` or ``categories``.
         vocabulary: what 0, 1, … are to stand for, None the bucket of unknown words; None = the
             words of the column, sorted.
-        remedy: for words that the vocabulary does not have.
-        nulls: whether a row may have no value.
-        bucket: whether the column wants a bucket for unknown words and missing values.
-        min_count: rows that a word needs to get a code, where there is no vocabulary.
+        file: where the codes are stored.
+        category: None = classes, of which a row may have none.
     """
 
     def __init__(
         self,
         column: str,
-        most: int,
-        kind: str,
         vocabulary: Sequence[Any] | None,
-        remedy: str,
-        *,
-        nulls: bool,
-        bucket: bool = False,
-        min_count: int = 1,
+        file: Path,
+        category: Category | None = None,
     ):
-        self.column = column
-        self._most, self._kind, self._remedy = most, kind, remedy
-        self._vocabulary, self._nulls = vocabulary, nulls
-        self._bucket, self._min_count = bucket, min_count
-        self._code_of: dict[Any, int] = {}  # in the order of their first rows
-        self._rows = Growing(np.int64)
+        self.column, self._vocabulary, self._category = column, vocabulary, category
+        self._kind = "classes" if category is None else "categories"
+        self._bucket = category is not None and category.unknown == "bucket"
+        self._code_of: dict[str, int] = {}  # in the order of their first rows
+        self._integers = True
+        self._rows = Appended(file, "int64")
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk's rows."""
+        most = MAX_CLASSES if self._category is None else MAX_CATEGORIES
 
         def code_of(value: Any) -> int:
-            if value not in self._code_of and len(self._code_of) == self._most:
-                message = f"{shown(value)} makes more than {self._most:,} {self._kind}"
+            word = str(value)
+            if word not in self._code_of and len(self._code_of) == most:
+                message = f"{shown(value)} makes more than {most:,} {self._kind}"
                 raise _Refused(
                     message, f"see that this is the column of {self._kind}, not one of ids"
                 )
-            return self._code_of.setdefault(value, len(self._code_of))
+            self._integers &= type(value) is int or re.match(INTEGER, word) is not None
+            return self._code_of.setdefault(word, len(self._code_of))
 
-        remedy = f"{self._kind} are text or whole numbers"
-        required = "give it a word of its own, such as none, or set unknown: bucket"
-        required = "" if self._nulls else required
-        self._rows.append(_mapped(chunk, self.column, remedy, code_of, -1, required))
+        remedy, required = f"{self._kind} are text or whole numbers", ""
+        if self._category is not None and not self._bucket:
+            required = "give it a word of its own, such as none, or set unknown: bucket"
+        self._rows.add(_mapped(chunk, self.column, remedy, code_of, -1, required))
 
-    def take(self, reader: TableReader, num: int | None = None) -> tuple[Array, list[Any]]:
-        """Codes, int64 ``[N]``, also of the rows up to ``num``, which have no value; and for each
-        code what it stands for: integers where all are, else text, and None for the bucket, which
-        is 0. A row without a value is in the bucket; where there is none it is -1.
+    def finish(self, reader: TableReader, num: int) -> tuple[DiskArray, list[Any]]:
+        """Return the codes, int64 ``[num]``, also of rows that were never added, which have no
+        value; and for each code what it stands for: integers where all are, else text, and None for
+        the bucket, which is 0. A row without a value is in the bucket; where there is none it is
+        -1.
         """
-        if num is not None:
-            self._rows.pad(num, -1)
-        rows = self._rows.take()
-        names = list(self._code_of)
-        if all(type(name) is int or re.match(INTEGER, name) for name in names):
+        self._rows.pad(num, -1)
+        array = self._rows.close()
+        rows, ordered = array.map(writable=True), self._vocabulary
+        names: list[Any] = list(self._code_of)
+        if self._integers:
             names = [int(name) for name in names]
-        else:
-            names = [str(name) for name in names]
-        ordered = self._vocabulary
         if ordered is None:
-            counts = Counter[Any]()
-            for name, count in zip(names, np.bincount(rows + 1, minlength=len(names) + 1)[1:]):
-                counts[name] += int(count)
-            ordered = sorted(name for name, count in counts.items() if count >= self._min_count)
+            counts = np.bincount(rows + 1, minlength=len(names) + 1)[1:]
+            least = 1 if self._category is None else self._category.min_count
+            ordered = sorted(name for name, count in zip(names, counts) if count >= least)
             ordered = [None, *ordered] if self._bucket else ordered
         place = {str(name): at for at, name in enumerate(ordered) if name is not None}
         bucket = 0 if self._bucket and ordered[:1] == [None] else -1
+        unseen = np.array([*(str(name) not in place for name in names), False], bool)
         if bucket < 0:
-            unseen = np.array([*(str(name) not in place for name in names), self._bucket], bool)
+            unseen[-1] = self._bucket  # which the training did not have
             self._refuse(reader, rows, unseen, names)
-        elif self._vocabulary is not None:
-            unseen = np.array([*(str(name) not in place for name in names), False], bool)[rows]
-            if unseen.any():
-                what = "rows have words that the training did not have, and are in the bucket"
-                where = f"{reader.files[0]}, column {self.column!r}"
-                log.warning(f"{where}: {unseen.sum():,} of {len(rows):,} {what}")
+        elif self._vocabulary is not None and (bad := unseen[rows]).any():
+            what = "rows have words that the training did not have, and are in the bucket"
+            where = f"{reader.files[0]}, column {self.column!r}"
+            log.warning(f"{where}: {bad.sum():,} of {len(rows):,} {what}")
         final = np.array([*(place.get(str(name), bucket) for name in names), bucket], np.int64)
         np.take(final, rows, out=rows)
-        return rows, list(ordered)
+        return array, list(ordered)
 
     def _refuse(self, reader: TableReader, rows: Array, unseen: Array, names: list[Any]) -> None:
-        """Raises DataError for rows with codes that are ``unseen``, of which the last is for rows
+        """Raise DataError for rows with codes that are ``unseen``, of which the last is for rows
         without a value."""
         bad = unseen[rows]
         if not bad.any():
@@ -133,43 +117,24 @@ class Codes:
             for _, code, count in sorted(zip(at, codes.tolist(), counts.tolist(), strict=True))
         ]
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
+        remedy = (
+            "correct them, leave these rows out, or train with unknown: bucket for this category, "
+            "which keeps a row for unknown ones"
+        )
+        if self._category is None:
+            remedy = (
+                "leave the value of these rows empty, which is unknown, leave out label to predict "
+                "without, or train on data that have these classes"
+            )
+        elif not self._bucket and (self._vocabulary or [""])[0] is None:
+            remedy = "set unknown: bucket for this category, as the training did, or correct them"
         raise reader.error(
             first(bad),
             self.column,
             f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}; "
             f"{int(bad.sum()):,} of {len(rows):,} rows",
-            self._remedy,
+            remedy,
         )
-
-
-def classes(column: str, vocabulary: Sequence[Any] | None) -> Codes:
-    """A column of classes; a row may have none, which is -1."""
-    remedy = (
-        "leave the value of these rows empty, which is unknown, leave out label to predict "
-        "without, or train on data that have these classes"
-    )
-    return Codes(column, MAX_CLASSES, "classes", vocabulary, remedy, nulls=True)
-
-
-def categories(category: Category, vocabulary: Sequence[Any] | None) -> Codes:
-    """A column of categories; a row has one, or there is a bucket for those that have none."""
-    bucket = category.unknown == "bucket"
-    remedy = (
-        "correct them, leave these rows out, or train with unknown: bucket for this category, "
-        "which keeps a row for unknown ones"
-    )
-    if not bucket and (vocabulary or [""])[0] is None:
-        remedy = "set unknown: bucket for this category, as the training did, or correct them"
-    return Codes(
-        category.column,
-        MAX_CATEGORIES,
-        "categories",
-        vocabulary,
-        remedy,
-        nulls=bucket,
-        bucket=bucket,
-        min_count=category.min_count,
-    )
 
 
 def splits(chunk: Chunk, column: str, words: Mapping[str, str]) -> Array:

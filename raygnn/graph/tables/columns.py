@@ -9,10 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raygnn.config.places import size
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
-from raygnn.graph.available_memory import memory
 from raygnn.graph.tables.description import TimeColumn
 from raygnn.graph.tables.reader import Chunk
 
@@ -21,51 +19,6 @@ _LARGEST = float(np.finfo(np.float32).max)
 _WIDEST = 1 << 20  # numbers of a row
 _MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # of a unit
 _LATEST = 2.0**62  # microseconds
-_LARGE = 1 << 28  # bytes, from which on growth is compared with the available memory
-
-
-class Growing:
-    """Rows that are appended until all have been read, in memory that grows by a half.
-
-    Args:
-        width: of a row; None = single values.
-    """
-
-    def __init__(self, dtype: Any, width: int | None = None):
-        self.width = width
-        self.num = 0
-        self._rows = np.empty(self._shape(0), dtype)
-
-    def _shape(self, rows: int) -> tuple[int, ...]:
-        return (rows,) if self.width is None else (rows, self.width)
-
-    def append(self, rows: Any) -> None:
-        """Add an array of rows, or of single values.
-
-        Raises:
-            MemoryError: there is no memory for them. Asked for it, the kernel may promise it all
-                the same, and end the process when the promise is called in.
-        """
-        end = self.num + len(rows)
-        if end > len(self._rows):
-            capacity = max(end, len(self._rows) * 3 // 2)
-            more = (capacity - len(self._rows)) * (self.width or 1) * self._rows.itemsize
-            if more >= _LARGE and more > (available := memory()[1]):
-                raise MemoryError(f"{size(more)} more for {end:,} rows, {size(available)} are left")
-            # not refchecked: nobody else has it before `take`
-            self._rows.resize(self._shape(capacity), refcheck=False)
-        self._rows[self.num : end] = rows
-        self.num = end
-
-    def pad(self, num: int, value: Any) -> None:
-        """Fill up to so many rows."""
-        if num > self.num:
-            self.append(np.full(self._shape(num - self.num), value, self._rows.dtype))
-
-    def take(self) -> Any:
-        """The array, ``[num]`` or ``[num, width]``; nothing can be appended after that."""
-        self._rows.resize(self._shape(self.num), refcheck=False)
-        return self._rows
 
 
 def shown(value: Any) -> str:
@@ -125,16 +78,13 @@ def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width
         raise chunk.error(low // width, column, message, remedy) from None
 
 
-def numbers(chunk: Chunk, column: str, fill: float | None = None) -> Array:
-    """Finite numbers, float32 ``[n]``.
-
-    Args:
-        fill: in place of nulls; None = they are refused.
+def numbers(chunk: Chunk, column: str) -> Array:
+    """Return finite numbers, float32 ``[n]``.
 
     Raises:
         DataError: text that is no number, a null, NaN, infinity, or more than float32 holds.
     """
-    return _numbers(chunk, column, chunk.columns[column], fill, 1)
+    return _numbers(chunk, column, chunk.columns[column], None, 1)
 
 
 def numbers_or_nan(

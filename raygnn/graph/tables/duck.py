@@ -29,7 +29,7 @@ def connect(spill: Path, need: int = 0) -> Connection:
     """
     limit = max(min(max(_MEMORY, need), memory()[1] // 2), _MEMORY // 4)
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return duckdb.connect(
+    connection = duckdb.connect(
         config={
             "memory_limit": f"{limit}B",
             "temp_directory": str(spill),
@@ -40,6 +40,8 @@ def connect(spill: Path, need: int = 0) -> Connection:
             "arrow_large_buffer_size": True,
         }
     )
+    connection.execute("set enable_progress_bar = false")  # which a notebook would show
+    return connection
 
 
 @functools.cache

@@ -12,7 +12,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ import pyarrow.compute as pc
 from raygnn.config.values import in_utc
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
+from raygnn.graph.outofcore.disk_arrays import Appended
 from raygnn.graph.tables.codes import discrete
 from raygnn.graph.tables.columns import (
     INTEGER,
-    Growing,
     Times,
     first,
     flat,
@@ -44,8 +45,6 @@ _ALL_LATER = "no row is before the first time of a row for validation"
 _QUANTILES = 1001  # that stand for a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
-
-Keep = Callable[[int], Any]  # width → a `Collected`
 
 
 class Transformed:
@@ -77,7 +76,7 @@ class Transformed:
         self.steps = [(step, argument) for step, argument in steps if argument is not None]
         self.state: list[list[Any]] | None = None
         self._width: int | None = None  # of lists
-        self._values: Any = None
+        self._values: Appended | None = None
         self._words: list[Counter[str]] = []
         self.before: int | None = None
 
@@ -121,8 +120,9 @@ class Transformed:
             values = _applied(step, one, values)
         return values.reshape(len(values), -1)
 
-    def add(self, chunk: Chunk, training: Array, keep: Keep) -> None:
-        """Look at a chunk's rows, of which ``training`` (bool ``[n]``) are to be fitted to."""
+    def add(self, chunk: Chunk, training: Array, file: Path) -> None:
+        """Look at a chunk's rows, of which ``training`` (bool ``[n]``) are to be fitted to; their
+        numbers are kept in a file until `fit`."""
         if self.described.of_words:
             found = self._encoded(chunk)
             self._words = self._words or [Counter() for _ in found]
@@ -133,8 +133,8 @@ class Transformed:
             return
         values = self._numbers(chunk)
         if self._values is None:
-            self._values = keep(values.shape[1])
-        self._values.append(values[training] + 0.0)  # no -0, whose place among 0 is any
+            self._values = Appended(file)
+        self._values.add(values[training] + 0.0)  # no -0, whose place among 0 is any
 
     def fit(self, where: str, before: int | None) -> None:
         """Find the state from what was added: rows before that time, if it is given.
@@ -144,10 +144,12 @@ class Transformed:
         """
         if self.described.of_words:
             self.state = [[self._vocabulary(counter, where)] for counter in self._words]
-        elif self._values is None or not len(values := self._values.take()):
+        elif self._values is None or not self._values.num:
             none = "no row is for training"
             raise _nothing(where, none if before is None else _ALL_LATER)
         else:  # one of several features is copied, and one alone sorted where it lies
+            values = self._values.close().map(writable=True)
+            self._values.array.path.unlink()
             self.state = [self._fitted(np.ascontiguousarray(one), where) for one in values.T]
         self.before, self._values, self._words = before, None, []
 
@@ -343,7 +345,6 @@ class Features:
         self.fill = fill
         self.dtype = np.dtype(np.float32)
         self._widths: list[int] | None = None
-        self._rows: Growing | None = None
 
     @property
     def width(self) -> int:
@@ -403,21 +404,3 @@ class Features:
             remedy = "give all files columns of one kind, and no missing values where it is float16"
             raise chunk.error(0, self.columns[0], message, remedy)
         return rows
-
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk's rows; raises DataError as `rows` does."""
-        self.append(self.rows(chunk))
-
-    def append(self, rows: Array) -> None:
-        """Append rows that `rows` gave."""
-        if self._rows is None:
-            self._rows = Growing(self.dtype, self.width)
-        self._rows.append(rows)
-
-    def take(self, num: int | None = None) -> Array:
-        """``[N, F]``; filled up to ``num`` rows."""
-        rows = self._rows or Growing(self.dtype, self.width)
-        if num is not None:
-            rows.pad(num, self.fill if self.fill is not None else 0.0)
-        features: Array = rows.take()
-        return features

@@ -7,15 +7,15 @@ another kind, there twice, or of no node.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.graph.arrays import Array, index_type
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
 from raygnn.graph.tables.columns import (
     INTEGER,
     cast,
@@ -42,13 +42,13 @@ class Ids:
     Text of CSV is converted to integers if all of it is such.
 
     Args:
-        values: int64 or large_string.
+        values: int64 or large_string, Arrow's array or chunked array; None = none yet.
         remedy: for an id that no node has.
     """
 
-    def __init__(self, ntype: str, values: pa.Array | None = None, remedy: str = ""):
+    def __init__(self, ntype: str, values: Any = None, remedy: str = ""):
         self.ntype = ntype
-        self.values: pa.Array = pa.array([], pa.int64()) if values is None else values
+        self.values = pa.chunked_array([], pa.int64()) if values is None else values
         self._remedy = remedy
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Ids:
             refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
         if not len(self):
             whole = not chunk.text(column)
-            self.values = pa.array([], pa.int64() if whole else pa.large_string())
+            self.values = pa.chunked_array([], pa.int64() if whole else pa.large_string())
         numeric = pa.types.is_int64(self.values.type)
         if not chunk.text(column):
             ends = _integers(chunk, column, ends)
@@ -114,53 +114,28 @@ class Numbers(Ids):
 
 
 class StoredIds:
-    """Ids in a directory: integers in ``values``, or text as ``offsets`` and bytes."""
+    """Ids of a node type in an Arrow file."""
 
-    def __init__(self, ntype: str, directory: Path):
-        self.ntype, self.directory = ntype, directory
-
-    @property
-    def text(self) -> bool:
-        return (self.directory / "offsets").exists()
-
-    @property
-    def _arrays(self) -> list[DiskArray]:
-        values = DiskArray(self.directory / "values", "uint8" if self.text else "int64")
-        return [values, *([DiskArray(self.directory / "offsets", "int64")] if self.text else [])]
+    def __init__(self, ntype: str, file: Path):
+        self.ntype, self.file = ntype, file
 
     def __len__(self) -> int:
-        return len(self._arrays[-1]) - self.text
+        return len(self.values())
 
-    def array(self, *, mapped: bool = True) -> pa.Array:
-        """Return int64 or large_string ``[num]``."""
-        arrays = [one.map() if mapped else one.read(0, len(one)) for one in self._arrays]
-        kind = pa.large_string() if self.text else pa.int64()
-        buffers = [None, *map(pa.py_buffer, arrays[::-1])]
-        return pa.Array.from_buffers(kind, len(self), buffers)
+    def values(self) -> pa.ChunkedArray:
+        """Return int64 or large_string ``[num]``, mapped."""
+        return pa.ipc.open_file(pa.memory_map(str(self.file))).read_all()["id"]
 
     def ids(self) -> Ids:
         """Return the ids, mapped."""
-        return Ids(self.ntype, self.array())
+        return Ids(self.ntype, self.values())
 
-    def write(self, arrays: Iterator[pa.Array]) -> None:
+    def write(self, kind: pa.DataType, arrays: Iterable[pa.Array]) -> None:
         """Store arrays of one type; earlier content is replaced."""
-        with Appended(self.directory / "values") as values:
-            (self.directory / "offsets").unlink(missing_ok=True)
-            offsets, end = None, 0
+        schema = pa.schema({"id": kind})
+        with pa.ipc.new_file(self.file, schema) as writer:
             for array in arrays:
-                if pa.types.is_int64(array.type):
-                    values.add(array.to_numpy())
-                    continue
-                if offsets is None:
-                    offsets = Appended(self.directory / "offsets")
-                    offsets.add(np.zeros(1, np.int64))
-                _, bounds, content = array.buffers()
-                at = np.frombuffer(bounds, np.int64, len(array) + 1, array.offset * 8)
-                values.add(np.frombuffer(content or b"", np.uint8)[at[0] : at[-1]])
-                offsets.add(at[1:] - at[0] + end)
-                end += int(at[-1] - at[0])
-            if offsets is not None:
-                offsets.close()
+                writer.write_batch(pa.record_batch([array], schema))
 
     def read(self, reader: TableReader, column: str) -> None:
         """Store the ids of a table of nodes.
@@ -168,7 +143,8 @@ class StoredIds:
         Raises:
             DataError: one is missing, or there twice.
         """
-        with connect(self.directory / "spill", _HASHED * reader.rows_about()) as database:
+        spill = self.file.with_suffix(".spill")
+        with connect(spill, _HASHED * reader.extent()[0]) as database:
             database.execute("create table ids (id bigint)")
             numeric = True
             for chunk in reader.chunks():
@@ -181,8 +157,9 @@ class StoredIds:
                 row, before, value = again
                 message = f"the id {shown(value)} is there already, in {reader.place(before)}"
                 raise reader.error(row, column, message, "give each node one row")
-            self.write(b[0] for b in batches(database, "select id from ids", _ROWS))
-        shutil.rmtree(self.directory / "spill", ignore_errors=True)
+            kind = pa.int64() if numeric else pa.large_string()
+            self.write(kind, (b[0] for b in batches(database, "select id from ids", _ROWS)))
+        shutil.rmtree(spill, ignore_errors=True)
 
 
 def _of_nodes(chunk: Chunk, column: str) -> pa.Array:
@@ -217,8 +194,10 @@ class Ends:
     ):
         self._columns, self._ids, self._missing = columns, ids, missing
         self._nulls = [*[False] * (len(columns) - 1), nulls]
-        known = sum(len(one) for one in {id(one): one for one in ids}.values())
-        self._database: Connection = connect(spill, _HASHED * known)
+        self._of_type = {one.ntype: one for one in ids}
+        self._tables = [f"ids{list(self._of_type).index(one.ntype)}" for one in ids]
+        # each end has a hash table of its own, also where several are of one type
+        self._database: Connection = connect(spill, _HASHED * sum(map(len, ids)))
         self._has_table = False
 
     def __enter__(self) -> Ends:
@@ -242,9 +221,11 @@ class Ends:
             DataError: an id is unknown, and such rows are not to be dropped.
         """
         self._register()
-        each = range(len(self._ids))
-        joins = " ".join(f"left join ids{at} on end{at} = ids{at}.id" for at in each)
-        columns = ", ".join(f"coalesce(ids{at}.number, if(end{at} is null, -2, -1))" for at in each)
+        tables = list(enumerate(self._tables))
+        joins = " ".join(f"left join {ids} as of{at} on end{at} = of{at}.id" for at, ids in tables)
+        columns = ", ".join(
+            f"coalesce(of{at}.number, if(end{at} is null, -2, -1))" for at, _ in tables
+        )
         query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
         for batch in batches(self._database, query, _ROWS):
             found = [to_numpy(array) for array in batch.columns]
@@ -266,12 +247,10 @@ class Ends:
             f"select end{at} as id, {place} + {at} as place from ends where end{at} is not null"
             for at in every
         )
-        query = f"""select id from ({ends}) anti join ids{every[0]} using (id)
+        query = f"""select id from ({ends}) anti join {self._tables[every[0]]} using (id)
             group by id order by min(place)"""
-        known = self._ids[every[0]].values
-        values = pa.concat_arrays([known, *(b[0] for b in batches(self._database, query, _ROWS))])
-        for at in every:
-            self._ids[at].values = values
+        new, one = [b[0] for b in batches(self._database, query, _ROWS)], self._of_type[ntype]
+        one.values = pa.chunked_array([*one.values.chunks, *new])
 
     def _create_table(self) -> None:
         if not self._has_table:
@@ -282,7 +261,7 @@ class Ends:
 
     def _register(self) -> None:
         self._create_table()
-        for at, one in enumerate(self._ids):
+        for at, one in enumerate(self._of_type.values()):
             numbers = np.arange(len(one), dtype=index_type(len(one)))
             self._database.register(f"ids{at}", pa.table({"id": one.values, "number": numbers}))
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from raygnn.config.problems import nearest, show
 from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
+from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
 from raygnn.graph.tables.description import Description, KeyTable, Table
 from raygnn.graph.tables.duck import Connection, batches, connect, text
@@ -51,13 +52,10 @@ class Query:
     views: dict[str, str]
     files: list[Path]
 
-    def reading_bytes(self) -> int:
-        """Estimate the bytes of the result: as many as those of the files."""
-        return sum(map(unpacked_size, self.files))
-
-    def rows_about(self) -> int:
-        """Estimate the number of rows."""
-        return self.reading_bytes() // _ROW
+    def extent(self) -> tuple[int, int]:
+        """Estimate the number of rows and the bytes of the result: as many as of the files."""
+        size = sum(map(unpacked_size, self.files))
+        return size // _ROW, size
 
     def run(self, file: Path) -> dict[str, int]:
         """Write the result as Parquet, ordered by all columns. Returns the number of rows.
@@ -215,13 +213,12 @@ def queries_of(file: Path, described: Description) -> dict[str, Query]:
 
 
 def run_queries(
-    file: Path, described: Description, stages: Any
+    file: Path, described: Description, work: Workspace
 ) -> tuple[Description, dict[Path, str]]:
     """Run the queries of a description.
 
     Args:
         file: the description's.
-        stages: a `raygnn.graph.tables.table_stages.Stages`.
 
     Returns:
         The description with the files of their results, and what errors call these.
@@ -237,16 +234,16 @@ def run_queries(
     for key, query in queries_of(file, described).items():
         result = of_select.get(query.select)
         if result is None:
-            result = stages.directory("queries") / f"{len(tasks)}.parquet"
+            result = work.directory("queries") / f"{len(tasks)}.parquet"
             of_select[query.select] = result
             results[result] = f"the query of {key} in {file}"
             tasks.append((query, result))
-            sizes.append(query.reading_bytes())
+            sizes.append(query.extent()[1])
         section, _, name = key.partition(".")
         changed = {"sql": None, "files": str(result)}
         tables[section][name] = tables[section][name].model_copy(update=changed)
     if tasks:
-        stages.run("queries", Query.run, tasks, sizes)
+        work.run("queries", Query.run, tasks, sizes)
     return described.model_copy(update=tables), results
 
 

@@ -36,7 +36,7 @@ _BYTES = 1 << 24  # of a chunk, about
 _CELL = 16  # bytes of a value as text, about
 _LONGEST = 1 << 20  # bytes of a line of CSV, where it is looked at line by line
 _FILES = 100_000
-_VALUE = 8  # bytes of a value as an array, at most, unless its text is longer
+_VALUE = 8  # bytes of a value as an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error)  # errors of a file that is not what it says
@@ -137,7 +137,6 @@ class TableReader:
         self._numbered = ROW in columns
         self._delimiter = delimiter
         self._header = header
-        self.widening = 0  # bytes that each row becomes in excess of its columns
         self.starts: list[int] = []  # number of the first row of each file that was opened
         self.num = 0
 
@@ -182,31 +181,29 @@ class TableReader:
         except (csv.Error, StopIteration, *UNPACKING_ERRORS):
             return f"{file}, row {number}"
 
-    def reading_bytes(self) -> int:
-        """Bytes of the arrays that the columns become, about: of CSV by the beginning of each
-        file, of Parquet by its metadata.
+    def extent(self) -> tuple[int, int]:
+        """Estimate the number of rows, and the bytes of the columns as arrays: of CSV by the
+        beginning of each file, of Parquet by its metadata.
 
         Raises:
             DataError: a file is missing, or has no metadata.
         """
-        total = self.widening and self.widening * self.rows_about()
-        return total + sum(
-            self._text_bytes(file) if is_text(file) else self._parquet_bytes(file)
-            for file in self.files
-        )
-
-    def rows_about(self) -> int:
-        """About how many rows there are, by the starts of text files and the headers of Parquet."""
-        total = 0
+        rows = size = 0
         for file in self.files:
-            if is_text(file):
-                rows, times = self._sample(file)
-                total += int(max(len(rows) - (self._header is None), 0) * times)
-            else:
+            if not is_text(file):
                 check_file(file)
                 with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
-                    total += opened.metadata.num_rows
-        return total
+                    rows += opened.metadata.num_rows
+                    size += self._parquet_bytes(opened)
+                continue
+            total = unpacked_size(file)
+            try:
+                lines, sample = self._start(file)
+            except UNPACKING_ERRORS:  # reported when all of it is read
+                continue
+            of_file = max(len(lines) - (self._header is None), 0) * total // max(sample, 1)
+            rows, size = rows + of_file, size + of_file * len(self.columns) * _VALUE
+        return rows, size
 
     # --- CSV
 
@@ -274,25 +271,6 @@ class TableReader:
             return list(self._header), 0, line_end
         return [name.strip() for name in names], skip, line_end
 
-    def _sample(self, file: AnyPath) -> tuple[list[list[str]], float]:
-        """The first rows of a file, and how many times that the whole file is."""
-        total = unpacked_size(file)
-        try:
-            lines, sample = self._start(file)
-            rows = csv.reader(lines, delimiter=self._separator(file))
-            return list(rows), total / sample if sample else 0.0
-        except (csv.Error, *UNPACKING_ERRORS):  # reported when all of it is read
-            return [], 0.0
-
-    def _text_bytes(self, file: AnyPath) -> int:
-        rows, times = self._sample(file)
-        if not rows:
-            return unpacked_size(file)
-        names = list(self._header or map(str.strip, rows[0]))
-        read = [at for at, name in enumerate(names) if name in self.columns]
-        held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
-        return int(held * times)
-
     def _lines(self, file: AnyPath) -> Iterator[tuple[int, list[str], int]]:
         """Number, values and last line of each row that is not empty, read by Python's own
         reader: slow, and only used to say where something is wrong. Row 0 has the names. Bytes
@@ -346,19 +324,16 @@ class TableReader:
 
     # --- Parquet
 
-    def _parquet_bytes(self, file: AnyPath) -> int:
-        check_file(file)
-        values = 0
-        with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
-            facts, fields = opened.metadata, opened.schema_arrow
-            kinds = {f.name: getattr(f.type, "value_type", f.type) for f in fields}
-            for group in map(facts.row_group, range(facts.num_row_groups)):
-                for column in map(group.column, range(group.num_columns)):
-                    name = column.path_in_schema.split(".")[0]
-                    if name in self.columns:
-                        is_half = pa.types.is_float16(kinds[name])
-                        values += column.num_values * (_VALUE // 2 if is_half else _VALUE)
-        return values
+    def _parquet_bytes(self, opened: pq.ParquetFile) -> int:
+        facts, size = opened.metadata, 0
+        kinds = {f.name: getattr(f.type, "value_type", f.type) for f in opened.schema_arrow}
+        for group in map(facts.row_group, range(facts.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                name = column.path_in_schema.split(".")[0]
+                if name in self.columns:
+                    is_half = pa.types.is_float16(kinds[name])
+                    size += column.num_values * (_VALUE // 2 if is_half else _VALUE)
+        return size
 
     def _parquet(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
         with _reported(file), pq.ParquetFile(_seekable(file)) as opened:

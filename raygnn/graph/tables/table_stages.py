@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +21,10 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.outofcore.disk_arrays import (
-    Appended,
-    Collected,
-    DiskArray,
-    Shapes,
-    store_all,
-    stored_arrays,
-)
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, opened
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
+from raygnn.graph.outofcore.workspace import Workspace
+from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.description import (
     ROW,
     Description,
@@ -40,14 +35,11 @@ from raygnn.graph.tables.description import (
     read_description,
 )
 from raygnn.graph.tables.frames import (
-    EdgeColumns,
+    Columns,
     FitTo,
-    Targets,
     Vocabulary,
-    edge_reader,
-    features_of,
     fit_to,
-    read_nodes,
+    read_rows,
     settle,
     vocabulary_of,
 )
@@ -60,40 +52,8 @@ _TOGETHER = 1 << 26  # bytes of files of edges that one task reads, at least
 _ID = 32  # of these for each node, whose ids every task puts into a hash table
 
 
-class Stages(Protocol):
-    """Directories and tasks: see `raygnn.graph.outofcore.workspace.Workspace`."""
-
-    def directory(self, stage: str) -> Path: ...
-
-    def run(
-        self, stage: str, function: Callable[..., Any], tasks: Sequence[Any], sizes: Sequence[int]
-    ) -> list[Any]: ...
-
-
-class LocalStages:
-    """Stages in this process, which nothing outlives."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def directory(self, stage: str) -> Path:
-        """Return the directory of a stage."""
-        path = self._path / stage
-        path.mkdir(exist_ok=True)
-        return path
-
-    def run(
-        self, stage: str, function: Callable[..., Any], tasks: Sequence[Any], sizes: Sequence[int]
-    ) -> list[Any]:
-        """Return the results of all tasks."""
-        return [function(*task) for task in tasks]
-
-
-def read_tables(graph: TablesGraph, work: Stages, *, mapped: bool = True) -> DiskGraph:
+def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """Read the graph that `raygnn.graph.sources.table_graph` describes onto the disk.
-
-    Args:
-        mapped: whether the ids stay on disk, too.
 
     Raises:
         ConfigError: the description is wrong.
@@ -102,10 +62,10 @@ def read_tables(graph: TablesGraph, work: Stages, *, mapped: bool = True) -> Dis
     file = Path(graph.path)
     described, results = run_queries(file, read_description(file), work)
     with named(results):
-        return _read(graph, described, work, mapped)
+        return _read(graph, described, work)
 
 
-def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool) -> DiskGraph:
+def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGraph:
     file = Path(graph.path)
     words, to = vocabulary_of(graph), fit_to(graph, described)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
@@ -113,26 +73,28 @@ def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool
     transforms: dict[str, Any] = {}
     figures, runs = Figures({}, {}, {}, {}), dict[EdgeType, list[EdgeRun]]()
     paths = {t: resolve(file.parent, table.files) for t, table in described.nodes.items()}
-    ids = {t: StoredIds(t, _below(work, "ids", at)) for at, t in enumerate(described.nodes)}
+    ids = {t: StoredIds(t, work.directory("ids") / str(at)) for at, t in enumerate(described.nodes)}
     tasks = [(ids[t], table, paths[t]) for t, table in described.nodes.items()]
     starts = dict(zip(ids, work.run("ids", _read_ids, tasks, [1] * len(tasks)), strict=True))
     edge_paths = {k: resolve(file.parent, table.files) for k, table in described.edges.items()}
     for at, (key, edges) in enumerate(described.edges.items()):
         if edges.missing == "add":
             ends = dict.fromkeys(described.edge_type(key)[::2])
-            new = [StoredIds(t, _below(work, f"added-{at}", n)) for n, t in enumerate(ends)]
-            task = (edges, edge_paths[key], [ids[t] for t in described.edge_type(key)[::2]], new)
-            work.run(f"added-{at}", _add_ids, [task], [1])
+            directory = work.directory(f"added-{at}")
+            new = [StoredIds(t, directory / str(n)) for n, t in enumerate(ends)]
+            known = [ids[t] for t in described.edge_type(key)[::2]]
+            work.run(f"added-{at}", _add_ids, [(edges, edge_paths[key], known, new)], [1])
             ids |= {one.ntype: one for one in new}
     for at, (ntype, table) in enumerate(described.nodes.items()):
-        num, directory = len(ids[ntype]), _below(work, "nodes", at)
-        node_task = (table, paths[ntype], num, words.get(ntype, {}), directory)
-        (read,) = work.run(f"nodes-{at}", _read_nodes, [node_task], [num])
-        arrays, made = _features(ntype, table, paths[ntype], to, starts[ntype], num, at, work)
+        num, files = len(ids[ntype]), paths[ntype]
+        by_chunk, made = _node_arrays(ntype, table, files, to, starts[ntype], num, at, work)
+        vocabulary = words.get(ntype, {})
+        whole, stand_for = _whole_arrays(table, files, num, vocabulary, [], work, f"nodes-{at}")
+        arrays, order = by_chunk | whole, [*table.features, *table.categories, "time"]
         transforms |= made
         figures.num_nodes[ntype] = num
-        figures.node_arrays[ntype] = arrays | stored_arrays(directory, read["arrays"])
-        names |= {f"{ntype}/{name}": values for name, values in read["names"].items()}
+        figures.node_arrays[ntype] = {n: arrays[n] for n in (*order, *whole) if n in arrays}
+        names |= {f"{ntype}/{name}": values for name, values in stand_for.items()}
     reverses: dict[EdgeType, EdgeType] = {}
     for at, (key, edges) in enumerate(described.edges.items()):
         etype = described.edge_type(key)
@@ -154,7 +116,7 @@ def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool
     others = {
         "name": file.stem,
         "origin": origin,
-        "ids": {ntype: stored.array(mapped=mapped) for ntype, stored in ids.items()},
+        "ids": {ntype: stored.values() for ntype, stored in ids.items()},
         "names": names,
         "reverses": reverses,
         "transforms": transforms,
@@ -164,8 +126,17 @@ def _read(graph: TablesGraph, described: Description, work: Stages, mapped: bool
 
 
 def in_memory(graph: DiskGraph) -> GraphData:
-    """Read all arrays; types with the edges of others reversed share theirs."""
+    """Read all arrays; types with the edges of others reversed share theirs.
+
+    Raises:
+        DataError: they are larger than the available memory.
+    """
     figures, edges = graph.figures, dict[EdgeType, EdgeFrame]()
+    of_nodes = [a for arrays in figures.node_arrays.values() for a in arrays.values()]
+    size = sum(len(array) * array.row_bytes for array in of_nodes)
+    for etype, num in figures.num_edges.items():
+        size += num * (16 + sum(array.row_bytes for array in figures.edge_arrays[etype].values()))
+    check_fits_memory(size, "the graph's arrays", graph.others["origin"][""])
     nodes = {
         ntype: NodeFrame(num, {n: a.read(0, num) for n, a in figures.node_arrays[ntype].items()})
         for ntype, num in figures.num_nodes.items()
@@ -187,13 +158,8 @@ def in_memory(graph: DiskGraph) -> GraphData:
             for name, rows in data.items():
                 rows[at] = run.rows(name)
         edges[etype] = EdgeFrame(ends[0], ends[1], data)
-    return GraphData(nodes=nodes, edges=edges, **graph.others)
-
-
-def _below(work: Stages, stage: str, at: int) -> Path:
-    directory = work.directory(stage) / str(at)
-    directory.mkdir(exist_ok=True)
-    return directory
+    ids = {ntype: values.combine_chunks() for ntype, values in graph.others["ids"].items()}
+    return GraphData(nodes=nodes, edges=edges, **{**graph.others, "ids": ids})
 
 
 def _read_ids(stored: StoredIds, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
@@ -211,37 +177,39 @@ def _add_ids(
     columns = table.source, table.target
     of_type = {one.ntype: one.ids() for one in known}
     ids = [of_type[one.ntype] for one in known]
-    spill, nulls = _spill(new[0].directory), isinstance(table, KeyTable)
+    spill, nulls = _spill(new[0].file), isinstance(table, KeyTable)
     with Ends(columns, ids, table.missing, spill, nulls=nulls) as ends:
         for chunk in TableReader(files, columns, table.delimiter).chunks():
             ends.add(chunk)
         for one in new:
             ends.learn(one.ntype)
-            one.write(iter([of_type[one.ntype].values]))
+            values = of_type[one.ntype].values
+            one.write(values.type, values.chunks)
 
 
-def _spill(directory: Path) -> Path:
-    """Return an empty directory for what DuckDB spills."""
-    path = directory / "spill"
+def _spill(file: Path) -> Path:
+    """Return an empty directory beside a file for what DuckDB spills."""
+    path = file.with_suffix(".spill")
     shutil.rmtree(path, ignore_errors=True)
     return path
 
 
-def _read_nodes(
-    table: NodeTable, files: Sequence[AnyPath], num: int, words: Vocabulary, directory: Path
-) -> dict[str, Any]:
-    """Store all arrays of a table of nodes but features."""
-    arrays, names = read_nodes(table, files, num, words)
-    return {"arrays": store_all(directory, arrays), "names": names}
+def _prepared(
+    kind: str, table: Table, files: Sequence[AnyPath], to: FitTo, directory: Path
+) -> tuple[Columns, dict[str, Any]]:
+    """Return the columns of a table, fitted, with their widths and dtypes as its first rows have
+    them; and what `settle` does."""
+    columns = Columns(table)
+    made = settle(kind, columns.features, table, files, to, directory)
+    for chunk in (
+        TableReader(files, columns.names, table.delimiter).chunks() if columns.names else ()
+    ):
+        columns.rows(chunk)
+        break
+    return columns, made
 
 
-def _on_disk(work: Stages, stage: str) -> Callable[[int], Collected]:
-    """Return a factory of the files in which `settle` sorts numbers."""
-    number = itertools.count()
-    return lambda width: Collected(work.directory(stage) / f"numbers-{next(number)}", width)
-
-
-def _features(
+def _node_arrays(
     ntype: str,
     table: NodeTable,
     files: Sequence[AnyPath],
@@ -249,56 +217,50 @@ def _features(
     starts: Sequence[int],
     num: int,
     at: int,
-    work: Stages,
+    work: Workspace,
 ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
-    """Read the matrices of a node type in a task for each file; nodes that edges added have the
-    table's ``fill``. Returns the matrices, and what `settle` does."""
-    features = features_of(table)
-    if not features:
-        return {}, {}
+    """Read times and features of nodes in a task for each file; nodes that edges added have the
+    table's ``fill``. Returns the arrays, and what `settle` does."""
     stage = f"features-{at}"
-    made = settle(ntype, features, table, files, to, _on_disk(work, stage))
-    columns = [column for matrix in features.values() for column in matrix.columns]
-    for chunk in TableReader(files, columns, table.delimiter).chunks():
-        for matrix in features.values():
-            matrix.rows(chunk)  # which settles widths and dtypes
-        break
     place = work.directory(stage)
+    columns, made = _prepared(ntype, table, files, to, place)
     arrays = {
-        name: DiskArray(place / f"matrix-{at}", str(matrix.dtype), (matrix.width,), rows=num)
-        for at, (name, matrix) in enumerate(features.items())
+        name: DiskArray(place / f"array-{at}", kind, row_shape, rows=num)
+        for at, (name, (kind, row_shape)) in enumerate(columns.kinds.items())
     }
+    if not arrays:
+        return {}, {}
     for array in arrays.values():
         with array.path.open("ab") as whole:
             whole.truncate(num * array.row_bytes)
     tasks = [
-        (file, start, columns, table.delimiter, list(features.values()), list(arrays.values()))
+        (file, start, table.delimiter, columns, arrays)
         for file, start in zip(files, starts, strict=True)
     ]
     sizes = [end - start for start, end in itertools.pairwise([*starts, num])]
-    read = sum(work.run(stage, _read_features, tasks, sizes))
+    read = sum(work.run(stage, _read_nodes, tasks, sizes))
     for array in arrays.values() if table.fill is not None and read < num else ():
         array.map(writable=True)[read:] = table.fill
     return arrays, made
 
 
-def _read_features(
+def _read_nodes(
     file: AnyPath,
     start: int,
-    columns: Sequence[str],
     delimiter: str | None,
-    features: Sequence[Any],
-    arrays: Sequence[DiskArray],
+    columns: Columns,
+    arrays: Mapping[str, DiskArray],
 ) -> int:
-    """Write a file's rows of all matrices from row ``start`` on. Returns how many there are."""
-    reader = TableReader([file], columns, delimiter)
+    """Write a file's rows of all arrays from row ``start`` on. Returns how many there are."""
+    reader = TableReader([file], columns.names, delimiter)
     with ExitStack() as stack:
-        streams = [stack.enter_context(array.path.open("r+b")) for array in arrays]
-        for stream, array in zip(streams, arrays, strict=True):
-            stream.seek(start * array.row_bytes)
+        streams = {n: stack.enter_context(array.path.open("r+b")) for n, array in arrays.items()}
+        for name, stream in streams.items():
+            stream.seek(start * arrays[name].row_bytes)
         for chunk in reader.chunks():
-            for matrix, stream, array in zip(features, streams, arrays, strict=True):
-                stream.write(element_bytes(matrix.rows(chunk).astype(array.stored, copy=False)))
+            for name, rows in columns.rows(chunk).items():
+                rows = rows.astype(arrays[name].stored, copy=False)
+                streams[name].write(element_bytes(rows))
     return reader.num
 
 
@@ -309,37 +271,33 @@ def _edges(
     ids: Mapping[str, StoredIds],
     words: Vocabulary,
     to: FitTo,
-    work: Stages,
+    work: Workspace,
     stage: str,
 ) -> tuple[
     dict[EdgeType, list[EdgeRun]], dict[str, DiskArray], dict[str, list[Any]], dict[str, Any]
 ]:
     """Read the edges of a table, and the reversed ones if it asks for them. Returns also their
     arrays (see `Figures`), for each array what its codes stand for, and what `settle` does."""
-    columns, ends = EdgeColumns(table), (ids[etype[0]], ids[etype[2]])
-    keep = _on_disk(work, stage)
-    made = settle(etype_str(etype), columns.features, table, files, to, keep)
-    for chunk in edge_reader(table, files, targets=False).chunks():
-        columns.rows(chunk)  # which settles widths and dtypes
-        break
+    ends, place = (ids[etype[0]], ids[etype[2]]), work.directory(stage)
+    columns, made = _prepared(etype_str(etype), table, files, to, place)
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
     groups = list(_groups(files, least))  # rows are numbered over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
-    tasks = [
-        (group, table, columns, ends, _below(work, stage, at)) for at, group in enumerate(groups)
-    ]
+    tasks = [(group, table, columns, ends, place / str(at)) for at, group in enumerate(groups)]
     counts = work.run(stage, _read_edges, tasks, sizes)
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
-    targets, named = _edge_targets(table, files, kept, counts, words, work, stage)
-    kinds: Shapes = {n: [str(np.dtype(dtype)), []] for n, dtype in columns.dtypes.items()}
-    kinds |= {n: [str(m.dtype), [m.width]] for n, m in columns.features.items()}
+    num = sum(count["rows"] for count in counts)
+    targets, named = _whole_arrays(table, files, num, words, kept, work, f"targets-of-{stage}")
     parts, first = [], 0
     for (*_, directory), count in zip(tasks, counts, strict=True):
         src, dst = (
             DiskArray(directory / name, index_type(len(one)).__name__)
             for name, one in zip(("src", "dst"), ends, strict=True)
         )
-        data = {n: DiskArray(directory / n, kind, tuple(row)) for n, (kind, row) in kinds.items()}
+        data = {
+            name: DiskArray(directory / f"data-{at}", *kind)
+            for at, (name, kind) in enumerate(columns.kinds.items())
+        }
         data |= {
             n: replace(array, offset=first * array.row_bytes, rows=count["kept"])
             for n, array in targets.items()
@@ -355,7 +313,7 @@ def _edges(
             forward += runs_of(dst, src, data, _total(forward), no_loops=True)
         elif table.reverse is not None:
             back += runs_of(dst, src, data, _total(back))
-    arrays = {n: DiskArray(Path(), kind, tuple(row)) for n, (kind, row) in kinds.items()}
+    arrays = {name: DiskArray(Path(), *kind) for name, kind in columns.kinds.items()}
     runs = {etype: forward}
     if table.reverse is not None:
         runs[etype[2], table.reverse, etype[0]] = back
@@ -381,41 +339,36 @@ def _total(runs: Sequence[EdgeRun]) -> int:
 def _read_edges(
     files: Sequence[AnyPath],
     table: EdgeTable,
-    columns: EdgeColumns,
+    columns: Columns,
     stored: tuple[StoredIds, StoredIds],
     directory: Path,
 ) -> dict[str, int]:
     """Store the edges of some files, but labels and splits. Returns how many rows they have, and
     how many are kept, which is in ``kept``."""
+    directory.mkdir(exist_ok=True)
     of_type = {one.ntype: one.ids() for one in stored}
-    ids = [of_type[one.ntype] for one in stored]
-    reader, count = edge_reader(table, files, targets=False), 0
-    arrays = [*columns.dtypes, *columns.features]
+    ids, count = [of_type[one.ntype] for one in stored], 0
+    of_ends = table.source, table.target
+    reader = TableReader(files, [*of_ends, *columns.names], table.delimiter)
+    names = [f"data-{at}" for at in range(len(columns.kinds))]
     with ExitStack() as stack:
-        ends = stack.enter_context(
-            Ends(
-                (table.source, table.target),
-                ids,
-                table.missing,
-                _spill(directory),
-                nulls=isinstance(table, KeyTable),
-            )
-        )
-        out = {
-            name: stack.enter_context(Appended(directory / name))
-            for name in (*arrays, "src", "dst", "kept")
-        }
+        spill, nulls = _spill(directory / "ends"), isinstance(table, KeyTable)
+        ends = stack.enter_context(Ends(of_ends, ids, table.missing, spill, nulls=nulls))
+        src, dst, kept, *arrays = [
+            stack.enter_context(Appended(directory / name))
+            for name in ("src", "dst", "kept", *names)
+        ]
         for chunk in reader.chunks():
             ends.add(chunk)
-            for name, rows in columns.rows(chunk).items():
-                out[name].add(rows)
+            for array, rows in zip(arrays, columns.rows(chunk).values(), strict=True):
+                array.add(rows)
         for found in ends.numbers(reader):
             keep = (found[0] >= 0) & (found[1] >= 0)
             count += int(keep.sum())
-            out["kept"].add(keep)
-            for name, numbers, one in zip(("src", "dst"), found, ids, strict=True):
-                out[name].add(numbers[keep].astype(index_type(len(one)), copy=False))
-    for name in arrays if count < reader.num else ():
+            kept.add(keep)
+            for array, numbers, one in zip((src, dst), found, ids, strict=True):
+                array.add(numbers[keep].astype(index_type(len(one)), copy=False))
+    for name in names if count < reader.num else ():
         _compact(directory / name, reader.num, DiskArray(directory / "kept", "bool").map())
     return {"rows": reader.num, "kept": count}
 
@@ -431,38 +384,32 @@ def _compact(path: Path, rows: int, keep: Array) -> None:
     draft.replace(path)
 
 
-def _edge_targets(
+def _whole_arrays(
     table: Table,
     files: Sequence[AnyPath],
-    kept: Sequence[DiskArray],
-    counts: Sequence[Mapping[str, int]],
+    num: int,
     words: Vocabulary,
-    work: Stages,
+    kept: Sequence[DiskArray],
+    work: Workspace,
     stage: str,
 ) -> tuple[dict[str, DiskArray], dict[str, list[Any]]]:
-    """Read labels and masks of the edges that are kept, and what codes stand for."""
-    targets = Targets(table, "edge")
-    if not targets.columns and table.splits is None:
-        return {}, {}
-    stage = f"targets-of-{stage}"
-    rows = sum(count["rows"] for count in counts)
-    task = (table, files, kept, rows, words, work.directory(stage))
-    (result,) = work.run(stage, _read_targets, [task], [rows])
-    return stored_arrays(work.directory(stage), result["arrays"]), result["names"]
+    """Read the arrays of `read_rows` in one task, and keep the rows that are marked, if some are.
+    Returns also what codes stand for."""
+    task = (table, files, num, words, kept, work.directory(stage))
+    (result,) = work.run(stage, _read_whole, [task], [num])
+    return opened(result["arrays"]), result["names"]
 
 
-def _read_targets(
+def _read_whole(
     table: Table,
     files: Sequence[AnyPath],
-    kept: Sequence[DiskArray],
     num: int,
     vocabulary: Vocabulary,
+    kept: Sequence[DiskArray],
     directory: Path,
 ) -> dict[str, Any]:
-    targets = Targets(table, "edge", vocabulary)
-    reader = TableReader(files, targets.columns, table.delimiter)
-    for chunk in reader.chunks() if targets.columns else ():
-        targets.add(chunk)
-    keep = np.concatenate([array.map() for array in kept])
-    arrays = {name: rows[keep] for name, rows in targets.take(num, reader).items()}
-    return {"arrays": store_all(directory, arrays), "names": targets.names}
+    arrays, names = read_rows(table, files, num, vocabulary, directory)
+    keep = np.concatenate([np.ones(0, bool), *(array.map() for array in kept)])
+    for array in arrays.values() if not keep.all() else ():
+        _compact(array.path, num, keep)
+    return {"arrays": described(arrays), "names": names}
