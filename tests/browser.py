@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 def find_chromium() -> str:
-    """Its path; the test is skipped where there is none."""
+    """Return Chromium's path; skip the test if there is none."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         pytest.skip("no chromium here (Debian: apt-get install chromium)")
@@ -35,7 +35,7 @@ def find_chromium() -> str:
 
 
 class Browser:
-    """One page; a context manager that leaves no process.
+    """A page of a headless browser; a context manager that leaves no process.
 
     Attributes:
         requests: URLs that the page asked for.
@@ -78,7 +78,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result."""
+        """Call a command of the protocol, and return its result."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters}
         if self._session:
@@ -104,7 +104,7 @@ class Browser:
             time.sleep(0.1)
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression of JavaScript, as JSON has it."""
+        """Return the value of a JavaScript expression, decoded from JSON."""
         found = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

@@ -112,7 +112,7 @@ def nodes(tree: ast.Module) -> list[ast.AST]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Absolute names that a module imports, anywhere in it, and what it calls them."""
+    """Yield the absolute names that a module imports, anywhere in it, and their local names."""
     for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -125,7 +125,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def links(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """Module → the modules of the package that it imports, the package's root aside."""
+    """Map each module to the modules of the package that it imports, except the package's root."""
     found, files = defaultdict(set), modules()
     for module, tree in trees.items():
         plain = [node for node in nodes(tree) if isinstance(node, ast.Import)]
@@ -141,7 +141,7 @@ def links(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def private_names(tree: ast.Module) -> Iterator[str]:
-    """Names of Ray, torch and Lightning with an underscore first, as a module uses them."""
+    """Yield names with a leading underscore that a module uses of Ray, torch and Lightning."""
     roots = {}
     for target, name in imported(tree):
         if target.split(".")[0] in PRIVATE_OF:
@@ -180,7 +180,8 @@ def private_attributes(tree: ast.Module, *, own: bool) -> Iterator[str]:
 
 
 def undocumented(tree: ast.Module) -> Iterator[str]:
-    """Lines with `NOT_PUBLIC` names, or that change the ``__dict__`` of another than ``self``."""
+    """Yield lines that use `NOT_PUBLIC` names, or change the ``__dict__`` of an object other than
+    ``self``."""
     for line in ast.unparse(tree).splitlines():
         changed = CHANGED_DICT.search(line)
         if NOT_PUBLIC.search(line) or (changed and "self" not in changed.groups()):

@@ -38,7 +38,7 @@ CALLS: list[Any] = [
 
 
 def spec(kind: str, **split: Any) -> dict[str, Any]:
-    """The tables' description; ``split`` are keys of customers."""
+    """Return the tables' description; ``split`` is the keys of customers."""
     return {
         "nodes": {
             "customer": {
@@ -61,7 +61,7 @@ def spec(kind: str, **split: Any) -> dict[str, Any]:
 
 
 def customers(random: np.random.Generator, num: int, new: bool) -> pd.DataFrame:
-    """So many; ``new`` ones have words that were not there before, and no class."""
+    """Return ``num`` customers; ``new`` ones have unseen categories and no class."""
 
     def some(values: Any, share: float = 0.1) -> Any:
         values = pd.Series(values)
@@ -170,7 +170,7 @@ def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
 
 
 def calls_by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
-    """The same of `CALLS`."""
+    """Compute the same of `CALLS`."""
     median = train["minutes"].median()
     of_train, values = (one["minutes"].fillna(median) for one in (train, frame))
     scaled = (values - of_train.mean()) / of_train.std(ddof=0)

@@ -59,7 +59,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without DGL, tests that need it are none."""
+    """Deselect tests that need DGL if it is not installed."""
     if not dgl.installed():
         needing = [
             item
@@ -88,7 +88,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _without_skips(report: Any) -> Any:
-    """A skip that may not be turned into a failure, where that is wanted."""
+    """Turn a skip into a failure where all tests have to run, unless it is exempt."""
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if skipped and os.environ.get("RAYGNN_NO_SKIPS"):
         reason = report.longrepr[2]

@@ -18,7 +18,7 @@ def cora(data: Path, root: Path) -> dict[str, Any]:
 
 
 def tolokers(data: Path, root: Path, **keys: Any) -> dict[str, Any]:
-    """Return the same of Tolokers, which has ten splits."""
+    """Return the section ``graph`` of Tolokers, which has ten splits."""
     return _through_pyg(root, "HeterophilousGraphDataset", "tolokers", data / "npz") | keys
 
 
@@ -93,7 +93,7 @@ class RandomGraphs:
 
 
 class HalfConverted(RandomGraphs):
-    """Converted to bf16 when it is loaded, on the path that most graphs take, as in dmlc/dgl#7851.
+    """Graphs that are bf16 if loaded by the path that most graphs take, as in dmlc/dgl#7851.
 
     A graph without edges, number 3, leaves the loader earlier and stays as it was.
     """
@@ -111,7 +111,7 @@ class HalfConverted(RandomGraphs):
 
 
 class Bonds:
-    """Graphs whose edges alone tell their class, one of two.
+    """Graphs of two classes that only their edges determine.
 
     Args:
         tells: "amount", a number of each edge; "kind", a whole number; "neighbour": amounts say
@@ -147,7 +147,7 @@ class Bonds:
 
 
 class Sums(RandomGraphs):
-    """A number for each graph: the sum over its nodes of their first feature."""
+    """Graphs with a number as label: the sum over the nodes of their first feature."""
 
     num_classes = None
 
@@ -157,7 +157,7 @@ class Sums(RandomGraphs):
 
 
 class Chosen(RandomGraphs):
-    """All are for training, but for those that are named."""
+    """Graphs that are all for training, except for the named ones."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Chosen(RandomGraphs):
 
 
 class OneOddGraph(RandomGraphs):
-    """Graph 5 is unlike the others."""
+    """Graphs of which number 5 differs from the others."""
 
     def __init__(self, odd: str):
         super().__init__(num=8)
@@ -197,7 +197,7 @@ class OneOddGraph(RandomGraphs):
 
 
 class Wide(RandomGraphs):
-    """One graph has wider rows than all others."""
+    """Graphs of which one has wider rows than the others."""
 
     def __init__(self, wide: int, **args: Any):
         super().__init__(**args)
@@ -212,7 +212,7 @@ class Wide(RandomGraphs):
 
 
 class NotFinite(RandomGraphs):
-    """Graph 0 has a NaN among its features."""
+    """Graphs of which number 0 has a NaN among its features."""
 
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
         import dgl
@@ -225,7 +225,7 @@ class NotFinite(RandomGraphs):
 
 
 class Labelled(RandomGraphs):
-    """Graph 5 has the class that it is told."""
+    """Graphs of which number 5 has a given class."""
 
     def __init__(self, label: int, **args: Any):
         super().__init__(**args)
@@ -246,7 +246,7 @@ class SplitByVariable(RandomGraphs):
 
 
 class SplitByRank(RandomGraphs):
-    """A split that was drawn without a seed."""
+    """Graphs whose split is drawn without a seed."""
 
     @property
     def splits(self) -> dict[str, list[int]]:
@@ -258,7 +258,7 @@ class SplitByRank(RandomGraphs):
 
 
 class Tagged(RandomGraphs):
-    """Whole numbers of 32 bits in some graphs, of 64 in others."""
+    """Graphs with whole numbers of 32 bits in some, of 64 in others."""
 
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
         graph, label = super().__getitem__(number)
@@ -268,7 +268,7 @@ class Tagged(RandomGraphs):
 
 
 class SlowThenBad(RandomGraphs):
-    """Slow on rank 0; on rank 1 quick, and broken a few batches ahead of training."""
+    """Graphs that load slowly on rank 0, and quickly on rank 1, where a later one is broken."""
 
     def __init__(self, **args: Any):
         super().__init__(**args)
@@ -288,7 +288,7 @@ class SlowThenBad(RandomGraphs):
 
 
 class Unlabelled(RandomGraphs):
-    """Graphs that nobody knows the class of, as their author writes that."""
+    """Graphs without known classes, in their author's notation."""
 
     num_classes = None
 
@@ -303,7 +303,7 @@ class Unlabelled(RandomGraphs):
 
 
 class Coloured(RandomGraphs):
-    """Nodes have one of so many colours, too; the last one is there for sure."""
+    """Graphs whose nodes have one of ``colours`` colours, too; the last colour always occurs."""
 
     def __init__(self, colours: int, **args: Any):
         super().__init__(**args)

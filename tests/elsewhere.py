@@ -84,7 +84,7 @@ class Cudart:
 
 
 def elsewhere(tensor: Tensor) -> Tensor:
-    """The tensor on a GPU, or a stand-in for that."""
+    """Return the tensor on a GPU, or a stand-in for that."""
     return tensor.as_subclass(Elsewhere)
 
 
@@ -112,5 +112,5 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Also on a GPU a number without dimensions may come from the CPU."""
+    """Return True for a number without dimensions, which may come from the CPU also with a GPU."""
     return type(tensor) is Tensor and tensor.dim() > 0

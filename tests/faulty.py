@@ -37,7 +37,7 @@ def _take_another_collective() -> None:
 
 
 def _take_another_dtype() -> None:
-    """Both ranks come to a collective of the user's, but not with the same."""
+    """Make both ranks enter a collective of the user's with different dtypes."""
     odd = dist.get_rank() == ODD
     group = _compared_group()
     dist.all_reduce(torch.ones(3, dtype=torch.float64 if odd else torch.float32), group=group)
@@ -106,7 +106,7 @@ class Faulty(DglSage):
 
 
 def _break_sampling() -> None:
-    """Let a batch's preparation fail, as a transform of the user's would, in this process."""
+    """Make the preparation of a batch fail in this process, as a user's transform might."""
     from raygnn.sampling.sampler import NeighborSampler
 
     sample = NeighborSampler.sample

@@ -39,7 +39,7 @@ def zipped(bomb: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
 
 
 def swollen() -> bytes:
-    """A few kilobytes that are a tensor of 256 MB."""
+    """Return a few kilobytes that decompress to a tensor of 256 MB."""
     content, packed = io.BytesIO(), io.BytesIO()
     weights = {"w": torch.zeros(2**26)}
     torch.save({"state_dict": weights, "loops": {}, "global_step": 4}, content)
@@ -61,13 +61,13 @@ def states(marker: Path) -> dict[str, bytes]:
 
 
 def plant(directory: Path, config: Config, state: bytes, **lies: Any) -> None:
-    """A checkpoint of step 4 with such a state, and with a manifest that swears to it."""
+    """Write a checkpoint of step 4 with this state, and a manifest with its digest."""
     store.write(directory, {"global_step": 4}, 4, 9, about(config))
     swear(directory / STEP, state, **lies)
 
 
 def swear(place: Path, state: bytes, **lies: Any) -> None:
-    """Put another state into a checkpoint, and its size and digest into the manifest."""
+    """Replace a checkpoint's state, and its size and digest in the manifest."""
     (place / "state.ckpt").write_bytes(state)
     manifest = json.loads((place / "manifest.json").read_text())
     manifest |= {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest(), **lies}
@@ -92,7 +92,7 @@ def test_states_that_run_things(make_job: JobFactory, tmp_path: Path) -> None:
 
 
 def test_a_resume_refuses_hostile_checkpoints(make_job: JobFactory, tmp_path: Path) -> None:
-    """On real ranks."""
+    """Real ranks resume from them."""
     marker = tmp_path / "marker"
     options: dict[str, Any] = {"cluster": {"workers": 1}, "train": {"epochs": 1}}
     config = make_job(fault={"checkpoint_every": 1}, **options)
@@ -112,7 +112,7 @@ def test_a_resume_refuses_hostile_checkpoints(make_job: JobFactory, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "step-0000000004/../../x", "step-4", "a\0b"])
 def test_names_in_a_store(name: str, tmp_path: Path) -> None:
-    """Only what is called as ours is looked at, and nothing is fetched to elsewhere."""
+    """Only names like ours are read, and nothing is fetched to another path."""
     place = tmp_path / "test" / "checkpoints"
     place.mkdir(parents=True)
     if "\0" not in name:
@@ -123,7 +123,7 @@ def test_names_in_a_store(name: str, tmp_path: Path) -> None:
 
 
 def test_links(make_job: JobFactory, tmp_path: Path) -> None:
-    """A checkpoint that is a link is read as what it is a link to, and removed as a link."""
+    """A checkpoint that is a link is read through it, but only the link is removed."""
     config, run = make_job(), tmp_path / "checkpoints"
     plant(tmp_path / "elsewhere", config, b"x" * 10)
     run.mkdir()

@@ -34,7 +34,7 @@ CONFIG = load_config(job(Path("runs")))
 
 
 def saver(directory: Path, requests: Control | None = None, **options: Any) -> Checkpoints:
-    """The checkpoints of a rank that is alone."""
+    """Return the checkpoint writer of a single rank."""
     options = {"keep": 9, "patience": 30.0, "every": 1, "last": 99, **options}
     options.setdefault("exchange", Exchange(World(0, 1)))
     return Checkpoints(
@@ -62,7 +62,7 @@ def save(saving: Checkpoints, step: int, weights: torch.Tensor | None = None) ->
 
 
 def wait(saving: Checkpoints, seconds: float) -> bool:
-    """Wait until it has written what it writes."""
+    """Wait until the writer is idle."""
     assert saving._pending.write is not None
     return saving._pending.write.wait(seconds)
 
@@ -81,7 +81,7 @@ def told(directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def mounted(path: Path, options: str) -> Iterator[Path]:
-    """A file system of its own."""
+    """A separate, small file system."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
     if subprocess.run(command, capture_output=True).returncode:
@@ -93,7 +93,7 @@ def mounted(path: Path, options: str) -> Iterator[Path]:
 
 
 def fill(directory: Path) -> Path:
-    """Leave no room."""
+    """Fill the file system."""
     path = directory / "filler"
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"0" * 4096):
@@ -102,7 +102,7 @@ def fill(directory: Path) -> Path:
 
 
 def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on, and moves the weights, before they are written."""
+    """Training continues and changes the weights before they are written."""
     go, write = threading.Event(), store.write
 
     def held(*args: Any) -> None:
@@ -122,7 +122,7 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_start_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
-    """A rank that was asleep, or cut off, while the run went on without it."""
+    """The rank was suspended or disconnected while the run continued without it."""
     save(saver(tmp_path), 5)
     save(saver(tmp_path, is_current=lambda: False), 3)
     assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-0000000005"]
@@ -181,7 +181,7 @@ def test_weights_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learned rows are moved once: an attempt that fails after that must not cost them."""
+    """Learned rows are moved once; an attempt that fails afterwards must not lose them."""
     draft = weights.rows_draft(tmp_path)
     draft.mkdir()
     rows = np.ones((3, 2), np.float32)
@@ -199,7 +199,7 @@ def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
 def test_no_room(how: str, tmp_path: Path) -> None:
-    """Nothing half-written, nothing lost of what was there, and the next one is tried."""
+    """Nothing partial remains, no existing file is lost, and the next checkpoint is tried."""
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)
         saving = saver(disk, keep=1)
@@ -233,7 +233,7 @@ def test_no_room(how: str, tmp_path: Path) -> None:
 
 
 def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
-    """No later one makes up for it."""
+    """No later checkpoint would replace it."""
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)
         filler = fill(disk)
@@ -257,7 +257,7 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
-    """Storage that is away when it is due comes back in time."""
+    """The storage is unavailable when the checkpoint is due, and returns in time."""
     parent = tmp_path / "mount"
     saving = saver(parent / "checkpoints", patience=60.0, last=1)
     saving._events = Events(tmp_path / EVENTS)
@@ -387,7 +387,7 @@ def test_a_disk_that_is_full_for_a_while(
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that lies, as far as torch can tell, on a GPU, and can only be copied to the CPU."""
+    """A tensor that torch regards as on a GPU, and that can only be copied to the CPU."""
 
     here: torch.Tensor
 

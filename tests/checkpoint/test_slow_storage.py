@@ -44,7 +44,7 @@ def wanted(**fault: Any) -> dict[str, Any]:
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], None]) -> None:
-    """Do something before each piece that ranks write to files with this in their path."""
+    """Call a function before each piece that ranks write to files with this text in their path."""
     put = Hashed._put
 
     def slowly(self: Hashed, piece: memoryview) -> None:
@@ -70,7 +70,7 @@ def events(run: Run) -> str:
 
 @pytest.mark.parametrize("room", [True, False])
 def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint takes longer than storage may take nothing, and is as it would have been.
+    """Each checkpoint takes longer than the storage timeout, and has the same content as ever.
 
     Without room for a copy of the rows training waits, so none is left out.
     """
@@ -95,7 +95,7 @@ def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.Monk
 
 
 def _hung(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """Rank 1's storage takes nothing of any checkpoint after its first piece."""
+    """Train while the storage of rank 1 accepts only the first piece of each checkpoint."""
     if exchange.world.rank == 1:
         with pytest.MonkeyPatch.context() as patch:
             slow_down(patch, ".step-", lambda: time.sleep(3600))
@@ -119,8 +119,7 @@ def test_hanging_storage_loses_checkpoints_but_not_the_run(
 def test_rows_that_change_before_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Storage took nothing for too long, and there was no room for a copy: no checkpoint has the
-    rows of a later step."""
+    """After a timeout, and without memory for a copy, no checkpoint has rows of a later step."""
     again = threading.Event()
     slow_down(monkeypatch, "rows-", lambda: again.wait(60))
     monkeypatch.setattr(RowState, "has_room", lambda self: False)
@@ -170,7 +169,7 @@ class Storage:
 
 
 class Writing:
-    """Stands for a `Write`."""
+    """Stand-in for a `Write`."""
 
     def __init__(self, storage: Storage, act: Callable[[Any], None], number: int):
         self._storage, self._act, self._began = storage, act, storage.now
@@ -204,8 +203,8 @@ class Writing:
 def test_one_at_a_time_and_always_the_last(
     seconds: list[float], stalls: set[int], requests: set[int], pace: float, every: Any
 ) -> None:
-    """Whatever the speed of steps and storage: one is written at a time, the last one always
-    unless the storage takes nothing, and a request is answered by a later state."""
+    """At any speed of steps and storage, one checkpoint is written at a time, the last one always
+    unless the storage hangs, and a request is answered by a later state."""
     storage, last = Storage(seconds, stalls), 40
     asked: dict[str, int] = {}  # request → its step
     answers: dict[str, int] = {}  # request → the step of the checkpoint that answers it

@@ -48,7 +48,7 @@ def validate(manifest: dict[str, Any]) -> None:
 
 
 def pods(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every template of a pod in a manifest of KubeRay, as an object of its own."""
+    """Return every pod template in a manifest of KubeRay as a separate object."""
     spec = manifest["spec"]
     cluster = spec.get("rayClusterSpec", spec)
     templates = [
@@ -86,7 +86,7 @@ def test_pods(manifest: dict[str, Any]) -> None:
 
 
 def test_labels_are_those_of_the_policies() -> None:
-    """A policy with another label would let everybody in, and nobody would notice."""
+    """A policy with another label would silently admit everyone."""
     for file in FILES:
         manifests = {each["kind"]: each for each in yaml.safe_load_all(file.read_text())}
         if policy := manifests.pop("NetworkPolicy", None):
@@ -100,7 +100,7 @@ def test_labels_are_those_of_the_policies() -> None:
 
 
 def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
-    """Jobs run what their users write, in an image that has sudo."""
+    """Jobs run their users' code, in an image that has sudo."""
     for pod in (each for manifest in OF_RAY for each in pods(manifest)):
         spec = pod["template"]["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -155,7 +155,7 @@ def test_all_pods_run_one_image_and_mount_the_claim() -> None:
 
 @pytest.fixture(params=["RayCluster", "RayJob"])
 def definition(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """KubeRay's own definition of a kind."""
+    """Return KubeRay's own definition of a kind."""
     given = os.environ.get("KUBERAY_CRDS")
     if not given:
         pytest.skip("KubeRay's definitions are in no package; set KUBERAY_CRDS to their directory")
@@ -191,7 +191,7 @@ def test_keys_are_those_of_kuberay(manifest: dict[str, Any]) -> None:
 
 
 def _strict(schema: Any) -> Any:
-    """The schema with unknown keys as errors, as `kubectl apply` has them."""
+    """Return the schema with unknown keys as errors, as `kubectl apply` treats them."""
     if isinstance(schema, list):
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):

@@ -90,7 +90,7 @@ def machines(tmp_path: Path) -> Iterator[list[Host]]:
 
 
 class Laptop:
-    """Runs commands from this checkout, as people do, on a machine outside of the cluster."""
+    """A machine outside of the cluster, which runs commands from this checkout."""
 
     def __init__(self, host: Host):
         self.host = host
@@ -105,12 +105,12 @@ class Laptop:
         return done.stdout
 
     def status(self, url: str) -> str:
-        """The HTTP status that somebody without the token gets, or the error."""
+        """Return the HTTP status of a request without the token, or the error."""
         return self.run(sys.executable, "-c", _STATUS, url).strip()
 
     @contextlib.contextmanager
     def tunnel(self, file: Path) -> Iterator[None]:
-        """`ray dashboard` in the background, once it forwards."""
+        """Run `ray dashboard` in the background, and yield once it forwards."""
         argv = ["ray", "dashboard", str(file)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = self.host.popen(argv, env=self.env, cwd=CHECKOUT, **quiet)
@@ -152,7 +152,7 @@ def test_up_a_job_and_down(machines: list[Host], tmp_path: Path) -> None:
 
 
 def _cluster_file(head: Host, worker: Host, directory: Path) -> Path:
-    """cluster/onprem.yaml with these machines instead of its own, and nothing else changed."""
+    """Write cluster/onprem.yaml with these machines and no other change."""
     text = (CHECKOUT / "cluster" / "onprem.yaml").read_text()
     for theirs, ours in (
         ("head_ip: 192.0.2.10", f"head_ip: {head.address}"),
@@ -187,7 +187,7 @@ def _job(directory: Path) -> Path:
 
 
 def _processes(host: Host) -> set[str]:
-    """The names of all processes in the host but those of the test."""
+    """Return the names of all processes on the host, except the test's."""
     shown = host.run(["sh", "-c", "cat /proc/[0-9]*/comm; true"], timeout=LIMIT).stdout
     return set(shown.split("\n")) - {"", "cat", "sh", "sshd"}
 

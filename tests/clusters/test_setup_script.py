@@ -26,7 +26,7 @@ chmod +x "$3/bin/pip"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A node's home with what `ray up` carries there, and a Python for new environments."""
+    """A node's home with the files of `ray up`, and a Python for new environments."""
     (tmp_path / "raygnn").mkdir()
     shutil.copy(CHECKOUT / "cluster" / "setup.sh", tmp_path / "raygnn")
     shutil.copy(CHECKOUT / "constraints.txt", tmp_path / "raygnn")
@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def setup(home: Path, *, ready: bool) -> str:
-    """Run it; ``ready``: this interpreter, which has everything, is on PATH."""
+    """Run the script; with ``ready``, this complete interpreter is on PATH."""
     path = f"{home}/bin:/usr/bin:/bin"
     if ready:
         path = f"{Path(sys.executable).parent}:{path}"

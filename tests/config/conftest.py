@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: empty but for ``graph.dgl``, whose content is not looked at."""
+    """The current directory: empty except for ``graph.dgl``, whose content is not read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "graph.dgl").write_bytes(b"")
     return tmp_path

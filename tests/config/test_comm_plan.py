@@ -49,14 +49,14 @@ def test_nccl_where_every_worker_has_a_gpu() -> None:
 
 
 def second_interface(number: int, **changes: object) -> NodeNetwork:
-    """NCCL would take the first one, which is another one."""
+    """Return a node's network in which NCCL's first choice is not the right interface."""
     others = (Interface("docker0", ("172.17.0.1",)), Interface("eth0", ("192.168.0.1",)))
     own = Interface(f"eth{number}", (f"10.0.0.{number}",))
     return make_network(number, interfaces=(*others, own), **changes)
 
 
 def test_gloo_is_told_where_gradients_use_nccl() -> None:
-    """Ids, features and control messages go over gloo there, too."""
+    """Ids, features and control messages use gloo in that case, too."""
     plan = plan_for(make_config(**GPUS), two(network=make_network(2, resolves_to=())))
     assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
 

@@ -105,7 +105,7 @@ def test_it_survives_pickling(here: Path) -> None:
 
 @pytest.fixture
 def elsewhere(here: Path) -> Path:
-    """A directory ``jobs`` with a job and its input, below the current directory."""
+    """Directory ``jobs`` with a job and its input, below the current directory."""
     directory = here / "jobs"
     directory.mkdir()
     (directory / "graph.dgl").write_bytes(b"")
@@ -153,7 +153,7 @@ def test_storage_may_be_a_file_uri(storage: str) -> None:
 
 @pytest.mark.parametrize("key", ["storage", "staging.path", "partition.path"])
 def test_paths_that_are_not_utf8_are_refused(key: str, here: Path) -> None:
-    """No file of a run, and no message of Ray's, could hold them."""
+    """No file of a run and no message of Ray could contain them."""
     place = here / "d\udcff"
     with pytest.raises(ConfigError) as caught:
         load_config(PLANTED, {key: str(place)})
@@ -371,7 +371,8 @@ def test_tables_drop_less(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what a run keeps of its configuration is that configuration."""
+    """Tables have a lower default dropout, and the config that a run records reads back as the
+    same."""
     monkeypatch.chdir(tmp_path)
     Path("tables.yaml").touch()
     config = load_config({"name": "a", "graph": graph, "model": model})

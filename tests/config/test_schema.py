@@ -60,7 +60,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 def test_keys_of_other_kinds_at_their_defaults_are_left_out() -> None:
-    """Configurations that older versions recorded have them."""
+    """Configs that older versions recorded contain such keys."""
     plain = load_config(JOB)
     older = {
         "model": {"kind": "gcn", "heads": 8, "attn_dropout": None, "args": {}},

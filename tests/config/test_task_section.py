@@ -129,7 +129,7 @@ def test_every_kind_has_metrics_and_a_unit() -> None:
 
 
 def test_a_section_that_comes_or_goes_is_a_change() -> None:
-    """Another split would train on what was kept for the test."""
+    """Another split would train on the test set of the first."""
     without = load_config({**JOB, "task": LINKS})
     split = load_config({**JOB, "task": {**LINKS, "split": {"seed": 5}}})
     assert changes(fixed(without.to_dict()), without) == []

@@ -85,7 +85,7 @@ def test_what_is_refused(changed: dict[str, Any], key: str) -> None:
 
 
 def test_what_one_task_reads_is_not_ignored() -> None:
-    """A key of the model that only edges read, beside a task on nodes."""
+    """One task on edges reads a key of the model that the other, on nodes, does not."""
     load_config({**JOB, "tasks": TWO, "model": {"kind": "sage", "relation": "r"}})
     tasks = {"a": KIND, "b": {"kind": "link_prediction"}}
     config = load_config({**JOB, "tasks": tasks, "model": {"kind": "sage", "decoder": "mlp"}})

@@ -35,7 +35,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_job(data_dir: Path, tmp_path: Path) -> RealJob:
-    """Loads a job file, with the graph from ``data_dir`` and sections merged into it."""
+    """Load a job file with the graph of ``data_dir``; sections are merged into it."""
 
     def load(job: str, **sections: Any) -> Config:
         file = CHECKOUT / "jobs" / f"{job}.yaml"
@@ -48,14 +48,14 @@ def real_job(data_dir: Path, tmp_path: Path) -> RealJob:
 
 
 def score(config: Config) -> float:
-    """The test metric, in 0 … 1."""
+    """Return the test metric, in 0 … 1."""
     return float(train_on_ranks(config).summary["metrics"][f"test/{config.task.chosen_metric}"])
 
 
 @pytest.mark.system
 @pytest.mark.slow
 def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
-    """The same global batch of all 140 training nodes; they differ in their dropout masks."""
+    """The global batch is always all 140 training nodes; only dropout masks differ."""
     scores = {}
     for workers in (1, 2, 4):
         config = real_job(
@@ -80,7 +80,7 @@ def test_cora_gat(real_job: RealJob) -> None:
 @pytest.mark.system
 @pytest.mark.slow
 def test_cora_with_a_model_of_pygs(data_dir: Path, tmp_path: Path) -> None:
-    """The job of docs/models.md: GATv2, of which nothing is ours."""
+    """The job of docs/models.md: GATv2, entirely PyG's."""
     (page,) = [path for path in PAGES if path.name == "models.md"]
     (text,) = [block for block in blocks("yaml", page) if "cora-pyg" in block]
     cora(data_dir, tmp_path / "data")
@@ -120,7 +120,7 @@ def test_neighbours_tell_what_features_do_not(make_job: JobFactory) -> None:
 
 
 def features_alone(config: Config) -> float:
-    """Test accuracy of a logistic regression on the nodes' own features."""
+    """Return the test accuracy of a logistic regression on the nodes' own features."""
     assert config.graph is not None
     (frame,) = load_graph(config.graph).nodes.values()
     data = {name: torch.as_tensor(array) for name, array in frame.data.items()}

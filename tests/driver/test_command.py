@@ -111,7 +111,7 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
 
 
 def of_loss(line: str) -> int | None:
-    """The step of a record of the training loss."""
+    """Return the step of a record of the training loss."""
     record = json.loads(line)
     return int(record["step"]) if "train/loss" in record else None
 
@@ -127,7 +127,7 @@ def test_a_head_node_that_nobody_can_reach(run: Callable[..., Command]) -> None:
 
 @contextmanager
 def listener(answer: bytes | None) -> Iterator[str]:
-    """Something that listens and is no Ray: it answers whatever it is told, or nothing."""
+    """Start a server that is no Ray: it sends the same answer to every request, or none."""
 
     def serve() -> None:
         while True:
@@ -220,7 +220,7 @@ def test_a_token_that_is_not_the_clusters(
 
 
 def slow(run: Callable[..., Command], tmp_path: Path) -> Command:
-    """A command that trains."""
+    """A command during training."""
     command = run("train", model={"kind": f"{MODELS}:Slow"}, train={"epochs": 100})
     wait_for_step(tmp_path / "runs" / "test" / "metrics.jsonl", 3, command.process)
     return command
@@ -259,7 +259,7 @@ def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: 
 @SLOW
 @pytest.mark.comfort
 def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -> None:
-    """Its Ray goes with it, and the run resumes from the newest checkpoint."""
+    """Its Ray ends with it, and the run resumes from the newest checkpoint."""
     sections: dict[str, Any] = {
         "model": {"kind": f"{MODELS}:Slow"},
         "train": {"epochs": 3},
@@ -390,8 +390,8 @@ print("handled", ended.wait(10), {n for n in os.environ if before.get(n) != os.e
 @pytest.mark.comfort
 @pytest.mark.slow
 def test_one_job_after_the_other_in_a_process(tmp_path: Path) -> None:
-    """With a token that was made for each; not two at once. What SIGTERM does stays the caller's,
-    and no variable."""
+    """Each has a token of its own, and two cannot run at once. The caller's SIGTERM handler and
+    variables are restored."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     del env["RAY_AUTH_MODE"]
     argv = [sys.executable, "-c", _AGAIN]
@@ -472,7 +472,7 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
 def test_a_memory_monitor_that_kills(
     run: Callable[..., Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's own, which is told to kill from a thousandth of the machine's memory on."""
+    """Ray's own monitor is set to kill from a thousandth of the machine's memory on."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     code, _, err = run("train", "--set", "fault.max_failures=0").finish(timeout=240)

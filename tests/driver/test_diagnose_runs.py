@@ -41,7 +41,7 @@ def make_job(make_job: JobFactory) -> JobFactory:
 
 
 def diagnose_copy(config: raygnn.Config) -> Diagnosis:
-    """Nothing but the run directory may be used."""
+    """Diagnose a copy of the run directory, since nothing else may be used."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "copy"
         shutil.copytree(config.run_dir, copy)
@@ -49,7 +49,7 @@ def diagnose_copy(config: raygnn.Config) -> Diagnosis:
 
 
 def fail(config: raygnn.Config) -> Diagnosis:
-    """Train, which must fail, and diagnose."""
+    """Train, require a failure, and diagnose it."""
     with pytest.raises(TrainingError) as caught:
         raygnn.train(config, display=False)
     assert caught.value.run == str(config.run_dir)
@@ -89,7 +89,7 @@ def test_the_cause_of_a_failure(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, with room for a run and little more."""
+    """A separate file system with space for little more than a run."""
     path = tmp_path / "small"
     path.mkdir()
     mounted = subprocess.run(
@@ -150,7 +150,7 @@ def test_an_interrupt(make_job: JobFactory) -> None:
 
 @SLOW
 def test_the_last_of_several_starts(make_job: JobFactory) -> None:
-    """The same failure twice ends a run that may start more often."""
+    """The same failure twice ends a run that has attempts left."""
     config = make_job(model={"kind": MODEL, "args": {"how": "raise"}}, fault={"max_failures": 3})
     found = fail(config)
     assert (found.cause.kind, found.cause.rank, found.attempt) == ("model", faulty.ODD, 2)

@@ -153,7 +153,7 @@ def test_too_few_class_weights_of_graphs(tmp_path: Path) -> None:
 
 
 def check_weights(config: Config) -> None:
-    """Three are refused, and as many as there are classes are not."""
+    """Check that three weights are refused, and one for each class is not."""
     cluster = RayCluster(config)
     with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
         goals = goals_of(config, given.facts(config))
@@ -246,7 +246,7 @@ def test_whole_graphs(tmp_path: Path) -> None:
 
 
 def test_the_small_graph_is_like_the_real_one(tmp_path: Path) -> None:
-    """Types, arrays, dtypes and widths, masks and classes; every node has in-edges."""
+    """Types, arrays, dtypes, widths, masks and classes agree; every node has in-edges."""
     config = several(tmp_path, model={"kind": f"{UNFIT}:Fit", "hidden": 64})
     request = request_of(config)
     graph = small_graph(request)
@@ -289,7 +289,7 @@ def test_in_a_process(
 
 
 def test_a_model_that_takes_long(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a machine that is slow: nothing is known, and nothing is left of the process."""
+    """A slow model or machine yields no result, and leaves no process."""
     monkeypatch.setattr(dry_run, "LIMIT", 0.2)
     request = request_of(make_job(model={"kind": f"{UNFIT}:Sleeps"}))
     with dry_run.started(request) as wait:

@@ -23,7 +23,7 @@ SECRETS = ("hunter2-word", "hunter2-uri", "hunter2-wandb", "hunter2-mlflow")
 
 
 def with_secrets(directory: Path, secrets: list[str]) -> list[str]:
-    """The files below a directory that hold one, or whose names do."""
+    """Return the files below a directory that contain a secret, or whose names do."""
     found = []
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -48,7 +48,7 @@ def job(place: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
-    """Not of the file that it was written to for the check."""
+    """Messages name the graph, not the file that the check wrote it to."""
     data = graph()
     del data.train_mask
     with pytest.raises(DataError, match="there are no training nodes") as caught:

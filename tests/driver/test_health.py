@@ -44,7 +44,7 @@ def progress(rank: int, beat: int, *, host: str = HOST, phase: str = "forward") 
 
 
 class Watched:
-    """Ranks whose signs are looked at each second; ``moving`` says which of them give one."""
+    """Ranks that are polled each second; ``moving`` are those with a heartbeat."""
 
     def __init__(self, *hosts: str):
         self.silence = Silence()
@@ -77,7 +77,7 @@ def test_a_rank_that_stands_still_is_noticed() -> None:
 
 
 def test_all_ranks_of_several_hosts_at_once() -> None:
-    """The driver hears nobody: it may be its network. They do not come back all at once."""
+    """The driver hears no rank, perhaps because of its own network; ranks come back one by one."""
     ranks = Watched("a", "a", "b")
     ranks.look(0, 1, 2)
     assert max(ranks.for_seconds(300).values()) <= 3.0
@@ -93,7 +93,7 @@ def test_all_ranks_of_the_only_host_at_once() -> None:
 
 
 def test_the_last_one_that_is_awaited() -> None:
-    """The others failed or came to their end, and are silent for that reason."""
+    """The other ranks have failed or ended, and are silent for that reason."""
     ranks = Watched("a", "b", "c")
     ranks.look(0, 1, 2)
     ranks.over = {0, 2}
@@ -118,7 +118,7 @@ def test_a_driver_that_was_stopped_itself() -> None:
 def test_one_that_moves_within_the_limit_is_never_frozen(
     gaps: Sequence[tuple[float, bool]], jump: int, others: int
 ) -> None:
-    """Whatever its signs show, whatever the others do, however late the looks come."""
+    """The rule holds for any heartbeats, any other ranks and any delay between polls."""
     silence, now, since, beat = Silence(), 5.0, 0.0, 7
     for number, (gap, moves) in enumerate(gaps):
         now, since = now + gap, since + gap
@@ -131,7 +131,7 @@ def test_one_that_moves_within_the_limit_is_never_frozen(
 
 
 class Job:
-    """Ranks that say what they do, looked at by a driver whose clock can be set."""
+    """Ranks that report their state, polled by a driver whose clock can be set."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch):
         self.path, self.logs = path, path / "logs"
@@ -173,7 +173,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 @contextlib.contextmanager
 def holding(file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A stopped process that has the file open, as a rank has its state."""
+    """Start and stop a process that has the file open, as a rank has its state."""
     file.touch()
     with open(file, "r+b") as opened:
         process = subprocess.Popen(["sleep", "600"], pass_fds=[opened.fileno()])
@@ -250,7 +250,7 @@ def test_what_is_not_frozen(job: Job, how: str) -> None:
 
 
 def test_a_rank_that_moves_on_the_last_moment(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the end."""
+    """The rank moves between the poll and its termination."""
     with holding(job.logs / "rank-1.state") as process:
         found = of(process, progress(1, 7))
         job.watch(59, found)
@@ -342,7 +342,7 @@ class Notes(NullDisplay):
 
 
 class Going:
-    """A job with three ranks, the last of them on another node, while ``nodes`` are to go."""
+    """A job with three ranks, the last of them on another node, while ``nodes`` drain."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **cluster: Any):
         self.control = Control()
@@ -388,8 +388,8 @@ def test_a_notice_is_answered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cluster", [{"local": True}, {"answers": lambda: False}])
 def test_no_notice_is_looked_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own Ray is not preempted; a call to one that does not answer would return after a
-    minute, when Ray has ended this process."""
+    """An embedded Ray is not preempted; a call to an unresponsive one returns after a minute, when
+    Ray has ended this process."""
     going = Going(monkeypatch, **cluster)
     going.nodes = {"a": 5.0}
     assert not going.asks()
@@ -406,7 +406,7 @@ def test_ray_reports_no_draining_nodes() -> None:
 
 
 class _Stopper(threading.Thread):
-    """Stops rank 1 when it has made some steps, and measures until the next start's first."""
+    """Stops rank 1 after some steps, and measures the time to the next attempt's first step."""
 
     def __init__(self, run: Path):
         super().__init__(daemon=True)

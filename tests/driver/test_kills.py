@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """Losses and metrics by step, the weights, and what was measured at the end."""
+    """Return losses and metrics by step, the weights, and the final measurements."""
     columns = ("train/loss", "val/accuracy", "val/loss", "test/accuracy")
     by_step = {c: run.metrics.set_index("step")[c].dropna().to_dict() for c in columns}
     weights = torch.load(run.path / "checkpoints" / "selected.pt")
@@ -50,7 +50,7 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def draw(number: int) -> tuple[str, int, int]:
-    """The moment of a test: each kind a few times, at a random place."""
+    """Choose the moment of a test: each kind occurs a few times, at a random step."""
     chance = random.Random(number)
     moment = list(MOMENTS)[number % len(MOMENTS)]
     n = chance.randint(1, MOMENTS[moment])

@@ -37,7 +37,7 @@ def make(storage: Path, **logging: Any) -> tuple[Config, RunDir]:
 
 
 def records(steps: Iterable[int], **values: float) -> list[Record]:
-    """With a loss that tells the step, and more in every fifth."""
+    """Return records whose loss encodes the step, with more values in every fifth."""
     found = []
     for step in steps:
         found.append({"step": step, "epoch": 0, "time": 0.5 * step, "train/loss": 1 / step})
@@ -68,7 +68,7 @@ def rows(run: RunDir) -> list[dict[str, str]]:
 
 
 def shown(run: RunDir, tag: str) -> list[tuple[int, float]]:
-    """Steps and values of a curve, as TensorBoard shows them: a start purges what comes after."""
+    """Return a curve's steps and values as TensorBoard shows them: a start purges later ones."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     points: dict[int, float] = {}
@@ -135,7 +135,7 @@ def test_errors_of_a_logger_thread_are_reported(tmp_path: Path) -> None:
 
 
 def test_files_are_written_without_lightning() -> None:
-    """Whose import takes as long as a short run."""
+    """Importing it takes as long as a short run."""
     code = (
         "import sys, raygnn.driver.loggers\n"
         "from raygnn.driver.loggers import Csv, TensorBoard\n"
@@ -204,7 +204,7 @@ def test_a_missing_package_is_refused(
 
 
 class _Flaky(Backend):
-    """Keeps what it gets; fails, or hangs, for as long as it is told to."""
+    """Logger that keeps its records, and fails or hangs for as long as it is set to."""
 
     name = "flaky"
     fresh = False
@@ -238,7 +238,7 @@ class _Flaky(Backend):
 
 @pytest.fixture
 def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Flaky, Any]]:
-    """A logger, and what makes a thread of it that has begun, from what it tells."""
+    """Return a logger, and a function that starts a thread with it."""
     monkeypatch.setattr(module, "_POLL", 0.01)
     monkeypatch.setattr(module, "_PAUSE", 0.01)
     kind, begun = _Flaky(), list[LoggerThread]()
@@ -333,7 +333,7 @@ def test_a_run_that_goes_back_opens_the_logger_anew(
 
 
 def test_a_step_that_comes_again_is_noticed(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
-    """Also where only its evaluation does."""
+    """A step whose evaluation alone is repeated is noticed, too."""
     kind, begin = flaky
     validated = {"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}
     put(tmp_path, [*records([4, 5]), {**validated, "test/f1": 1.0}])

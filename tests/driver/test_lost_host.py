@@ -108,7 +108,7 @@ class Lab:
         return (self.shared / f"{name}.out").read_text()
 
     def lose_one(self, name: str, command: subprocess.Popen[Any]) -> tuple[int, float]:
-        """Lose the second host, after some steps; its rank, and when that was."""
+        """Lose the second host after some steps; return its rank, and the time."""
         wait_for_step(self.run(name) / "metrics.jsonl", 9, command)
         rank = next(r for r in (0, 1) if started(self.run(name), r)[-1]["host"] == "host1")
         self.cluster.lose(1)
@@ -289,7 +289,7 @@ def test_a_host_that_comes_back_is_used_again(lab: Lab) -> None:
 
 
 def test_a_host_that_is_to_go(lab: Lab) -> None:
-    """Its notice is answered with a checkpoint, and when it goes the other one goes on."""
+    """Its notice causes a checkpoint, and when it goes, the other host continues."""
     command = lab.start(
         "notice",
         pause=0.5,

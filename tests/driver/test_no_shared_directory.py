@@ -37,7 +37,7 @@ RAYGNN = [sys.executable, "-m", "raygnn"]
 
 
 def seen(host: Host, path: str) -> Path:
-    """A host's file, as it is named from outside."""
+    """Return a host's file as it is named from outside."""
     return Path(f"/proc/{host.pid}/root{path}")
 
 
@@ -70,7 +70,7 @@ def said(cluster: Cluster) -> str:
 
 
 def undisturbed(tmp_path: Path, config: dict[str, Any]) -> np.ndarray:
-    """The losses of the same training where nothing happens."""
+    """Losses of the same training without a failure."""
     flag = tmp_path / "died"
     flag.touch()
     plain = {**config, "storage": str(tmp_path), "staging": {"path": str(tmp_path / "stage")}}

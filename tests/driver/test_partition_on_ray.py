@@ -61,7 +61,7 @@ def test_it_is_the_partition_that_is_made_in_memory(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_task_is_said_as_it_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it is said where what was done until then is kept."""
+    """The message also names where the finished work is kept."""
     wrong = {"bought": {"name": ["anna", "carl", "bob"]}}
     errors = []
     shown: list[str] = []

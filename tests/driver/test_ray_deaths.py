@@ -55,7 +55,7 @@ def remove(command: Command) -> None:
 
 
 def kill(command: Command, part: str) -> int:
-    """Kill the one process with this in its command line, of those that run."""
+    """Kill the only process with this text in its command line."""
     (pid,) = [pid for pid, line in command.running().items() if part in line]
     os.kill(pid, signal.SIGKILL)
     return pid
@@ -70,7 +70,8 @@ def wait_until(happened: Callable[[], bool], command: Command) -> None:
 
 
 def failed(command: Command, run_dir: Path, expected: str) -> str:
-    """The command fails, says the same everywhere, and leaves nothing; returns its output."""
+    """Check that the command fails, reports the same cause everywhere and leaves nothing; return
+    its output."""
     code, out, err = command.finish()
     assert code == 4, out + err
     assert err.startswith(f"error: {expected}"), err
@@ -98,7 +99,7 @@ def test_a_core_process_dies(command: Command, tmp_path: Path, program: str, rol
 
 @pytest.mark.system
 def test_nothing_of_ray_outlives_a_killed_command(command: Command, tmp_path: Path) -> None:
-    """Ray's agents would notice after a minute or more that their raylet has gone."""
+    """Ray's agents notice the death of their raylet only after a minute or more."""
     wait_for_step(tmp_path / "runs" / "test" / "metrics.jsonl", 3, command.process)
     assert any("agent" in line for line in command.running().values())
     command.process.kill()
@@ -128,7 +129,7 @@ def test_the_reaper_spares_what_the_command_started(tmp_path: Path) -> None:
 
 
 def test_a_reaper_without_a_directory_does_nothing() -> None:
-    """Every open file is in the directory that is called nothing."""
+    """An empty directory name would match every open file."""
     assert [reaper.received(given) for given in (b"", b"/tmp/rayg")] == [None, None]
     assert reaper.received(b"/tmp/raygnn-a/") == "/tmp/raygnn-a"
 
@@ -186,7 +187,7 @@ def on_a_cluster(tmp_path: Path) -> Iterator[Callable[..., tuple[Command, psutil
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_gcs_of_a_cluster_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -> None:
-    """Ray would end the command after 40 s, with exit code 1 and without an error."""
+    """Ray itself would end the command after 40 s, with exit code 1 and no error."""
     command, head, address = on_a_cluster(40)
     (gcs,) = [p for p in head.children() if p.name() == "gcs_server"]
     gcs.kill()
@@ -201,8 +202,8 @@ def test_the_gcs_of_a_cluster_dies(on_a_cluster: Callable[..., Any], tmp_path: P
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_controller_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -> None:
-    """Its first death is a failure like that of a rank; `max_failures` ends that. On a Ray of our
-    own it is in the driver."""
+    """Its first death counts as a failure of a rank; `max_failures` ends the run. With an embedded
+    Ray it is in the driver."""
     run_dir = tmp_path / "runs" / "test"
     metrics = run_dir / "metrics.jsonl"
     command, head, _ = on_a_cluster(60, fault={"max_failures": 1, "checkpoint_every": 2})
@@ -227,7 +228,7 @@ def test_the_controller_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -
 
 
 class Port:
-    """A port on loopback that takes connections while it is open."""
+    """Port on loopback that accepts connections while it is open."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -241,7 +242,7 @@ class Port:
 
 
 def test_a_process_that_goes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's helpers of a moment are no reason to say that Ray did not start."""
+    """Short-lived helpers of Ray do not make its start a failure."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     process = psutil.Process(child.pid)
     child.wait()
@@ -319,7 +320,7 @@ def test_a_stop_while_the_rest_of_ray_comes(
 def test_a_ray_that_does_not_start_is_tried_again_and_leaves_its_logs(
     tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: what the second one said is in the run directory."""
+    """It is tried once more; the second one's output is in the run directory."""
     config = load_config(job(tmp_path, cluster={"address": "local"}))
     (config.run_dir / "logs").mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))

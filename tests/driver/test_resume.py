@@ -30,14 +30,14 @@ from tests.small_jobs import JobFactory, about, job, train_on_ranks
 
 
 def cut(run_dir: Path, stop: int) -> None:
-    """Forget what came after a step, as if the run had been killed there."""
+    """Remove everything after a step, as if the run had been killed there."""
     for path in run_dir.glob("checkpoints/step-*"):
         if int(path.name.removeprefix("step-")) > stop:
             (path / "manifest.json").unlink()
 
 
 def stopped(whole: Run, config: Config, step: int) -> Config:
-    """The job of a configuration was trained as ``whole`` was, and killed after a step."""
+    """Return a job's config with the state of ``whole``, killed after a step."""
     shutil.copytree(whole.path, config.run_dir)
     cut(config.run_dir, step)
     return config
@@ -87,7 +87,7 @@ def test_a_resumed_run_can_be_resumed_again(stops: tuple[int, ...], make_job: Jo
 
 @pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
 def test_a_resume_after_the_last_step_only_evaluates(steps: int, make_job: JobFactory) -> None:
-    """Stopped between the last step and its evaluation: a resume has no step left to make."""
+    """The run was stopped between its last step and the evaluation."""
     train = {"epochs": 9, "max_steps": steps, "eval_every": 2, "lr": 0.03}
     config = make_job(train=train, fault={"checkpoint_every": 1})
     whole = train_on_ranks(config)
@@ -133,7 +133,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
 
 
 def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -> None:
-    """With more of it, from its newest checkpoint."""
+    """With a larger `patience`, a run stopped early resumes from its newest checkpoint."""
     every: dict[str, Any] = {"fault": {"checkpoint_every": 3}}
     train: dict[str, Any] = {"epochs": 9, "lr": 1e-12}  # which leads nowhere
     whole = train_on_ranks(make_job(name="whole", train={**train, "patience": 3}, **every))
@@ -150,7 +150,8 @@ def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -
 def test_other_numbers_of_workers_make_the_same_batches(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 → 2 → 3 → 1: each seed once in every epoch, and the losses of one that never stopped."""
+    """With 1, 2, 3 and 1 workers, each seed comes once in every epoch, and losses equal those of a
+    run that never stopped."""
     seen = tmp_path / "seen"
     seen.mkdir()
     begin = Guard.on_train_batch_start

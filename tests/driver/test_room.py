@@ -25,11 +25,11 @@ from tests.small_jobs import job
 
 
 class MadeUpRay:
-    """One with a node at first, a CPU each; ``events`` has what was done, in order.
+    """A Ray with one node at first and a CPU for each; ``events`` are its calls, in order.
 
     Attributes:
-        looks: after how many looks a second node comes.
-        during: called at each look.
+        looks: number of polls before a second node comes.
+        during: called at each poll.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ PATIENCE = 60.0
 
 
 class Clock:
-    """A time that passes when somebody sleeps, or the test says so."""
+    """A clock that advances when a call sleeps, or when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ class Clock:
 
 
 class Policy:
-    """A policy in a cluster that has room for ``room`` workers, with ``size`` of them running."""
+    """A scaling policy in a cluster with resources for ``room`` workers, of which ``size`` run."""
 
     def __init__(self, fewest: int, most: int, run_dir: Path, clock: Clock):
         config = ScalingConfig(num_workers=most, resources_per_worker={"CPU": 1})
@@ -173,7 +173,8 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
 
 
 def asking(make: Any) -> Any:
-    """A policy with one worker that has found room for two, and asks for a checkpoint first."""
+    """Return a policy with one worker that has found resources for two, and first requests a
+    checkpoint."""
     policy = make(1, 2)
     policy.room = 1
     policy.started()

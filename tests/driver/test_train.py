@@ -94,7 +94,7 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
 
 @pytest.mark.parametrize("how", slow_but("removed", ["removed", "replaced"]))
 def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) -> None:
-    """Nobody is told that the run is done, and nothing is written to what lies there instead."""
+    """The run is not reported as done, and nothing is written to what replaced its directory."""
     config = make_job(
         model={"kind": f"{MODELS}:Slow"}, train={"epochs": 99}, fault={"storage_timeout": 2}
     )
@@ -121,7 +121,7 @@ def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) ->
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
-    """Not the connection that the other rank loses by it."""
+    """The lost connection of the other rank is not reported as the cause."""
     config = make_job(model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "die"}})
     with pytest.raises(TrainingError, match="rank 1 ended without a report: SIGKILL") as caught:
         train(config)
@@ -131,7 +131,7 @@ def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
 
 
 def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> None:
-    """The process group has our timeout, not Lightning's, nor torch's half an hour."""
+    """The process group has our timeout, not Lightning's or torch's half an hour."""
     config = make_job(
         model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "hang"}}, comm={"timeout": 8}
     )
@@ -144,7 +144,7 @@ def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> N
 
 
 def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
-    """Before anything starts, by the trial of the model."""
+    """The trial of the model reports it before anything starts."""
     config = make_job(model={"kind": f"{MODELS}:DglSage", "args": {"width": 3}})
     with pytest.raises(PreflightError, match="width"):
         train(config)

@@ -56,7 +56,7 @@ def command(shared: Path, name: str, **sections: Any) -> list[str]:
 
 
 def asked(cluster: Cluster) -> tuple[list[list[Any]], float]:
-    """State and size of each placement group that has not been removed; how many CPUs are free."""
+    """Return the state and size of each existing placement group, and the number of free CPUs."""
     done = cluster.run([sys.executable, "-c", _GROUPS], timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     groups, free = json.loads(done.stdout.splitlines()[-1])
@@ -93,7 +93,7 @@ def test_a_wait_that_ends_is_reported_and_releases_its_request(
 
 
 def test_a_wait_that_is_ended_asks_for_nothing(cluster: Cluster, shared: Path) -> None:
-    """Also when nobody is left who could give anything back."""
+    """Its request is released, even if no process remains to release it."""
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)):
         argv = command(shared, number.name, cluster={"address": "auto", "wait": "10m"})
         with open(shared / "ended.out", "w+") as out:

@@ -214,7 +214,7 @@ def test_a_last_checkpoint_is_waited_for_as_long_as_it_may_take(
 
 
 def test_a_stop_ends_the_wait_for_the_workers(run: RunDir) -> None:
-    """Between two looks, none of which it tears."""
+    """The wait ends between two polls, and interrupts neither."""
     looks: list[str] = []
     session_of: Any = SimpleNamespace(
         config=load_config(job(run.path)),

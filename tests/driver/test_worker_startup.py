@@ -41,7 +41,7 @@ def cluster(no_ray: None) -> Iterator[RayCluster]:
 
 
 def stand_in(name: str, **options: Any) -> Any:
-    """An actor that is named like one of Ray Train's."""
+    """Start an actor with the name of one of Ray Train's."""
 
     class Actor:
         def ping(self) -> None: ...
@@ -69,7 +69,7 @@ def start(cluster: RayCluster) -> Callable[..., tuple[Startup, Display]]:
 
 
 def look(startup: Startup) -> None:
-    """Look until it raises."""
+    """Poll until it raises."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         startup.poll()
@@ -127,7 +127,7 @@ def test_resources_of_another_job_are_waited_for(controller: None, start: Any, h
 
 @pytest.mark.system
 def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurry: None) -> None:
-    """Nothing is asked of Ray before there is room: our policy of scaling looks for it."""
+    """Our scaling policy checks for free resources before it requests any of Ray."""
     startup, show = start(3, cluster={"workers": [2, 3]})
     with pytest.raises(TrainingError, match="Ray has no resources for 2 workers"):
         look(startup)
@@ -220,7 +220,7 @@ def test_a_dead_worker_is_reported_by_its_error() -> None:
 
 
 def test_a_kill_for_memory_is_said_as_one() -> None:
-    """By Ray's own exception, whether it ended a rank or Ray Train's controller."""
+    """Ray's own exception is recognised, whether a rank or Ray Train's controller was killed."""
     killed = OutOfMemoryError(
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "
         "10.0.0.7, ID: 26dd0d) was 22.71GB used / 23.54GB limit (0.964)\nOOM kill reason: Memory "
@@ -294,7 +294,7 @@ def test_processes_left_by_ray_are_killed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_has_no_processes_that_one_node_does_without(cluster: RayCluster) -> None:
-    """Each takes a second of those in which training starts."""
+    """Each such process delays the start of training by a second."""
     assert cluster.logs is not None
     directory = str(cluster.logs.parents[2])
     lines = [
