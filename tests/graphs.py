@@ -41,7 +41,7 @@ TYPED: list[EdgeType] = [
 def ensure_collection(
     config: Config, progress: Callable[[str], object] | None = None
 ) -> CollectionMeta:
-    """The collection that a job needs; packed if it is not there yet."""
+    """Return the collection that a job needs; pack it if it does not exist."""
     found = find_collection(config)
     return found.make(progress) if isinstance(found, MissingCollection) else found
 
@@ -49,7 +49,7 @@ def ensure_collection(
 def ensure_partition(
     config: Config, parts: int, progress: Callable[[str], object] | None = None
 ) -> PartitionMeta:
-    """The partition that a job needs; made if it is not there yet."""
+    """Return the partition that a job needs; build it if it does not exist."""
     found = find_partition(config, parts)
     if isinstance(found, PartitionMeta):
         return found
@@ -62,7 +62,7 @@ def ensure_partition(
 def random_graph(
     nodes: int = 200, degree: int = 8, *, features: int = 5, classes: int = 3, seed: int = 0
 ) -> GraphData:
-    """Homogeneous, directed, with self loops, multi-edges and isolated nodes."""
+    """Build a homogeneous, directed graph with self-loops, multi-edges and isolated nodes."""
     rng = np.random.default_rng(seed)
     edges = nodes * degree
     src, dst = rng.integers(0, nodes, edges), rng.integers(0, max(1, nodes * 9 // 10), edges)
@@ -73,7 +73,7 @@ def random_graph(
 
 
 def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphData:
-    """Three node types and four edge types; labels on items."""
+    """Build a graph of three node types and four edge types; items have labels."""
     rng = np.random.default_rng(seed)
 
     def edges(sources: int, targets: int, count: int) -> EdgeFrame:
@@ -101,7 +101,7 @@ def shard_of(
     split: EdgeSplit | None = None,
     hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
-    """A rank's share, from a cache beside the partition."""
+    """Load a rank's shard from a cache beside the partition."""
     return load_shard(
         meta,
         exchange.world.rank,
@@ -116,14 +116,14 @@ def shard_of(
 
 
 def with_room(rows: Tensor, total: int) -> Tensor:
-    """A table ``[total, …]`` that begins with ``rows``."""
+    """Return a table ``[total, …]`` that begins with ``rows``."""
     table = map_table(rows.dtype, rows.shape[1:], total)
     table[: len(rows)] = rows
     return table
 
 
 def everyones(exchange: Exchange, rows: np.ndarray) -> np.ndarray:
-    """Owned rows of all ranks, rank after rank: in the order of new ids."""
+    """Return the owned rows of all ranks, in the order of new ids."""
     return exchange.gather_rows(torch.from_numpy(rows.astype(np.int64))).numpy()
 
 
@@ -143,13 +143,13 @@ def _labelled(rng: np.random.Generator, num: int, features: int, classes: int) -
 def partitioned(
     data: GraphData, directory: Path, parts: int, method: str = "random"
 ) -> PartitionMeta:
-    """``data`` on disk in so many parts."""
+    """Write ``data`` as a partition with this number of parts."""
     out = directory / f"{data.name}-{parts}-{method}"
     return partition_graph(data, out, parts=parts, method=method, digest="0" * 64, source={})
 
 
 def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:
-    """A network's outputs with one block, that is the graph, for each layer; in original ids."""
+    """Compute a network's outputs in original ids; every layer's block is the entire graph."""
     adj = {}
     degree = {}
     for etype, edges in data.edges.items():
@@ -172,7 +172,7 @@ def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:
 
 
 def out_degrees(shard: Shard) -> dict[str, np.ndarray]:
-    """Number of this rank's edges that come from each node: a baseline for scores of rows."""
+    """Count this rank's edges that come from each node: a baseline for scores of rows."""
     counts = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
     for etype in shard.etypes:
         np.add.at(counts[etype[0]], shard.own_sources(etype), np.float32(1))

@@ -132,7 +132,7 @@ for arguments in json.load(sys.stdin):
 
 
 def outcomes(commands: Sequence[Sequence[str]], here: Path) -> list[Outcome]:
-    """Give commands to a process of its own, with bounds on its memory and its time."""
+    """Run commands in a separate process with limits on its memory and time."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(MOST_MEMORY)],
         input=json.dumps([*map(list, commands)]),
@@ -147,7 +147,7 @@ def outcomes(commands: Sequence[Sequence[str]], here: Path) -> list[Outcome]:
 
 
 def assert_refused(found: Outcome, *fragments: str) -> None:
-    """One error of ours: where, what, and a remedy."""
+    """Check for one error of ours, with location, cause and remedy."""
     code, out, err, _ = found
     assert code in (2, 3), (out, err)
     assert err.startswith("error: ")
@@ -161,7 +161,7 @@ def assert_refused(found: Outcome, *fragments: str) -> None:
 
 
 def tree(directory: Path) -> dict[str, tuple[int, ...]]:
-    """All that lies below a directory, to be compared with what lies there later."""
+    """Return everything below a directory, to compare it with a later state."""
     found = {}
     for path in sorted(directory.rglob("*")):
         facts = path.lstat()

@@ -69,7 +69,7 @@ exec cat
 
 @functools.cache
 def missing() -> str | None:
-    """Why there can be no virtual hosts on this machine; None where there can."""
+    """Return why this machine can have no virtual hosts, or None."""
     if os.name != "posix" or os.geteuid() != 0:
         return "virtual hosts need root"
     if absent := [name for name in ("unshare", "nsenter", "ip", "tc") if not shutil.which(name)]:
@@ -91,7 +91,7 @@ def needs_hosts() -> pytest.MarkDecorator:
 def hosts(
     count: int, *, rate: str | None = None, share: Sequence[str | Path] = ()
 ) -> Iterator[list[Host]]:
-    """``count`` hosts (at most 200) that see each other; at the end all in them is killed.
+    """Create ``count`` hosts (at most 200) on one network; kill all their processes at the end.
 
     Args:
         rate: of each host's link in both directions, as tc writes it: ``"1gbit"``.
@@ -120,7 +120,7 @@ def hosts(
 
 
 class Host:
-    """One host.
+    """A virtual host.
 
     Attributes:
         name: its hostname, which all hosts of the group can resolve.

@@ -21,7 +21,7 @@ SECTIONS = {"dataset": DatasetGraph, "dgl": DglGraph, "planted": PlantedGraph}
 
 
 def graph_config(section: dict[str, Any]) -> GraphConfig:
-    """The ``graph:`` section of a config as the model that ``load_graph`` takes."""
+    """Return the ``graph:`` section of a config as the model that ``load_graph`` accepts."""
     return SECTIONS[section["format"]](**section)
 
 
@@ -49,7 +49,7 @@ def write_dgl(
 
 
 def assert_refused(read: Callable[[], object], fragments: Iterable[str]) -> None:
-    """One short error with these in it, that says what to do, and exit code 2."""
+    """Check for one short error with these fragments, a remedy and exit code 2."""
     with pytest.raises(InputError) as caught:
         read()
     message = str(caught.value)
@@ -62,7 +62,7 @@ def assert_refused(read: Callable[[], object], fragments: Iterable[str]) -> None
 def assert_damage_is_harmless(
     read: Callable[[], object], directory: Path, examples: int = 150
 ) -> None:
-    """Files of a directory that are cut or garbled anywhere are read, or refused by name."""
+    """Check that truncated or garbled files of a directory are read, or refused by name."""
     whole = {file: file.read_bytes() for file in sorted(directory.iterdir())}
 
     @settings(max_examples=examples, deadline=None, database=None)
@@ -89,7 +89,7 @@ def assert_damage_is_harmless(
 
 
 def assert_not_imported(code: str, *modules: str) -> None:
-    """A new process that runs the code loads none of these."""
+    """Check that a new process that runs the code loads none of these modules."""
     code += f"\nimport sys\nassert not {set(modules)} & sys.modules.keys()\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -98,7 +98,7 @@ def assert_not_imported(code: str, *modules: str) -> None:
 
 
 def _bare(write: Callable[[Path], None], format: str, **section: Any) -> Any:
-    """A builder for a single file ``input`` that ``write`` makes."""
+    """Return a builder for a single file ``input`` that ``write`` creates."""
 
     def build(directory: Path) -> dict[str, Any]:
         write(directory / "input")

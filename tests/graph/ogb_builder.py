@@ -16,7 +16,7 @@ SPLIT = ("train", "valid", "test")
 
 
 def write_gz(file: Path, rows: Any, header: list[str] | None = None) -> None:
-    """One CSV as ogb writes them: without an index, and mostly without names."""
+    """Write a CSV as ogb does: without an index, and mostly without a header."""
     file.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(np.asarray(rows))
     frame.to_csv(file, index=False, header=header or False, compression="gzip")
@@ -30,7 +30,8 @@ def write_archives(
     fortran: bool = True,
     **changes: Any,
 ) -> OgbGraph:
-    """A node dataset in archives, as ogbn-papers100M: nodes outside of the splits have no label.
+    """Write a node dataset in archives like ogbn-papers100M's: only nodes of the splits have
+    labels.
 
     Args:
         features: their dtype.
@@ -64,13 +65,13 @@ def write_archives(
 
 
 def raw_text(file: Path, text: str) -> None:
-    """Put something else into a file."""
+    """Replace the content of a file."""
     with gzip.open(file, "wt") as stream:
         stream.write(text)
 
 
 class Links:
-    """A link dataset as its class in ``ogb`` gives it, whose held-out edges are not in the graph.
+    """A link dataset like ogb's, whose graph lacks the held-out edges.
 
     Args:
         kind: ``ogbl-ddi``, ``ogbl-collab``, ``ogbl-citation2`` or ``ogbl-wikikg2``; ``typed`` has
@@ -94,7 +95,7 @@ class Links:
 
 
 def link_splits(kind: str) -> list[dict[str, Any]]:
-    """The edges of the three splits, each once; those of validation and test have negatives."""
+    """Return the edges of the three splits, each once; validation and test have negatives."""
     random = np.random.default_rng(3)
     codes = random.permutation(NODES * NODES)
     absent = np.ones((NODES, NODES), bool)

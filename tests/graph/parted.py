@@ -34,7 +34,8 @@ def array(rng: np.random.Generator, rows: int, tail: tuple[int, ...], dtype: str
 
 @st.composite
 def graphs(draw: st.DrawFn) -> GraphData:
-    """1 to 3 node types (some may be empty), 1 to 4 edge types (too), loops and multi-edges."""
+    """Draw graphs of 1 to 3 node types and 1 to 4 edge types, some of them empty, with loops and
+    multi-edges."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     names = draw(st.permutations(["a", "a/b", "c"]))[: draw(st.integers(1, 3))]
     sizes = {name: draw(st.integers(0, 9)) for name in names}
@@ -58,7 +59,7 @@ def graphs(draw: st.DrawFn) -> GraphData:
 
 @dataclass(frozen=True)
 class CSC:
-    """In-edges of a part's own nodes of the destination type, int64.
+    """In-edges of a part's owned nodes of the destination type, int64.
 
     Attributes:
         indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
@@ -96,7 +97,7 @@ def load_all(meta: PartitionMeta) -> list[Part]:
 
 
 def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
-    """Read all files, which checks them; or those of some parts."""
+    """Read all files, or those of some parts, which checks them."""
     for part in range(meta.num_parts) if parts is None else parts:
         load_part(meta, part)
         read_original_nodes(meta, part)
@@ -106,7 +107,7 @@ def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
 
 
 def original_ids(meta: PartitionMeta) -> tuple[dict[str, Any], dict[EdgeType, Any]]:
-    """Type → original id of each type-wise id, of nodes and of edges."""
+    """Return the original id of each type-wise id, by type, of nodes and of edges."""
     node_files = [read_tensors(files.orig_nids) for files in meta.files if files.orig_nids]
     edge_files = [read_tensors(files.orig_eids) for files in meta.files if files.orig_eids]
     return (
@@ -154,7 +155,7 @@ def reassemble(
 
 
 def put(ids: Any, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Rows in the order of type-wise ids → in the order of original ids."""
+    """Return rows reordered from type-wise ids to original ids."""
     rows = torch.cat(list(pieces))
     result = torch.empty_like(rows)
     result[torch.from_numpy(ids)] = rows
@@ -162,7 +163,7 @@ def put(ids: Any, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def in_edges(data: GraphData) -> dict[EdgeType, list[list[int]]]:
-    """For each edge type the edges into each node, in their order."""
+    """Return the edges into each node in their order, by edge type."""
     return {
         etype: [np.flatnonzero(e.dst == v).tolist() for v in range(data.nodes[etype[2]].num)]
         for etype, e in data.edges.items()
@@ -170,7 +171,7 @@ def in_edges(data: GraphData) -> dict[EdgeType, list[list[int]]]:
 
 
 def assert_same(found: GraphData, expected: GraphData) -> None:
-    """Types, ends and every array, with its dtype."""
+    """Check for equal types, ends and arrays, dtypes included."""
     assert found.nodes.keys() == expected.nodes.keys()
     assert found.edges.keys() == expected.edges.keys()
     for ntype, frame in expected.nodes.items():

@@ -59,7 +59,7 @@ TABLES: dict[str, dict[str, list[Any]]] = {
 
 
 def write_table(file: Path, columns: dict[str, list[Any]]) -> None:
-    """One table, in the format that the name of the file says."""
+    """Write a table in the format that the file name implies."""
     file.parent.mkdir(exist_ok=True, parents=True)
     if file.suffix == ".parquet":
         pq.write_table(pa.table(columns), file)
@@ -92,7 +92,7 @@ def write_shop(
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The description with one key changed, such as ``nodes user id``; None removes it."""
+    """Return the description with one key changed, such as ``nodes user id``; None removes it."""
     spec = copy.deepcopy(SPEC)
     *parents, last = path.split()
     section = spec

@@ -16,7 +16,7 @@ from raygnn.graph.partition.dgl_format import read_tensors, write_tensors
 def test_rows_are_written_as_they_would_be_at_once(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any rows of any dtype, in pieces of any size."""
+    """Rows of any dtype are written in pieces of any size."""
     place = tmp_path_factory.mktemp("rows")
     random = np.random.default_rng(0)
     kinds = {

@@ -244,7 +244,7 @@ def test_a_graph_as_ogb_gives_it() -> None:
 
 @pytest.mark.parametrize("kind", ["ogbl-collab", "ogbl-citation2", "ogbl-wikikg2"])
 def test_links_of_all_splits_are_edges(kind: str) -> None:
-    """OGB's held-out links are not in its graph."""
+    """OGB's graph lacks its held-out links; ours includes them."""
     dataset = {"dataset": "tests.graph.ogb_builder:Links", "args": {"kind": kind}}
     data = load_graph(DatasetGraph(format="dataset", **dataset))
     edges = data.edges[DEFAULT_ETYPE]
@@ -383,7 +383,7 @@ def packed(graph: dict[str, Any], storage: Path, **sections: Any) -> CollectionM
 
 @pytest.mark.usefixtures("module")
 def test_many_graphs_of_pyg(tmp_path: Path) -> None:
-    """The last ring has one node, whose graph-level attributes look like those of nodes."""
+    """The last ring has one node, so that its graph-level attributes look like a node's."""
     config = job(section("Many", {"folds": 4, "fold": 1}), tmp_path)
     meta = packed(section("Many", {"folds": 4, "fold": 1}), tmp_path)
     assert find_collection(config) == meta  # found again
@@ -462,7 +462,7 @@ def test_a_changed_dataset_is_another_partition(module: Path, tmp_path: Path) ->
 
 
 def test_a_partition_of_a_dataset_is_found_again(module: Path, tmp_path: Path) -> None:
-    """The partition that was made of it is found again."""
+    """A second command uses the partition that the first one built."""
     config = {"name": "a", "graph": section("One"), "model": {"kind": "gcn"}}
     config = load_config({**config, "storage": str(tmp_path / "runs")})
     found = find_partition(config, 1)

@@ -30,7 +30,7 @@ SHARED = Path("/dev/shm")
 
 
 def write(directory: Path, parts: int, *, typed: bool = False) -> list[str]:
-    """A partition of a generated graph; the arguments of the script."""
+    """Write a partition of a generated graph; return the script's arguments."""
     graph = PlantedGraph(
         format="planted", nodes=400, degree=6, classes=3, features=4, train=0.5, typed=typed
     )
@@ -110,7 +110,7 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
     ids=["one type", "typed", "a sampler process"],
 )
 def test_a_server_and_a_client(typed: bool, samplers: int, tmp_path: Path) -> None:
-    """Both end by themselves, and leave no shared memory and no socket."""
+    """Both end by themselves, without shared memory or sockets left."""
     arguments = write(tmp_path, 1, typed=typed)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -143,7 +143,7 @@ def test_a_server_and_a_client(typed: bool, samplers: int, tmp_path: Path) -> No
 @pytest.mark.slow
 @needs_hosts()
 def test_two_hosts(tmp_path: Path) -> None:
-    """A part on each of two hosts, whose clients read each other's."""
+    """Each of two hosts has a part, and their clients read each other's."""
     arguments = write(tmp_path, 2)
     command = [sys.executable, str(CLIENT), *arguments]
     with hosts(2, share=[tmp_path, CHECKOUT]) as group:

@@ -19,7 +19,7 @@ DGL = door.dgl() if door.installed() else None
 
 
 def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """``code`` in a fresh process that knows nothing of DGL's backend."""
+    """Run ``code`` in a new process without settings of DGL's backend."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("DGL")} | {"HOME": str(home)}
     return subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120

@@ -26,7 +26,7 @@ BOUGHT_BY: EdgeType = (ITEM, "bought_by", USER)
 
 
 def graph(typed: bool) -> GraphData:
-    """With masks; some edges are in none, and some have a reverse."""
+    """Build a graph with masks; some edges are in none, and some have a reverse."""
     data = typed_graph() if typed else random_graph(nodes=60, degree=6)
     etype = BUYS if typed else PLAIN
     edges = data.edges[etype]
@@ -44,7 +44,7 @@ def graph(typed: bool) -> GraphData:
 
 
 def listed(shard: Shard, original: dict[str, np.ndarray], etype: EdgeType) -> list[Any]:
-    """The edges that a shard holds, in original ids."""
+    """Return the edges that a shard holds, in original ids."""
     rows = shard.topology[etype]
     dst = np.repeat(np.arange(rows.num) + rows.first, np.diff(rows.indptr))
     src = rows.src[rows.indptr[0] : rows.indptr[-1]]

@@ -34,13 +34,13 @@ from tests.graphs import partitioned, random_graph, typed_graph
 
 @pytest.fixture
 def meta(tmp_path: Path) -> PartitionMeta:
-    """A typed partition of ours."""
+    """A typed partition that raygnn wrote."""
     return partitioned(typed_graph(30, 12), tmp_path, 2)
 
 
 @pytest.fixture
 def foreign(meta: PartitionMeta) -> Path:
-    """The same as others would leave it: no manifest, no original ids."""
+    """The same partition as another tool would write it: no manifest, no original ids."""
     (meta.directory / "raygnn.json").unlink()
     for files in meta.files:
         for path in (files.orig_nids, files.orig_eids):
@@ -117,7 +117,7 @@ def test_other_json_files_beside_it(foreign: Path) -> None:
 
 
 def put(values: dict[str, Any], path: Iterable[str | int], to: Any) -> None:
-    """Replace an entry, by what a function makes of it; GONE: leave it out."""
+    """Replace an entry with a function's result; GONE removes it."""
     *above, last = path
     section: Any = values
     for key in above:
@@ -246,7 +246,7 @@ DAMAGE: dict[str, tuple[list[str | int], object]] = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_manifest_that_is_damaged(meta: PartitionMeta, case: str) -> None:
-    """Its files are as they were; a wrong entry would be met later, if at all."""
+    """The files are intact; a wrong entry might not be noticed until later, if at all."""
     path, to = DAMAGE[case]
     file = meta.directory / "raygnn.json"
     edit(file, lambda manifest: put(manifest, path, to))
@@ -465,7 +465,8 @@ def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
 def test_large_arrays_are_mapped(
     meta: PartitionMeta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever in a file they begin; they are hashed all the same, and the file stays as it is."""
+    """They are mapped at any offset of a file; they are hashed as ever, and the file is
+    unchanged."""
     lists = read_in_edges(meta, 0)
     monkeypatch.setattr(dgl_format, "_MAPPED", 1)
     for etype, edges in read_in_edges(meta, 0).items():

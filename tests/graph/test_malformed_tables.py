@@ -23,7 +23,7 @@ MANY = 70_001  # more rows than a chunk has
 
 
 def shop(kind: str = "csv", **changes: Any) -> Build:
-    """The shop with something changed: see `write_shop`."""
+    """Return a builder of the shop with changes: see `write_shop`."""
     return lambda directory: write_shop(directory, kind, **changes)
 
 
@@ -39,7 +39,7 @@ def bought(**columns: Any) -> Build:
 
 
 def raw(name: str, content: bytes | None, kind: str = "csv", **changes: Any) -> Build:
-    """The shop with the content of one of its files; None leaves it out."""
+    """Return a builder of the shop with a file's raw content; None removes the file."""
     return shop(kind, raw={name: content}, **changes)
 
 
@@ -48,14 +48,14 @@ def spec(path: str, value: Any) -> Build:
 
 
 def timed_users(path: str, value: Any) -> dict[str, Any]:
-    """The description with times of users, and something else changed."""
+    """Return the description with times of users, and another change."""
     described = changed(path, value)
     described["nodes"]["user"]["time"] = "born"
     return described
 
 
 def special(make: Callable[[Path], object]) -> Build:
-    """The shop with something made in the place of a file."""
+    """Return a builder of the shop in which another kind of file replaces one."""
 
     def build(directory: Path) -> TablesGraph:
         graph = write_shop(directory, raw={"users.csv": None})
@@ -66,7 +66,7 @@ def special(make: Callable[[Path], object]) -> Build:
 
 
 def damaged(name: str, change: Callable[[bytes], bytes]) -> Build:
-    """The shop in Parquet with one file garbled."""
+    """Return a builder of the shop in Parquet with one garbled file."""
 
     def build(directory: Path) -> TablesGraph:
         graph = write_shop(directory, "parquet")
@@ -77,7 +77,7 @@ def damaged(name: str, change: Callable[[bytes], bytes]) -> Build:
 
 
 def many(rows: Iterable[str]) -> Build:
-    """Users without splits, in a CSV of so many rows."""
+    """Return a builder of users without splits, with these rows of a CSV."""
     text = "name,age,income,class\n" + "".join(f"{row}\n" for row in rows)
     return raw("users.csv", text.encode(), spec=changed("nodes user split", None))
 

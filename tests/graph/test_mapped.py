@@ -52,14 +52,14 @@ def mappings(file: Path) -> list[str]:
 
 
 def mapped(file: Path, array: StoredArray, first: int, rows: int, spare: int) -> torch.Tensor:
-    """Some rows of one file and memory right behind them."""
+    """Map some rows of a file, with memory right behind them."""
     piece = FileRows(0, file, array, first, rows)
     return map_table(getattr(torch, array.dtype), array.shape[1:], rows + spare, [piece])
 
 
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[tuple[int, int]], int, int]:
-    """Tables that are alike, a window of rows of each, cached rows, and spare ones."""
+    """Return equal tables with a window of rows of each, cached rows, and spare ones."""
     tail = draw(st.sampled_from([(), (1,), (3,), (100,), (5, 7), (0,), (1024,)]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from(DTYPES))

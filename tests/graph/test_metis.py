@@ -20,7 +20,7 @@ def plain(src: np.ndarray, dst: np.ndarray, nodes: int) -> GraphData:
 
 
 def both_ways(data: GraphData) -> sp.csr_array:
-    """The undirected graph, by scipy."""
+    """Return the undirected graph as scipy computes it."""
     starts = dict(zip(data.nodes, np.cumsum([0, *(f.num for f in data.nodes.values())])))
     num = data.num_nodes
     total = sp.csr_array((num, num), dtype=bool)
@@ -114,7 +114,7 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
 
 
 def test_what_only_looks_undirected_is_copied() -> None:
-    """Edges that are there twice in each direction, and ids of two types that are alike."""
+    """Some edges occur twice in each direction, and ids of two types are equal."""
     check(plain(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]), 2))
     ends = EdgeFrame(np.array([1, 0]), np.array([0, 1]))
     check(GraphData("g", {"a": NodeFrame(2), "b": NodeFrame(2)}, {("a", "r", "b"): ends}))

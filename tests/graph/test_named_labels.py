@@ -27,7 +27,7 @@ PEOPLE = 300
 
 
 def write(place: Path, **changes: Any) -> TablesGraph:
-    """People, and whom they know."""
+    """Write people, and whom they know."""
     rng = np.random.default_rng(0)
     people = pd.DataFrame({"id": np.arange(PEOPLE), "x": rng.normal(size=PEOPLE)})
     people["churned"] = np.where(people.x > 0, "yes", "no")
@@ -87,7 +87,8 @@ def test_out_of_core_as_in_memory(split: str, tmp_path: Path) -> None:
 
 
 def test_a_row_in_a_split_has_one_of_them(tmp_path: Path) -> None:
-    """Shares leave those that have none out of every split; a split that has one is refused."""
+    """Fractions keep rows without a label out of every split; a split column that includes one is
+    refused."""
     only = {"labels": {"churned": "churned", "spent": LABELS["spent"]}}
     with pytest.raises(DataError, match="has no label") as caught:
         load_graph(write(tmp_path, **only))
@@ -113,7 +114,7 @@ def test_what_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -
 
 
 def test_three_tasks_of_one_table(tmp_path: Path) -> None:
-    """Each on the rows that have its label."""
+    """Each task uses the rows that have its label."""
     graph = write(tmp_path)
     values = job(tmp_path, train={"epochs": 60}, model={"hidden": 8}, cluster={"workers": 1})
     values |= {"graph": {"format": "tables", "path": str(graph.path)}}

@@ -41,7 +41,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(lists=LISTS)
 def test_any_format_gives_the_same(lists: dict[tuple[int, int], list[int]]) -> None:
-    """Lists of any length, called by names, or one node in each row."""
+    """Lists have any length and name nodes by id, or there is one node in each row."""
     absent = [[(edge[1] + step) % ITEMS for step in steps] for edge, steps in lists.items()]
     source, target = zip(*lists)
     width = max(map(len, absent))
@@ -74,7 +74,7 @@ def test_any_format_gives_the_same(lists: dict[tuple[int, int], list[int]]) -> N
 
 
 def test_relations_and_both_ends(tmp_path: Path) -> None:
-    """One pair of nodes with two relations has two lists."""
+    """A pair of nodes with two relations has two lists."""
     frame = pd.DataFrame(
         {"source": [1, 1], "target": [2, 2], "relation": ["likes", "owns"], "source_neg": [3, 4]}
     )

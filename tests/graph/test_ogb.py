@@ -19,7 +19,7 @@ OgbBuilder = Callable[[Path], OgbGraph]
 
 
 def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
-    """Labels that are NaN are unknown; all else is what is in the archive."""
+    """Labels that are NaN are unknown; all other values are the archive's."""
     graph = write_archives(tmp_path, features="float16")
     data, raw = load_graph(graph), tmp_path / "ogbn_papers100M" / "raw"
     nodes, edges = data.nodes[DEFAULT_NTYPE].data, data.edges[DEFAULT_ETYPE]

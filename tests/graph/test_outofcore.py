@@ -47,7 +47,7 @@ from tests.graph.tables_builder import changed, write_shop, write_table
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many runs, pieces and buckets, of few edges."""
+    """Use many runs, pieces and buckets, with few edges each."""
     monkeypatch.setattr(disk_graph, "RUN", 7)
     monkeypatch.setattr(disk_assembly, "_PIECE", 3)
     monkeypatch.setattr(edge_shuffle, "BUCKET", 5)
@@ -55,7 +55,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> GraphData:
-    """Several types, some of them empty; loops and repeated edges; arrays of all kinds."""
+    """Draw graphs with several types, some of them empty, with loops, repeated edges and arrays of
+    all kinds."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3).filter(any))
     nodes = {f"n{i}": NodeFrame(num) for i, num in enumerate(sizes)}
@@ -352,7 +353,7 @@ def test_an_archive_that_is_cut_short_is_seen_while_it_is_unpacked(tmp_path: Pat
 
 
 def test_arrays_in_archives_are_mapped_where_they_lie(tmp_path: Path) -> None:
-    """Nothing is unpacked, and so no disk is said to be needed for it; but what is packed is."""
+    """Uncompressed arrays need no disk space for a copy; compressed ones do."""
     graph = write_archives(tmp_path / "plain", packed=False, fortran=False, edge_feat=None)
     (tmp_path / "work").mkdir()
     work = Workspace(tmp_path / "work", in_turn, lambda text: None)
@@ -384,7 +385,7 @@ for number, name in enumerate(("small", "large")):
 
 
 def test_features_are_not_in_memory(tmp_path: Path) -> None:
-    """Nor is a copy of them, wherever in the archive they lie."""
+    """No copy of them is in memory either, at any offset in the archive."""
     columns = 1 << 20  # of 30 nodes: 126 MB
     for name, width in (("small", 2), ("large", columns)):
         features = np.zeros((NODES, width), np.float32)
@@ -399,7 +400,7 @@ def test_features_are_not_in_memory(tmp_path: Path) -> None:
 
 
 def test_nodes_that_edges_add(tmp_path: Path) -> None:
-    """Are numbered as in memory, with the features that ``fill`` gives them."""
+    """They are numbered as in memory, with features from ``fill``."""
     spec = changed("edges user:bought:item missing", "add")
     spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.5
     spec["nodes"]["item"]["categories"] = {"brand": {"column": "brand", "unknown": "bucket"}}

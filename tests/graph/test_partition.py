@@ -207,7 +207,8 @@ def dgl_partition(
     assignment: dict[str, Any] | None = None,
     formats: Any = None,
 ) -> tuple[Path, dict[str, Any], dict[Any, Any]]:
-    """DGL's own partition (with our assignment if given): the json, original node, edge ids."""
+    """Partition by DGL, with our assignment if passed; return the JSON and the original node and
+    edge ids."""
     module = dgl().distributed.partition
     if assignment is not None:
         flat = torch.from_numpy(np.concatenate([assignment[t] for t in sorted(assignment)]))
@@ -231,7 +232,7 @@ def dgl_partition(
 
 
 def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[Any, Any]) -> Any:
-    """All that a part's files hold, own and halo, as sets in original ids."""
+    """Return all contents of a part's files, owned and halo, as sets in original ids."""
     graph, node_data, edge_data, book, _, ntypes, etypes = dgl().distributed.load_partition(
         str(config), part
     )
@@ -507,7 +508,7 @@ def test_a_path_that_holds_another_one_is_told_apart(tmp_path: Path) -> None:
 def test_a_path_where_none_can_be_made(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said before the graph is read, and nothing is left."""
+    """The error comes before the graph is read, and no file is left."""
     (tmp_path / "file").touch()
     opened = tempfile.TemporaryFile
 

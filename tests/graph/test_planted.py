@@ -75,7 +75,8 @@ def test_degrees_follow_the_power_law(power: float) -> None:
 
 
 def test_features_need_the_neighbourhood(graph: GraphData) -> None:
-    """The nearest community mean, from a node's own features and from neighbours' mean."""
+    """The nearest community mean is found from the neighbours' mean, not from a node's own
+    features."""
     frame = graph.nodes["_N"].data
     (edges,) = graph.edges.values()
     means = np.stack([frame["feat"][frame["label"] == c].mean(axis=0) for c in range(47)])
@@ -90,7 +91,8 @@ def test_features_need_the_neighbourhood(graph: GraphData) -> None:
 
 
 def test_a_seed_is_one_graph() -> None:
-    """Across runs, machines and versions of numpy: this digest was made once, on x86-64."""
+    """The digest was computed once, on x86-64, and holds across runs, machines and versions of
+    numpy."""
     options = {"nodes": 2000, "degree": 8.0, "classes": 5, "features": 12}
     first = planted(**options)
     assert fingerprint(first) == fingerprint(planted(**options))
@@ -99,7 +101,7 @@ def test_a_seed_is_one_graph() -> None:
 
 
 def test_options_are_independent() -> None:
-    """Another noise leaves the edges as they are, another degree the features."""
+    """Another noise leaves the edges unchanged, and another degree the features."""
     options = {"nodes": 1000, "degree": 8.0, "classes": 5}
     plain = planted(**options)
     noisy = planted(**options, noise=1.0)

@@ -22,7 +22,7 @@ PAYMENTS = {"files": "payments/*.csv", "source": "name", "target": "sku"}
 
 
 def write_payments(directory: Path, sql: str = SPENT, **others: Any) -> TablesGraph:
-    """Payments in two files, items in one, and customers that are a query."""
+    """Write payments in two files, items in one, and customers as a query."""
     customer = {"sql": sql, "id": "name", "features": {"feat": ["spent", "n"]}}
     customer["splits"] = {"train": 1.0}
     spec = {
@@ -72,7 +72,7 @@ def test_names_of_other_tables(tmp_path: Path) -> None:
 
 
 def test_files_of_functions_and_types_of_results(tmp_path: Path) -> None:
-    """Exact numbers of any width, and ids of 128 bits, as tables may have them."""
+    """Exact numbers of any width, and ids of 128 bits, are read as from other tables."""
     sql = """select name, sum(sku::bigint) as spent, max(amount::decimal(9, 2)) as n, 'é' as other
         from read_csv('payments/*.csv', header = true, all_varchar = true) group by name"""
     data = load_graph(write_payments(tmp_path, sql))
@@ -83,7 +83,7 @@ def test_files_of_functions_and_types_of_results(tmp_path: Path) -> None:
 
 
 def test_the_same_rows_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the number of threads; sums of floats, too."""
+    """Results do not depend on the number of threads, sums of floats included."""
     random = np.random.default_rng(0)
     graph = write_payments(tmp_path)
     for at in range(2):

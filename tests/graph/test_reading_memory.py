@@ -112,7 +112,8 @@ def write_big_triples(place: Path) -> GraphConfig:
     ],
 )
 def test_an_estimate_is_near_what_reading_takes(write: Any, tmp_path: Path) -> None:
-    """Between the arrays and a few times that; a column of text that is not read costs nothing."""
+    """The estimate is between the size of the arrays and a few times that; an unused column of text
+    costs nothing."""
     graph = write(tmp_path)
     arrays = array_bytes(load_graph(graph, needs_masks=False))
     assert arrays <= 1.2 * reading_bytes(graph) <= 6 * arrays
@@ -217,7 +218,7 @@ def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_arrow_runs_out_of_memory(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Arrow's own error, which is no sign of a damaged file."""
+    """Arrow's own error does not mean a damaged file."""
     graph = write_shop(tmp_path, kind)
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -233,7 +234,7 @@ def test_arrow_runs_out_of_memory(
 
 
 def test_a_packed_file_of_one_endless_line(tmp_path: Path) -> None:
-    """8 GiB without a line end, in 8 MB, after a line of names that is right."""
+    """Its 8 MB decompress to 8 GiB without a line end, after a correct header."""
     write_shop(tmp_path, "csv.gz")
     users = tmp_path / "users.csv.gz"
     with gzip.open(users, "wb", 1) as file:
@@ -249,7 +250,7 @@ def test_a_packed_file_of_one_endless_line(tmp_path: Path) -> None:
 
 
 def test_a_last_line_without_an_end_is_not_lost(tmp_path: Path) -> None:
-    """DuckDB 2.0 drops one that is longer than its buffer."""
+    """DuckDB 2.0 drops a last line that is longer than its buffer."""
     graph = write_shop(tmp_path)
     with (tmp_path / "users.csv").open("ab") as file:
         file.write(b"1" * 40_000_000)
@@ -302,7 +303,7 @@ def test_memory_that_runs_out_later_is_no_bug(
 
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
-    """With file, row, column and value, and without a warning of NumPy's."""
+    """The message has file, row, column and value, and NumPy does not warn."""
     random = drawn()
     random["node_features"] = random["node_features"].astype(np.float64)
     random["node_features"][7, 3] = -1e300

@@ -38,7 +38,7 @@ def shards(meta: PartitionMeta, stage: Path, workers: int, replicated: bool) -> 
 
 
 def assert_whole(found: list[Shard], data: GraphData, meta: PartitionMeta) -> None:
-    """The workers' rows are those of the graph, each node's once, edges in their order."""
+    """Check that the workers' rows are the graph's, each node's once, with edges in their order."""
     nids, eids = original_ids(meta)
     lists = in_edges(data)
     for ntype, frame in data.nodes.items():

@@ -33,7 +33,7 @@ def edge_set(data: GraphData) -> set[tuple[int, int]]:
 
 
 def assert_sound(data: GraphData) -> None:
-    """The dtypes that the rest of the package relies on."""
+    """Check the dtypes that the rest of the package relies on."""
     for frame in data.nodes.values():
         for name, array in frame.data.items():
             assert len(array) == frame.num
@@ -190,7 +190,7 @@ def test_normalize_integers_and_nothing() -> None:
 
 
 def test_check_counts_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first bad row is counted from the start of the array, not of the piece."""
+    """The first bad row is counted from the start of the array, not from that of the piece."""
     monkeypatch.setattr(validate, "_PIECE", 8)
     num = 50
     for bad in (0, 7, 8, 49):
@@ -220,7 +220,7 @@ def test_digest_is_of_contents_and_options(tmp_path: Path) -> None:
 
 
 def test_digest_does_not_confuse_neighbouring_files(tmp_path: Path) -> None:
-    """Bytes that move from the end of one file to the start of the next are a change."""
+    """Bytes that move from the end of a file to the start of the next change the digest."""
     config = TriplesGraph(format="triples", path=tmp_path)
     found = set()
     for train, valid in (("ab", "c"), ("a", "bc")):
@@ -231,7 +231,7 @@ def test_digest_does_not_confuse_neighbouring_files(tmp_path: Path) -> None:
 
 
 def test_light_imports(tmp_path: Path) -> None:
-    """Reading a graph loads neither torch (but for bfloat16) nor dgl nor ray."""
+    """Reading a graph loads neither dgl nor ray, and torch only for bfloat16."""
     section = write_dgl(tmp_path)
     assert_not_imported(
         "from raygnn.config.graph import DglGraph, PlantedGraph\n"

@@ -157,7 +157,7 @@ def lead_out(path: Path) -> None:
 
 
 def replace_by_link(path: Path) -> None:
-    """Move it out of the cache, and leave a link."""
+    """Move an entry out of the cache, and leave a link."""
     outside = path.parent.parent / "outside" if path.is_dir() else path.parents[2] / "outside"
     outside.mkdir()
     path.rename(outside / path.name)
@@ -210,7 +210,7 @@ def test_a_damaged_entry_is_made_again(
 
 
 def test_what_links_lead_to_stays(stage: Stage, tmp_path: Path) -> None:
-    """Neither made room with, nor written to."""
+    """Targets of links are neither removed to free space nor written to."""
     stage.max_bytes = 1
     path, outside = get(stage).path, tmp_path / "outside"
     replace_by_link(path)

@@ -36,7 +36,8 @@ def chunks(src: np.ndarray, dst: np.ndarray, size: int, dtype: str = "int64") ->
 
 @st.composite
 def edge_lists(draw: st.DrawFn) -> tuple[int, np.ndarray, np.ndarray]:
-    """Loops, repeated edges, isolated nodes; often hubs that have nearly all of the edges."""
+    """Draw edges with loops, repetitions and isolated nodes, and often hubs with nearly all
+    edges."""
     num = draw(st.integers(1, 80))
     count = draw(st.integers(0, 300))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -102,7 +103,7 @@ def test_communities_stay_together() -> None:
 
 
 def test_hubs_and_their_leaves() -> None:
-    """Ten stars, whose leaves have nobody else to go with when the hub's cluster is full."""
+    """Leaves of ten stars have no other neighbour when their hub's cluster is full."""
     num, hubs = 20_000, 10
     dst = np.arange(hubs, num)
     src = dst % hubs
@@ -145,7 +146,8 @@ def test_many_parts() -> None:
 
 
 def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
-    """The first part has more in-edges than it may, and no node with few of them to exchange."""
+    """The first part exceeds its limit of in-edges, and has no node with few of them to
+    exchange."""
     in_degrees = np.array([*[20] * 5, *[16, 16, 15, 15, 15] * 9], np.uint32)
     labels = np.repeat(np.arange(10, dtype=np.int32), 5)
     balance = stream.Balance(np.zeros(50, np.uint8), in_degrees, 10)

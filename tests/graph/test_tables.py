@@ -81,7 +81,7 @@ IDS = {
 def test_random_tables(
     kind: str, ids: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any ids, files of any length, chunks of any size."""
+    """Ids, lengths of files and sizes of chunks are arbitrary."""
     place = tmp_path_factory.mktemp("random")
 
     @settings(max_examples=25, deadline=None, database=None)
@@ -172,7 +172,7 @@ def test_ends_that_are_no_node(missing: str, source: list[int], tmp_path: Path) 
 
 
 def test_added_nodes_are_numbered_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Source before target, row by row, whatever the size of a chunk."""
+    """Source comes before target, row by row, for any size of chunks."""
     write_table(tmp_path / "n.csv", {"id": [1], "y": ["a"], "s": ["train"]})
     write_table(tmp_path / "e.csv", {"a": [5, 4, 5, 9], "b": [4, 3, 1, 8]})
     (tmp_path / "g.yaml").write_text(
@@ -250,7 +250,7 @@ def test_times(values: list[Any], expected: int, tmp_path: Path) -> None:
 def test_times_whose_unit_is_named(
     unit: str, values: list[Any], expected: list[int], kind: str, tmp_path: Path
 ) -> None:
-    """Are microseconds, as dates in another table are."""
+    """They are converted to microseconds, the unit of dates in another table."""
     spec = changed("edges user:bought:item time", {"column": "at", "unit": unit})
     data = load_graph(write_shop(tmp_path, kind, spec, bought={"at": values}))
     assert data.edges[BOUGHT].data["time"].tolist() == expected
@@ -306,7 +306,7 @@ def test_times_of_parquet(unit: str, tmp_path: Path) -> None:
 
 
 def test_times_finer_than_microseconds_are_cut(tmp_path: Path) -> None:
-    """Downwards, so that none is later than it was."""
+    """They are rounded down, so that no time is later than it was."""
     at = pa.array([1999, -1, -1001], pa.timestamp("ns"))
     data = load_graph(write_shop(tmp_path, "parquet", bought={"at": at}))
     assert data.edges[BOUGHT].data["time"].tolist() == [1, -1, -2]
@@ -443,7 +443,7 @@ STARS = {"stars": [5, 1, None], "half": [0.5, None, -1.0], "part": ["train", "te
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("of", ["class", "number"])
 def test_labels_and_splits_of_edges(of: str, kind: str, tmp_path: Path) -> None:
-    """Both directions of an edge carry its label, and are in its split."""
+    """Both directions of an edge have its label and its split."""
     table: dict[str, Any] = {"label": "stars", "split": "part", "reverse": "by"}
     if of == "number":
         table |= {"label": "half", "label_kind": "number", "split": None}
@@ -468,7 +468,7 @@ def test_labels_and_splits_of_edges(of: str, kind: str, tmp_path: Path) -> None:
 
 
 def test_shares_of_edges_are_of_rows(tmp_path: Path) -> None:
-    """A row that is dropped, or one of two directions, changes nobody's split."""
+    """A dropped row, or one of two directions, changes no other row's split."""
     count = 200
     random = np.random.default_rng(1)
     ends = random.integers(0, 50, (2, count))
@@ -502,7 +502,7 @@ def test_random_splits_are_of_the_seed_and_the_number() -> None:
 
 
 def test_digest_is_of_the_contents(tmp_path: Path) -> None:
-    """Not of where they lie; of all files, and of the description."""
+    """The digest covers all files and the description, but not their paths."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, two = write_shop(tmp_path / "a"), write_shop(tmp_path / "b")

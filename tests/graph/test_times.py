@@ -69,7 +69,7 @@ DAY = 86_400
 
 
 def some_times(unit: int, begin: int = 1_600_000_000, days: int = 90) -> np.ndarray:
-    """A thousand times over some days."""
+    """Return a thousand times over some days."""
     return (begin + np.arange(1000) * days * DAY // 1000) * unit
 
 
@@ -102,7 +102,7 @@ def test_days_and_ordinals_are_no_points_in_time(unit: int) -> None:
 
 
 def test_times_long_ago_have_the_unit_of_later_ones() -> None:
-    """Dates of birth from 1900 on, beside what happened in a year."""
+    """Dates of birth since 1900 are beside events of one year."""
     births = np.sort(some_times(10**6, -2_200_000_000, 100 * 365))
     check_units([TimeRange("a", births), TimeRange("b", some_times(10**6))])
     with pytest.raises(DataError, match="different units"):
@@ -136,7 +136,7 @@ COARSE = WRITTEN | {
 
 @pytest.mark.parametrize(("one", "two"), [*combinations([*COARSE, "milliseconds since 1970"], 2)])
 def test_units_that_are_no_parts_of_seconds(one: str, two: str) -> None:
-    """Such as minutes since 1970 beside dates written as numbers, of about the same size."""
+    """Minutes since 1970 are beside dates written as numbers of about the same size."""
     units = COARSE | {"milliseconds since 1970": SECONDS * 1000}
     check_units([TimeRange("a", units[one]), TimeRange("b", units[one][::2])])
     with pytest.raises(DataError, match=f"a: .*{one}.*; b: .*{two}"):
@@ -144,7 +144,7 @@ def test_units_that_are_no_parts_of_seconds(one: str, two: str) -> None:
 
 
 def test_nothing_is_guessed_where_units_are_named() -> None:
-    """Clocks of two games, in microseconds: their sizes could be seconds since 1970, and steps."""
+    """Two clocks in microseconds have values of the size of seconds since 1970, and of steps."""
     one, two = np.arange(4 * 10**8, 4 * 10**9, 10**6), np.arange(1000)
     check_units([TimeRange("a", one, True), TimeRange("b", two, True)])
     with pytest.raises(DataError, match="different units"):

@@ -41,7 +41,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 
 
 def close(found: np.ndarray, wanted: np.ndarray) -> bool:
-    """Within 1e-6, of values above 1 relatively."""
+    """Return True if values differ by at most 1e-6, relatively if they are above 1."""
     assert found.shape == wanted.shape
     return bool((np.abs(found - wanted) <= 1e-6 * np.maximum(1, np.abs(wanted))).all())
 
@@ -53,8 +53,8 @@ def described(directory: Path, vocabulary: Path | None = None) -> TablesGraph:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("split", SPLITS)
 def test_by_hand(kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against pandas, whatever says which rows are for training, in chunks of any size; of edges,
-    where nothing does, by all rows."""
+    """Features equal those of pandas for splits in any form and chunks of any size. Edges without
+    splits are fitted to all rows."""
     monkeypatch.setattr(reader, "ROWS", 97)
     monkeypatch.setattr(feature_columns, "_ROWS", 64)
     people, called = company.write(tmp_path, kind, 700, 1, **SPLITS[split])
@@ -77,7 +77,7 @@ def test_by_hand(kind: str, split: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> None:
-    """A line that no edge for training has is one of those that are not known."""
+    """A category that no training edge has is unknown."""
     _, called = company.write(tmp_path, "csv", 200, 4)
     training = called["fold"] == "train"
     if split == "shares":
@@ -136,7 +136,7 @@ def test_tables_with_times_are_fitted_to_what_is_before_validation(
 @pytest.mark.parametrize("engine", ["memory", "disk"])
 @pytest.mark.parametrize("time", ["at", {"column": "at", "unit": "s"}], ids=["plain", "named"])
 def test_times_of_transforms_are_in_one_unit(time: Any, engine: str, tmp_path: Path) -> None:
-    """Seconds beside dates, which become microseconds: all rows would be before validation."""
+    """Seconds beside dates become microseconds; else all rows would be before validation."""
     days = 1_600_000_000 + 86_400 * np.arange(10)
     users = {"id": range(10), "spent": np.arange(10.0), "at": days}
     pd.DataFrame(users).to_csv(tmp_path / "users.csv", index=False)
@@ -214,7 +214,7 @@ def test_out_of_core_as_in_memory(seed: int, kind: str, split: str, parts: int) 
 
 
 def test_files_are_one_table_out_of_core(tmp_path: Path) -> None:
-    """Whose rows are numbered over all of them, also of edges, of which some are dropped."""
+    """Rows are numbered over all files, also those of edges, some of which are dropped."""
     people, called = company.write(tmp_path, "csv", 90, 5, splits=SHARES)
     for at in range(3):
         people[at * 30 : (at + 1) * 30].to_csv(tmp_path / f"customers-{at}.csv", index=False)
@@ -359,7 +359,7 @@ def test_points_in_time_with_a_zone_are_of_utc(tmp_path: Path) -> None:
 
 
 def test_lists_are_as_many_features(tmp_path: Path) -> None:
-    """Each with a state of its own, also where an element is missing."""
+    """Each element has its own state, also where one is missing."""
     values = [[1.0, 10.0], [3.0, None], [2.0, 40.0], [7.0, 20.0]]
     column = {"impute": "mean", "scale": "minmax"}
     wanted = [[0, 0], [1, 0.5], [0.5, 1], [3, 1 / 3]]
@@ -393,7 +393,8 @@ def test_fill_stands_in_before_scaling(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_counted(tmp_path: Path) -> None:
-    """Before anything is made of the table: which column, how many, the first, what to do."""
+    """The message names the column, their number, the first row and a remedy before any
+    transform."""
     ages = [1.0] * 100_000
     ages[70_000] = ages[70_001] = ages[99_999] = None
     users = {
@@ -418,7 +419,7 @@ def test_missing_values_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_missing_truth_values(suffix: str, tmp_path: Path) -> None:
-    """No median is suggested for them, but a value."""
+    """The remedy is a value, not a median."""
     users = pd.DataFrame({"name": ["u1", "u2"], "here": pd.array([True, None], "boolean")})
     write = users.to_csv if suffix == "csv" else users.to_parquet
     write(tmp_path / f"users.{suffix}", index=False)
@@ -553,7 +554,7 @@ def later(directory: Path, kept: Path, column: Any) -> TablesGraph:
 
 
 def test_the_column_may_have_another_name(tmp_path: Path) -> None:
-    """Users of 28 to 51 years were trained on."""
+    """The training's users were 28 to 51 years old."""
     graph = later(
         tmp_path / "new", trained(tmp_path / "old"), {"column": "years", "scale": "minmax"}
     )

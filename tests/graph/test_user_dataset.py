@@ -125,7 +125,7 @@ number = 3
 
 @pytest.fixture
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function: class name and arguments → its UserSamples."""
+    """Return a function: class name and arguments → its UserSamples."""
     (tmp_path / "molecules_of_mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

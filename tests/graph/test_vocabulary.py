@@ -23,7 +23,7 @@ BOUGHT = ("user", "bought", "item")
 
 
 def described(brand: Any = "brand", **edges: Any) -> dict[str, Any]:
-    """The shop with an entry for the category `brand`, and keys for its edges."""
+    """Return the shop's description with the category `brand`, and keys for its edges."""
     spec = copy.deepcopy(SPEC)
     spec["nodes"]["item"]["categories"] = {"brand": brand}
     spec["edges"]["user:bought:item"] |= edges
@@ -31,13 +31,13 @@ def described(brand: Any = "brand", **edges: Any) -> dict[str, Any]:
 
 
 def brands(*values: Any) -> dict[str, Any]:
-    """Items of these brands."""
+    """Return items of these brands."""
     num = len(values)
     return {"sku": [1001 + i for i in range(num)], "price": [1.0] * num, "brand": [*values]}
 
 
 def trained(directory: Path, kind: str = "csv", spec: Any = None, **tables: Any) -> Path:
-    """The manifest of the shop's partition, whose words others take over."""
+    """Return the manifest of the shop's partition, whose vocabulary other partitions use."""
     directory.mkdir()
     data = load_graph(write_shop(directory, kind, spec or described(), **tables))
     place = directory / "partition"
@@ -55,7 +55,7 @@ def load(
 
 
 def test_fewer_nodes_than_classes(tmp_path: Path) -> None:
-    """A class may have a number that is as large as the table, or larger."""
+    """A class may have a number as large as the table, or larger."""
     classes = {"class": ["a", "b", "c"], "fold": ["train"] * 3}
     old = trained(tmp_path / "old", users=classes)
     users = {"name": ["u2"], "age": [1.0], "income": [1.0], "class": ["c"], "fold": [None]}
@@ -73,7 +73,7 @@ def test_fewer_nodes_than_classes(tmp_path: Path) -> None:
 def test_a_subset_keeps_its_numbers(
     kind: str, before: list[Any], now: list[Any], tmp_path: Path
 ) -> None:
-    """Categories and classes, of nodes and of edges, in either format."""
+    """Categories and classes, of nodes and of edges, keep them in either format."""
     edges = {"label": "mood", "reverse": "by"}
     moods = {"mood": ["sad", "glad", "sad"]}
     users: dict[str, Any] = {"class": [*before[:2], None]}
@@ -111,7 +111,8 @@ def test_words_of_a_run_are_taken_over_too(tmp_path: Path) -> None:
 
 
 def test_the_bucket(tmp_path: Path) -> None:
-    """Number 0: missing values and rare words in training, unknown words later."""
+    """Number 0 stands for missing values and rare categories in training, and for unknown ones
+    later."""
     brand = {**BUCKET, "min_count": 2}
     values = ["b", "a", None, "c", "b", "a"]
     old = trained(tmp_path / "old", spec=described(brand), items=brands(*values))
@@ -142,7 +143,7 @@ def test_added_nodes_are_in_the_bucket(tmp_path: Path) -> None:
     ids=["neither", "no row", "no wish"],
 )
 def test_unknown_words_are_refused(before: Any, now: Any, remedy: str, tmp_path: Path) -> None:
-    """By file, row, column, words and counts."""
+    """The message names file, row, column, categories and counts."""
     old = trained(tmp_path / "old", spec=described(before), items=brands("a", "b"))
     items = brands("a", "x", "b", "y", "x", *"cdef", "x")
     with pytest.raises(DataError) as caught:
