@@ -61,7 +61,7 @@ class FailsOnRank1(DglSage):
 
 
 class Slow(DglSage):
-    """Takes its time, so that a test can interrupt it."""
+    """Sleeps in each step, so that a test can interrupt it."""
 
     def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         if self.training:
@@ -89,7 +89,7 @@ class Branching(DglSage):
 
 
 class Dying(DglSage):
-    """Takes its time, and the rank on host1 dies at one step, once.
+    """Sleeps in each step, and kills the rank on host1 at one step, once.
 
     Args:
         pause: seconds of a step.

@@ -10,12 +10,13 @@ PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 
 
 def blocks(language: str, page: Path = PAGES[0]) -> list[str]:
-    """The fenced blocks of a language on a page."""
+    """Return the fenced blocks of a language on a page."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def commands_of(page: Path, *languages: str) -> list[str]:
-    """Every command in the ``sh`` blocks of a page, or in those named, without its comment."""
+    """Return every command in the ``sh`` blocks of a page, or in the named blocks, without its
+    comment."""
     lines = [
         line
         for language in languages or ("sh",)

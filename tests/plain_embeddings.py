@@ -125,7 +125,7 @@ class PlainSage:
         return own @ of_self.T + torch.stack(means) @ of_others.T + bias
 
     def _dropped(self, ids: Tensor) -> Tensor:
-        """The rows as a step reads them: dropout is told by (seed, epoch, step, node)."""
+        """Return the rows as a step reads them; dropout depends on (seed, epoch, step, node)."""
         embedding = self.config.model.embedding
         assert embedding is not None
         rows: Tensor = self.rows(ids)
@@ -147,7 +147,7 @@ class PlainSage:
 
 
 def learned_rows(run: Run, name: str = "row") -> dict[str, np.ndarray]:
-    """The learned rows of a finished run, by node type, ``[nodes, dim]`` by id."""
+    """Return the embedding tables of a finished run by node type, ``[nodes, dim]`` by id."""
     found = weights.find(run.path / "checkpoints")
     assert found.rows is not None
     return rows_in(found.rows_directory, found.rows, name)

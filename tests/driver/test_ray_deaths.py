@@ -320,7 +320,7 @@ def test_a_stop_while_the_rest_of_ray_comes(
 def test_a_ray_that_does_not_start_is_tried_again_and_leaves_its_logs(
     tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried once more; the second one's output is in the run directory."""
+    """The start is tried once more; the second one's output is in the run directory."""
     config = load_config(job(tmp_path, cluster={"address": "local"}))
     (config.run_dir / "logs").mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))

@@ -156,7 +156,7 @@ def test_both_hosts_make_the_partition_that_one_makes(cluster: Cluster, shared: 
 
 @pytest.mark.slow
 def test_plain_ray_train_does_not_find_the_other_host(cluster: Cluster, shared: Path) -> None:
-    """As a contrast, gloo offers the other host the address that its own name resolves to."""
+    """Gloo alone offers the other host the address that its own name resolves to."""
     (shared / "plain.py").write_text(_PLAIN)
     argv = [sys.executable, "plain.py", str(shared / "plain")]
     done = cluster.run(argv, cwd=shared, timeout=LIMIT)

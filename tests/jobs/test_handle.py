@@ -256,7 +256,7 @@ def test_rows() -> None:
 
 
 def test_a_name_means_the_job_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the one that was refused while another trained into that run."""
+    """A job that was refused while another trained into that run is not meant."""
 
     def job(name: str, state: str, started: float) -> JobInfo:
         return JobInfo(name, state, None, "cora", "/mnt/runs", "raygnn", "", started)

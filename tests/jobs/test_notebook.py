@@ -54,6 +54,6 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _two(text: str) -> tuple[float, float]:
-    """The two numbers of ``'0.9000 of 7,000 test nodes, 0.9000 in …'``."""
+    """Return the two numbers of ``'0.9000 of 7,000 test nodes, 0.9000 in …'``."""
     words = text.strip("'\"").split()
     return float(words[0]), float(words[5])

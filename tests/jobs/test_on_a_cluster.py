@@ -99,7 +99,7 @@ def set_of(**keys: Any) -> list[str]:
 
 
 def test_ray_job_submit(run: Any, place: Path, data_dir: Path) -> None:
-    """Cora by Ray's own command and our entry script, on both hosts."""
+    """Ray's own command runs Cora with our entry script on both hosts."""
     changed = ["--set", f"storage={place / 'runs'}", "--set", "train.epochs=60"]
     cora(data_dir, place / "data")
     changed += ["--set", f"graph.args.root={place / 'data'}"]

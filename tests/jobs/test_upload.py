@@ -25,7 +25,7 @@ model: {kind: sage}
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory as people have them."""
+    """A working directory with typical files."""
     work = tmp_path / "work"
     files = ["models/mine.py", "models/log.txt", "notes/a.txt", "notes/keep.txt", "data/graph.dgl"]
     write(work, dict.fromkeys(files, "text"))
@@ -54,7 +54,7 @@ def packed(package: Package, target: Path) -> Path:
 
 
 def of_ray(directory: Path, excludes: list[str] | None = None) -> set[str]:
-    """The files that Ray uploads of a directory."""
+    """Return the files that Ray uploads of a directory."""
     file = directory.parent / "package.zip"
     create_package(str(directory), file, include_gitignore=True, excludes=excludes)
     with zipfile.ZipFile(file) as package:
@@ -72,7 +72,7 @@ def test_what_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ray_leaves_out_nothing_of_it(work: Path, tmp_path: Path) -> None:
-    """Ray reads ignore files of what it packs, too: they name the data, and perhaps the job."""
+    """Ray applies the package's own ignore files, too, which name the data and perhaps the job."""
     write(work, {".gitignore": "/data/\n*.yaml\n", "data/.rayignore": "*\n"})
     target = packed(prepare("job.yaml"), tmp_path / "target")
     assert {"small.yaml", "data/graph.dgl", "models/mine.py"} <= of_ray(target)
@@ -85,7 +85,7 @@ PATTERNS += ["c.py", "/b/a/", "# a", "", "[ab]/c.*", "b/a/c.py", "\\!a", "?.log"
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("reader", ["ray", "git"])
 def test_ignore_files_mean_what_others_say(tmp_path: Path, reader: str, seed: int) -> None:
-    """Ray, of ignore files in several directories; git, of one with exceptions."""
+    """Ray decides for ignore files in several directories, and git for one with exceptions."""
     chance = random.Random(seed)
     work = tmp_path / "work"
     folders = ["", "a/", "b/", "a/b/", "b/a/", "a/b/a/", "b/a/b/"]
@@ -158,7 +158,7 @@ def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_repository_that_came_is_refused(work: Path) -> None:
-    """By the entry script, where Ray's own command packed."""
+    """The entry script refuses it if Ray's own command packed it."""
     with pytest.raises(InputError, match=r"a \.git of 5 B") as error:
         check_unpacked(work)
     assert "rayignore" in str(error.value.remedy)

@@ -102,7 +102,7 @@ def test_widths_that_do_not_fit_are_told(library: None) -> None:
 
 
 def test_few_shapes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN compiles, and keeps, a product for each number of rows that it meets."""
+    """OneDNN compiles and keeps a product for each number of rows."""
     monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: True)
     multiply, met = linear_module.linear_of_mkldnn, set()
 
@@ -118,7 +118,7 @@ def test_few_shapes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_behind_those_given_are_neither_used_nor_written(library: None) -> None:
-    """Products are made of more rows than there are, where memory has more."""
+    """Products include spare rows of the memory."""
     behind = torch.full((512, 4), float("nan"))
     behind[:165] = torch.randn(165, 4)
     before, x = behind.clone(), behind[:165]
@@ -149,7 +149,7 @@ def test_what_is_not_finite_stays(
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_the_sum_of_many_gradients_is_exact(dtype: torch.dtype) -> None:
-    """Ones added up in fp32 stop at 2²⁴, in bf16 at 256."""
+    """A sum of ones stops at 2²⁴ in fp32, and at 256 in bf16."""
     x = torch.ones(5000, 1, dtype=dtype)
     bias = torch.ones(2, dtype=dtype, requires_grad=True)
     affine([x], [torch.ones(2, 1, dtype=dtype)], bias, relu=True).sum().backward()
@@ -199,7 +199,7 @@ class TestJoin:
 @pytest.mark.parametrize("norm", ["none", "layer"])
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "rgcn", "gat"])
 def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) -> None:
-    """Hidden layers as they are defined: the same network in fp64 takes the general way."""
+    """Hidden layers equal the general path, which the same network in fp64 uses."""
     torch.manual_seed(0)
     edges = torch.randint(0, 6, (2, 20))
     adj = Adjacency.of_edges(edges[0], edges[1], 6)
@@ -216,7 +216,7 @@ def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) 
 
 
 def test_with_public_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on processors for which oneDNN is faster than MKL."""
+    """The result is the same on processors for which oneDNN is faster than MKL."""
     monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: True)
     monkeypatch.setenv(compat.PLAIN, "1")
     x, weight = torch.randn(5000, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)

@@ -54,8 +54,8 @@ def module() -> BatchNorm:
 
 
 def case(number: int, world: int) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Rows of distinct nodes, the gradient of each rank's output rows, which nodes a rank has, and
-    which of them it counts: uneven shares, some empty, some nodes on several ranks."""
+    """Draw rows of distinct nodes, gradients of output rows, and the nodes that each rank has and
+    counts: uneven shares, some empty, some nodes on several ranks."""
     random = np.random.default_rng(number)
     num = (40, 7, 2, 1, 0)[number % 5]
     x = torch.from_numpy(random.normal(3.0, 2.0, (num, WIDTH)))
@@ -119,7 +119,7 @@ def test_is_one_batch_norm_of_all_rows(world: int, again: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_narrow_rows_are_normalised_in_float32(dtype: torch.dtype) -> None:
-    """Close by a few units of the dtype, in which rows and results are rounded."""
+    """Results differ by a few units of the dtype, to which rows and results are rounded."""
     norm, reference = (BatchNorm(WIDTH).to(dtype).train() for _ in range(2))
     x = torch.randn(50, WIDTH).to(dtype)
     rows, exact = x.clone().requires_grad_(), x.double().requires_grad_()
@@ -137,7 +137,7 @@ def test_narrow_rows_are_normalised_in_float32(dtype: torch.dtype) -> None:
 
 
 def frontiers(rank: int, bounds: dict[str, np.ndarray]) -> tuple[Any, Any]:
-    """Random nodes in an order, and how many of them are reached by each of three hops."""
+    """Draw random nodes in an order, and how many of them each of three hops reaches."""
     random = np.random.default_rng(rank)
     ids, hops = {}, {}
     for ntype, bound in bounds.items():

@@ -30,7 +30,7 @@ def made(kind: str, out: int = 1) -> Decoder:
 
 
 def by_the_paper(kind: str, decoder: Any, s: Tensor, r: int, t: Tensor) -> float:
-    """The score of one edge, written down as the papers have it."""
+    """Compute the score of one edge from the formula of the papers."""
     if kind == "dot":
         return float(s @ t)
     row = decoder.relation[r].detach()
@@ -85,7 +85,7 @@ def test_every_way_gives_the_papers_score(kind: str, batch: int, nodes: int, see
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_finite_and_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where both ends are the same, and where little is laid out at a time."""
+    """Both ends may be equal, and few edges may be expanded at a time."""
     decoder = made(kind)
     source = torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True)
     relation = torch.tensor([0, 1, 2, 0])
@@ -114,7 +114,7 @@ def test_classes() -> None:
 
 
 def test_distances_in_fp16_have_gradients() -> None:
-    """Squares of what fp16 can hold may be less, or more, than it can hold."""
+    """Squares of numbers in fp16 may underflow or overflow."""
     for number in (0.0, 1e-4, 300.0):
         nodes = torch.full((2, WIDTH), number, dtype=torch.float16, requires_grad=True)
         decoder = make_decoder(read_model(kind="sage"), "rotate", WIDTH, 1, 1).half()
@@ -127,7 +127,7 @@ def test_distances_in_fp16_have_gradients() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoders_in_bf16(kind: str) -> None:
-    """Both ways that score an edge, and their gradients."""
+    """Both ways to score an edge, and their gradients, are near fp64's."""
     decoder = made(kind).bfloat16()
     rows = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
     rows = rows.bfloat16().requires_grad_()

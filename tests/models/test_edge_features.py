@@ -30,7 +30,8 @@ KERNELS = pytest.mark.parametrize("kernels", ["torch", "dgl", "scatter"])
 
 
 def random_adjacency(num_src: int, num_dst: int, seed: int = 3) -> Adjacency:
-    """With a node without edges and multi-edges, but no loops, which PyG would take out."""
+    """Build one with a node without edges and multi-edges, but without loops, which PyG would
+    remove."""
     generator = torch.Generator().manual_seed(seed)
     degree = torch.randint(1, 6, (num_dst,), generator=generator)
     degree[-1] = 0
@@ -48,7 +49,7 @@ def ends(adj: Adjacency) -> Tensor:
 
 
 def randomised(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters, none of them 0, by name."""
+    """Set parameters to random numbers, none of them 0; return them by name."""
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -57,7 +58,7 @@ def randomised(module: nn.Module) -> dict[str, Tensor]:
 
 
 def same(ours: Tensor, theirs: Tensor, leaves: dict[str, Tensor]) -> None:
-    """Equal outputs, and equal gradients of their sums of squares by every leaf."""
+    """Check for equal outputs, and equal gradients of their sums of squares by every leaf."""
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     values = list(leaves.values())
     mine = torch.autograd.grad(ours.square().sum(), values, retain_graph=True)
@@ -330,7 +331,7 @@ def test_rows_of_edges_are_combined_by_destination(
 @pytest.mark.dgl
 @pytest.mark.parametrize("etypes", [[("_N", "_E", "_N")], ETYPES])
 def test_arrays_of_edges_in_dgls_blocks(etypes: list[EdgeType]) -> None:
-    """Each edge has its own, in the shapes and dtypes that they came in."""
+    """Each edge has its own arrays, with their shapes and dtypes."""
     sizes = {t: SIZES.get(t, 9) for e in etypes for t in (e[0], e[2])}
     adj, arrays = {}, {}
     for source, name, target in etypes:
@@ -371,7 +372,7 @@ EVERY = pytest.mark.parametrize("family", FAMILIES, **whole.names)
 
 
 class TestWholeGraphs:
-    """Networks that read features and categories of edges, of some edge types alone."""
+    """Graph-level networks that read features and categories of some edge types."""
 
     @EVERY
     def test_a_batch_is_its_graphs_one_by_one(self, family: dict[str, Any]) -> None:
@@ -399,7 +400,7 @@ class TestWholeGraphs:
 
     @EVERY
     def test_each_array_counts(self, family: dict[str, Any]) -> None:
-        """Every feature, and every category, of every edge type that has it."""
+        """Every feature and every category of every edge type that has it changes the output."""
         model = whole.network({**family, **EDGES}, BONDED).eval()
         batch = batch_of(BONDED, [random_sample(BONDED, 3, 9, 30)])
         before = model(batch)
@@ -422,7 +423,7 @@ SCHEMA = replace(
 
 
 def with_edges(block: Block) -> Block:
-    """The block with random features and categories of its edges, fp64."""
+    """Return the block with random edge features and categories, fp64."""
     adj = dict(block.adj)
     for etype, one in block.adj.items():
         rows = torch.randn(len(one.src), EDGE, dtype=torch.float64)
@@ -492,7 +493,7 @@ class TestBlocks:
 
     @EVERY
     def test_without_them_nothing_is_there(self, family: dict[str, Any]) -> None:
-        """Neither a parameter nor an effect, also where blocks carry features."""
+        """No parameter and no effect exists, even if blocks carry features."""
         model = sampled.network(family, sampled.HETEROGENEOUS).double()
         assert not any("edge" in name for name in model.state_dict())
         blocks = sampled.random_blocks(SCHEMA, 2)
@@ -504,7 +505,7 @@ class TestBlocks:
 
 
 def test_time_is_encoded_alike_in_any_units() -> None:
-    """Units shift the phase; what a step of training moves by little stays nearly what it was."""
+    """Units shift the phase, and a training step changes the encoding only a little."""
     encoding = TimeEncoding(8)
     seconds = torch.logspace(3, 9, 50, dtype=torch.float64).long()
     with torch.no_grad():

@@ -55,7 +55,7 @@ def loaded(program: Program, file: Path) -> Callable[..., Any]:
 
 
 def random_data(schema: Schema, nums: dict[str, int]) -> tuple[Block, dict[str, Any]]:
-    """A graph as a block, and as a program is given it, its edges in no order."""
+    """Build a graph as a block, and as a program's input with its edges in random order."""
     relations = max(schema.relations.values(), default=0)
     block = random_block(list(schema.etypes), nums, relations)
     given: dict[str, Any] = {
@@ -168,7 +168,7 @@ GRAPHS = [
     ],
 )
 def test_graphs_give_the_same(family: dict[str, Any], schema: GraphSchema, tmp_path: Path) -> None:
-    """Any number of graphs, of any size, also without nodes."""
+    """Batches have any number of graphs, of any size, also without nodes."""
     net = graphs.network(family, schema).eval()
     (program,) = programs(net).values()
     exported = loaded(program, tmp_path / "a.pt2")
@@ -277,7 +277,7 @@ def test_a_program_with_other_outputs_is_not_exported(
 
 @pytest.mark.parametrize("wrong", ["many", "one", "no edges", "nothing", "nan"])
 def test_several_sizes_are_compared(wrong: str) -> None:
-    """None is that of the trace."""
+    """None of them is that of the trace."""
     (program,) = programs(network({"kind": "sage"}, ONE)).values()
     exported, traced = trace(program).module(), 7
 

@@ -28,7 +28,8 @@ def kernels(request: pytest.FixtureRequest) -> Choice:
 
 
 def adjacency(num_src: int = SRC, num_dst: int = DST, edges: int = 40) -> Adjacency:
-    """Random; the first two and the last destination have no edges, the third a multi-edge."""
+    """Build a random one; the first two and the last destination have no edges, the third has a
+    multi-edge."""
     torch.manual_seed(1)
     dst = torch.randint(3, num_dst - 1, (edges - 2,)) if edges else torch.empty(0).long()
     dst = torch.cat([torch.full((min(edges, 2),), 2), dst]).sort()[0]
@@ -60,7 +61,8 @@ def network(schema: Schema = ONE, **settings: Any) -> Network:
 
 
 def parts(model: Network) -> tuple[Any, Any, Any]:
-    """Convolution, bias of the MLP's first linear layer if it has one, what follows."""
+    """Return the convolution, the bias of the MLP's first linear layer if any, and the layers that
+    follow."""
     (layer,) = model.layers
     assert isinstance(layer, TypedLayer)
     (conv,), (rest,) = layer.convs.values(), layer.rest.values()
@@ -68,7 +70,7 @@ def parts(model: Network) -> tuple[Any, Any, Any]:
 
 
 def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
-    """Equal outputs, and equal gradients of their sums of squares."""
+    """Check for equal outputs, and equal gradients of their sums of squares."""
     torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
     mine = torch.autograd.grad(ours.square().sum(), leaves, retain_graph=True)
     other = torch.autograd.grad(theirs.square().sum(), leaves, retain_graph=True)
@@ -77,7 +79,7 @@ def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
 
 
 class _MLP(nn.Module):
-    """The same, of whole linear layers, as the authors write it."""
+    """The same MLP of complete linear layers, as the authors write it."""
 
     def __init__(self, model: Network):
         super().__init__()
@@ -118,7 +120,7 @@ def test_is_its_definition(kernels: Choice) -> None:
 
 
 def test_hidden_layers_are_normalised_and_activated_again() -> None:
-    """Inside the MLP and after it, as in the paper's experiments."""
+    """They are so inside the MLP and after it, as in the paper's experiments."""
     torch.manual_seed(0)
     model = network(layers=2, norm="batch")
     whole, h = block(adjacency(SRC, SRC)), {"_N": torch.randn(SRC, WIDTH).double()}
@@ -132,7 +134,7 @@ def test_hidden_layers_are_normalised_and_activated_again() -> None:
 
 
 def test_on_several_edge_types(kernels: Choice) -> None:
-    """One sum per edge type, side by side; a node type without a loop has itself as another."""
+    """Each edge type has a sum, side by side; a node type without a loop adds itself as another."""
     item, user = "item", "user"
     loops: list[EdgeType] = [(item, "also", item), (item, "like", item)]
     across: list[EdgeType] = [(user, "buys", item), (item, "bought", user)]
@@ -194,7 +196,7 @@ def test_blocks_without_edges_or_nodes(
 
 
 def test_sums_distinguish_what_means_and_maxima_do_not() -> None:
-    """A node with one neighbour and one with two equal ones (figure 3 of the paper)."""
+    """One node has one neighbour, the other two equal ones (figure 3 of the paper)."""
     adj = Adjacency(torch.tensor([0, 1, 3, 3]), torch.tensor([2, 2, 2]))
     x = torch.ones(3, WIDTH, dtype=torch.float64)
     out = network()([block(adj, 3)], {"_N": x}, {})

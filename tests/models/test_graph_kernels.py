@@ -30,7 +30,8 @@ def adjacency(num_dst: int, edges: list[tuple[int, int]]) -> Adjacency:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Adjacency, int]:
-    """``(edges, sources)``: few nodes, so that loops, multi-edges and isolated ones abound."""
+    """Draw ``(edges, sources)`` with few nodes, so that loops, multi-edges and isolated nodes
+    abound."""
     num_dst, num_src = draw(st.integers(0, 6)), draw(st.integers(0, 9))
     edge = st.tuples(st.integers(0, max(num_dst - 1, 0)), st.integers(0, max(num_src - 1, 0)))
     most = 25 if num_dst and num_src else 0
@@ -53,12 +54,12 @@ def with_specials(test):  # type: ignore[no-untyped-def]
 
 
 def outcome(out: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    """The output and the gradients, which must be there even without any edge."""
+    """Return the output and the gradients, which must exist even without any edge."""
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
 
 
 def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    """``call(kernels)`` on both."""
+    """Check that ``call(kernels)`` is the same for both kernels."""
     ours, theirs = call(NATIVE), call(DGL)
     assert ours.dtype == theirs.dtype == dtype
     upstream = torch.randn(ours.shape, dtype=torch.float64)
@@ -108,7 +109,7 @@ def test_attention(dtype: torch.dtype) -> None:
 
 @EITHER
 def test_sums_by_hand(ops: Kernels) -> None:
-    """Both against the definition, so that they can not be wrong together."""
+    """Both equal the definition, so that they cannot be wrong together."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
     x = torch.tensor([[1.0, -1.0], [2.0, 5.0], [0.0, 0.0], [4.0, -3.0]], requires_grad=True)
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)

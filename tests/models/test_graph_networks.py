@@ -120,7 +120,7 @@ class TestBatching:
 
 
 def dense_layer(family: dict[str, Any], layer: nn.Module, a: Tensor, h: Tensor) -> Tensor:
-    """One layer from its definition. ``a [N, N]``: how many edges lead to a row from a column."""
+    """Compute a layer from its definition; ``a [N, N]`` counts the edges to a row from a column."""
     (conv,) = layer.convs.values()
     (bias,) = list(layer.bias.values()) or [torch.zeros(())]
     degree, eye = a.sum(1), torch.eye(len(a))
@@ -405,7 +405,7 @@ class TestDGL:
 
 
 class Molecules(nn.Module):
-    """A user's own: dgl.nn layers, the graph's edge data, a readout by the batch's sizes."""
+    """A user's model with dgl.nn layers, edge data and a readout by the batch's sizes."""
 
     def __init__(self, in_features: int, out_features: int, hidden: int = 8):
         super().__init__()

@@ -16,7 +16,7 @@ SRC, DST, WIDTH = 30, 12, 8
 
 @pytest.fixture
 def adj() -> Adjacency:
-    """Random, with isolated destinations (one of them the last) and a multi-edge."""
+    """A random adjacency with isolated destinations, one of them the last, and a multi-edge."""
     torch.manual_seed(1)
     degree = torch.randint(1, 6, (DST,))
     degree[3] = degree[-1] = 0
@@ -36,7 +36,7 @@ def block(adj: Adjacency) -> Block:
 
 
 def same(ours: Tensor, theirs: Tensor, x: Tensor) -> None:
-    """Equal outputs, and equal gradients of their sums of squares."""
+    """Check for equal outputs, and equal gradients of their sums of squares."""
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     (mine,) = torch.autograd.grad(ours.square().sum(), x, retain_graph=True)
     (other,) = torch.autograd.grad(theirs.square().sum(), x, retain_graph=True)
@@ -100,7 +100,7 @@ def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads:
 
 @pytest.mark.dgl
 def test_gcn_is_dgls_on_a_whole_graph(kernels: Choice) -> None:
-    """On a block that is the whole undirected graph, with self loops added for DGL."""
+    """The block is the entire undirected graph, with self-loops added for DGL."""
     torch.manual_seed(0)
     nodes = 20
     half = torch.randint(0, nodes, (2, 40))

@@ -58,8 +58,8 @@ names = {"ids": lambda f: "-".join(map(str, f.values()))}
 
 
 def random_blocks(schema: Schema, layers: int, fewest: int = 0) -> list[Block]:
-    """With isolated destinations (unless ``fewest`` is 1), self loops, multi-edges, and an edge
-    type without edges."""
+    """Build blocks with isolated destinations (unless ``fewest`` is 1), self-loops, multi-edges and
+    an empty edge type."""
     torch.manual_seed(5)
     sizes = {t: 7 if t == schema.target else 0 for t in schema.in_features}
     blocks: list[Block] = []
@@ -80,7 +80,7 @@ def random_blocks(schema: Schema, layers: int, fewest: int = 0) -> list[Block]:
 
 
 def random_inputs(schema: Schema, blocks: list[Block]) -> tuple[dict, dict]:
-    """``(x, degree)`` in fp64."""
+    """Return ``(x, degree)`` in fp64."""
     counts = blocks[0].num_src
     x = {t: torch.randn(counts[t], w, dtype=torch.float64) for t, w in schema.in_features.items()}
     degree = {e: torch.randint(5, 40, (counts[e[2]],), dtype=torch.int32) for e in schema.etypes}
@@ -96,7 +96,7 @@ def network(family: dict, schema: Schema, **other) -> Network:  # type: ignore[n
 
 
 def outcome(model: nn.Module, *inputs) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
-    """The outputs and every parameter's gradient: none may be missing."""
+    """Return the output and every parameter's gradient, none of which may be missing."""
     out = model(*inputs)
     torch.manual_seed(2)
     out.backward(torch.randn(out.shape, dtype=torch.float64).to(out.dtype))
@@ -127,7 +127,8 @@ def schema(request: pytest.FixtureRequest) -> Schema:
 def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
     kind: str, projected: bool
 ) -> None:
-    """Over all draws of two neighbours of a node that has five, and three of one that has three."""
+    """The mean is over all samples of two of a node's five neighbours, and of three of another's
+    three."""
     torch.manual_seed(0)
     conv = {
         "gcn": lambda: GCNConv(4, 3, same_type=True, kernels="torch"),
@@ -156,7 +157,7 @@ def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
 def test_a_bias_that_batch_norm_subtracts_is_left_out(
     schema: Schema, kind: str, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model trains as with it."""
+    """Training without the bias is the same."""
     options: dict = {"norm": "batch", "residual": residual, "layers": 3}
     with monkeypatch.context() as patched:
         for module in ("network", "typed_layers"):
@@ -437,7 +438,7 @@ def test_linear_is_torchs_on_any_processor(emulated: bool, monkeypatch: pytest.M
 
 
 class Products(TorchDispatchMode):
-    """Notes the longest side of every bf16 matrix product."""
+    """Records the longest side of every bf16 matrix product."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,8 +25,8 @@ from tests.models.whole_graphs import CATEGORICAL, batch_of, random_sample
 
 
 def trained(model: nn.Module, forward: Callable[[nn.Module], Tensor]) -> dict[str, Any]:
-    """Output, gradients, buffers and the state of the generator after a backward pass, and the
-    bytes that were kept for it."""
+    """Return the output, gradients, buffers and the generator's state after a backward pass, and
+    the bytes kept for it."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def check(model: nn.Module, forward: Callable[[nn.Module], Tensor]) -> None:
 @pytest.mark.parametrize("schema", [HOMOGENEOUS, HETEROGENEOUS], ids=["plain", "typed"])
 @pytest.mark.parametrize("family", FAMILIES, **names)
 def test_gradients_are_the_same(family: dict, schema: Any, kernels: str) -> None:
-    """Dropout's masks and running statistics included."""
+    """Dropout masks and running statistics are the same, too."""
     model = network(family, schema, dropout=0.4, layers=3, kernels=kernels)
     blocks = random_blocks(schema, 3)
     x, degree = random_inputs(schema, blocks)

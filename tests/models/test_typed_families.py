@@ -23,7 +23,7 @@ PLAIN: list[EdgeType] = [("_N", "_E", "_N")]
 
 
 def random_block(etypes: list[EdgeType], sizes: dict[str, int], relations: int) -> Block:
-    """A whole graph, with lonely nodes, multi-edges and relations that no edge has."""
+    """Build a graph's block with isolated nodes, multi-edges and relations without edges."""
     torch.manual_seed(3)
     adj = {}
     for etype in etypes:
@@ -44,7 +44,7 @@ def features(sizes: dict[str, int], width: int = WIDTH) -> dict[str, Tensor]:
 
 
 def joined(block: Block, h: dict[str, Tensor]) -> tuple[object, Tensor, Tensor, Tensor]:
-    """The block as DGL's homogeneous graph: ``(graph, features, node types, edge types)``.
+    """Return the block as DGL's homogeneous graph: ``(graph, features, node types, edge types)``.
 
     An edge's type is its relation, numbered on from those of the edge types before it.
     """
@@ -62,7 +62,7 @@ def joined(block: Block, h: dict[str, Tensor]) -> tuple[object, Tensor, Tensor, 
 
 
 def share(block: Block, mean_over: str) -> Tensor:
-    """``1 / c`` of each edge, by counting."""
+    """Return ``1 / c`` of each edge by counting."""
     found = []
     for adj in block.adj.values():
         relation = torch.zeros_like(adj.src) if adj.relation is None else adj.relation
@@ -74,7 +74,7 @@ def share(block: Block, mean_over: str) -> Tensor:
 
 
 def same(ours: dict[str, Tensor], theirs: Tensor, leaves: dict[str, Tensor]) -> None:
-    """Equal outputs, and equal gradients of their sums of squares by every leaf."""
+    """Check for equal outputs, and equal gradients of their sums of squares by every leaf."""
     out = torch.cat(list(ours.values()))
     torch.testing.assert_close(out, theirs, atol=1e-5, rtol=1e-5)
     assert float(out.detach().abs().max()) > 0.1
@@ -171,7 +171,7 @@ def test_hgt_is_dgls(kernels: Choice) -> None:
 
 
 def test_hgt_between_widths() -> None:
-    """The node itself is transformed where it is of another width, or has no neighbours."""
+    """The node itself is transformed if its width differs, or if it has no neighbours."""
     block = random_block(ETYPES, SIZES, 0)
     h = {"a": torch.randn(11, 3), "b": torch.randn(7, WIDTH)}
     spec = LayerSpec({"a": 3, "b": WIDTH}, WIDTH, False)

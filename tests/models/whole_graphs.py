@@ -37,7 +37,8 @@ BONDED = GraphSchema(
 def random_sample(
     schema: GraphSchema, seed: int, nodes: int | Mapping[str, int], edges: int | None = None
 ) -> Sample:
-    """Features ``x`` (fp64), categories and edge data ``w``; multi-edges, loops, lonely nodes.
+    """Build a sample with features ``x`` (fp64), categories and edge data ``w``; multi-edges,
+    loops, isolated nodes.
 
     Args:
         nodes: of each type.
@@ -76,7 +77,7 @@ def random_sample(
 def batch_of(
     schema: GraphSchema, samples: Sequence[Sample], dtype: torch.dtype = torch.float32
 ) -> GraphBatch:
-    """The samples joined, their numbers in ``dtype``."""
+    """Join samples by hand, with numbers in ``dtype``."""
     sizes = {t: [s.num_nodes[t] for s in samples] for t in schema.widths}
     edges: dict[EdgeType, tuple[Tensor, Tensor]] = {}
     for etype in schema.etypes:
@@ -124,7 +125,7 @@ def batch_of(
 
 
 def as_dgl(sample: Sample, dtype: torch.dtype = torch.float32) -> Any:
-    """The sample as a DGL graph, its numbers in ``dtype``."""
+    """Return the sample as a DGL graph, with numbers in ``dtype``."""
     graph = dgl().heterograph(dict(sample.edges), dict(sample.num_nodes))
     for ntype, named in sample.node_data.items():
         graph.nodes[ntype].data["x"] = named["x"].to(dtype)
@@ -134,7 +135,7 @@ def as_dgl(sample: Sample, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def permuted(sample: Sample, seed: int) -> Sample:
-    """The same graph with its nodes numbered, and its edges listed, in another order."""
+    """Return the same graph with nodes and edges in another order."""
     generator = torch.Generator().manual_seed(seed)
     order = {t: torch.randperm(n, generator=generator) for t, n in sample.num_nodes.items()}
     number = {t: torch.argsort(o) for t, o in order.items()}  # old → new

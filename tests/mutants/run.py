@@ -58,7 +58,7 @@ class Mutant:
 
 
 def load() -> list[Mutant]:
-    """All mutants, in order."""
+    """Return all mutants in order."""
     mutants = []
     for values in yaml.safe_load(LIST.read_text()):
         test = values.pop("test")
@@ -101,7 +101,7 @@ class Tree:
         self.process.start()
 
     def finish(self) -> tuple[int, str]:
-        """Exit status and output of the tests, once they are done, or it is too late."""
+        """Return the tests' exit status and output when they are done, or when time is up."""
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
@@ -146,7 +146,7 @@ def _run(root: Path, module: str, tests: list[str], cache: Path, output: Path) -
 def run_all(
     trees: list[Tree], jobs: list[tuple[Mutant | None, list[str]]]
 ) -> Iterator[tuple[Mutant | None, int, str, float]]:
-    """Mutants and their tests, as they are done, with exit status, output and seconds."""
+    """Yield mutants with exit status, output and seconds of their tests as these finish."""
     left, free, busy = list(reversed(jobs)), list(trees), list[Tree]()
     try:
         while left or busy:

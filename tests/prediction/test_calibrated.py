@@ -21,7 +21,7 @@ from tests.small_jobs import job, train_on_ranks
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Config]:
-    """A run whose training counts one of two classes 20 times."""
+    """A run whose training weights one of two classes by 20."""
     place = tmp_path_factory.mktemp("calibrated")
     graph = {"classes": 2, "val": 0.4, "nodes": 4000, "noise": 8.0}
     task = {"class_weights": [1.0, 20.0]}

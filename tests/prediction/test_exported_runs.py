@@ -73,7 +73,7 @@ def served(made: Exported, *given: tuple[str, dict[str, Any]]) -> list[Any]:
 
 
 def whole(data: GraphData) -> dict[str, Any]:
-    """Inputs of an encoder: all nodes, and the edges that messages pass along."""
+    """Return an encoder's inputs: all nodes, and the message edges."""
     ends = {e: np.stack([frame.src, frame.dst]) for e, frame in data.edges.items()}
     if LIKES in data.edges:  # is what is predicted, of which some is hidden, and its reverse
         masks = data.edges[LIKES].data
@@ -138,7 +138,7 @@ def neighbourhood(
 
 @pytest.mark.system
 def test_a_neighbourhood_is_enough(make_job: JobFactory, tmp_path: Path) -> None:
-    """Also where messages are weighted by degrees that are those of the whole graph."""
+    """It is enough also if messages are weighted by degrees in the whole graph."""
     config = make_job(model={"kind": "gcn"}, train={"epochs": 1})
     run = train_on_ranks(config)
     made = raygnn.export(run, out=tmp_path / "served")
@@ -229,7 +229,7 @@ def test_edges(task: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_learned_rows_and_a_step_of_ones_own(make_job: JobFactory, tmp_path: Path) -> None:
-    """Rows lie behind the features; modules of the step's are none of the model's."""
+    """Embeddings follow the features, and modules of the user's step are not part of the model."""
     config = make_job(
         graph={"nodes": 300, "features": 12},  # with the rows 16 numbers, which the step expects
         task={"kind": "tests.own_steps:Denoising"},
@@ -282,7 +282,7 @@ def test_times_are_inputs(tmp_path: Path) -> None:
 
 
 def test_the_export_contains_the_transforms(tmp_path: Path) -> None:
-    """Programs are given columns as they were transformed for the training."""
+    """A program's inputs are columns transformed as for the training."""
     config, *_ = small(tmp_path, train={"epochs": 1})
     run = train_on_ranks(config)
     made = raygnn.export(run, out=tmp_path / "served")
@@ -337,8 +337,7 @@ def test_foreign_directories_are_not_overwritten(trained: Run, tmp_path: Path) -
 def test_nothing_is_half_written(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of two programs gives other numbers, or the disk is full: what was there, or
-    nothing, is there."""
+    """If the second program has other outputs, or the disk is full, the directory is as before."""
     run = train_on_ranks(config_of(tmp_path, "links", task=LINKS, train={"epochs": 1}))
     place = tmp_path / "place"
     place.mkdir()
@@ -394,7 +393,7 @@ def test_a_run_without_a_schema_is_not_exported(trained: Run, tmp_path: Path) ->
 def test_what_is_too_large_for_a_strangers_run_is_not_read(
     huge: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a model of a terabyte is allocated, nor a file of one read."""
+    """No model of a terabyte is allocated, and no file of a terabyte is read."""
     shutil.copytree(trained.path, tmp_path / "run")
     if huge == "model":
         file = tmp_path / "run/config.yaml"
@@ -413,7 +412,7 @@ def test_what_is_too_large_for_a_strangers_run_is_not_read(
 def test_a_class_from_outside_is_refused(
     model: dict[str, str], trained: Run, tmp_path: Path
 ) -> None:
-    """Without importing it."""
+    """It is refused without being imported."""
     run = Path(shutil.copytree(trained.path, tmp_path / "run"))
     file = run / "config.yaml"
     mark, text = file.read_text().split("\n", 1)

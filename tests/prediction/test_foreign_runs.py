@@ -44,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def foreign(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same run, downloaded by a user who has trained nothing; in the working directory."""
+    """The same run as downloaded by a user who has trained nothing, in the working directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "theirs").mkdir()
     monkeypatch.chdir(tmp_path / "theirs")
@@ -74,7 +74,7 @@ def write_module(file: Path, marker: Path) -> None:
 
 
 def swear(run: Run, state: bytes) -> None:
-    """Put other weights into a run, and their digest into what speaks of them."""
+    """Replace a run's weights, and their digest in its records."""
     place = run.path / "checkpoints"
     (place / "selected.pt").write_bytes(state)
     about = json.loads((place / "selected.json").read_text())
@@ -91,7 +91,7 @@ def swear(run: Run, state: bytes) -> None:
 def test_no_variable_of_a_run_reaches_a_process(
     foreign: Run, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not of the user's own run either; those that the user gives do."""
+    """Variables of the user's own runs do not either; those that the user passes do."""
     evil = tmp_path / "evil"
     write_module(evil / "sitecustomize.py", marker)
     change(foreign, comm={"env": {"PYTHONPATH": str(evil), "RAY_DEBUG": "1"}})
@@ -217,8 +217,8 @@ def test_a_class_of_a_run_is_imported_only_with_trust(
 def test_classes_of_the_users_own_runs(
     foreign: Run, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run is known by what training recorded of its configuration, wherever it was moved to; not
-    one whose configuration was changed, nor another user's."""
+    """A run is recognised at any path by the config that its training recorded, unless the config
+    was changed or the user is another."""
     change(foreign, train={"callbacks": {"tests.own_models:DglSage": {}}})
     with pytest.raises(InputError, match=r"DglSage \(train.callbacks\)"):
         asking.config_of(foreign, [])
@@ -239,7 +239,7 @@ def test_classes_of_the_users_own_runs(
 def test_a_class_of_the_same_name_in_another_file(
     foreign: Run, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The configuration of a tutorial that the user has followed vouches for its class alone."""
+    """A config that the user has trained with vouches for its class only."""
     change(foreign, train={"callbacks": {"evil:Evil": {}}})
     write_module(tmp_path / "evil.py", marker)
     monkeypatch.chdir(tmp_path)
@@ -260,7 +260,7 @@ def test_arguments_with_colons_are_no_classes() -> None:
 
 
 def test_predicting_records_nothing(foreign: Run, tmp_path: Path) -> None:
-    """Else a run that names no class would vouch for one that does."""
+    """Otherwise a run without a class of its own would vouch for one with such a class."""
     asking.config_of(foreign, [], trust=True)
     assert not (tmp_path / "state").exists()
     assert not trust.is_own(foreign.config)
@@ -284,8 +284,8 @@ VERBS = (
 
 
 def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> None:
-    """Commands that are started in a downloaded directory import none of its modules, though they
-    have the names of libraries."""
+    """Commands in a downloaded directory import none of its modules, even if these have names of
+    libraries."""
     for name in SHADOWED:
         write_module(tmp_path / "theirs" / f"{name}.py", marker)
     change(foreign, model={"kind": "evil:Evil", "layers": 2})
@@ -383,7 +383,7 @@ def test_a_link_in_place_of_the_directory_beside_runs(foreign: Run, tmp_path: Pa
 def test_places_of_the_partition(
     place: Any, foreign: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused, and nothing is written there; or passed over, and one like it is made."""
+    """The path is refused without a write, or ignored in favour of an equal partition."""
     about = {"directory": place, "parts": [{}, {}]}
     (foreign.path / "partition.json").write_text(json.dumps(about))
     arguments = ["evaluate", "test", "--storage", ".", "--set", "cluster.workers=1"]

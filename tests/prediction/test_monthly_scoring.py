@@ -29,7 +29,8 @@ def run(*command: str, cwd: Path, code: int = 0) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_later_month(tmp_path: Path) -> None:
-    """Fewer regions and unknown ones, no labels: predictions in words, or a refusal at once."""
+    """Data with fewer and unknown regions and no labels get predictions by category, or a refusal
+    at once."""
     truth = customers.write(tmp_path).to_pandas()
     new = ["--new-data", "--set", "graph.path=october/tables.yaml"]
     run("train", "job.yaml", cwd=tmp_path)

@@ -37,7 +37,7 @@ def asked(run: Run, *overrides: str) -> Asked:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_another_graph(workers: int, make_job: JobFactory) -> None:
-    """Larger, and without one of the classes."""
+    """The graph is larger, and lacks one of the classes."""
     config = make_job(train={"epochs": 1})
     run = train_on_ranks(config)
     found = asked(run, "graph.nodes=2500", "graph.seed=7", "graph.classes=3")
@@ -82,7 +82,7 @@ def test_without_labels_and_splits(tmp_path: Path) -> None:
 
 
 def branded(directory: Path, brands: dict[str | None, str], unknown: str, **more: Any) -> Config:
-    """The shop with items of these brands, of which the class can be told by nothing else."""
+    """Return the shop with items of these brands, which alone determine the class."""
     directory.mkdir()
     config = shop(directory, model={"categories": {"brand": 4}}, **more)
     file, described = directory / "items.csv", directory / "shop.yaml"

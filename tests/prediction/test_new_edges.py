@@ -58,7 +58,7 @@ def test_the_same_edges_get_the_same(task: dict[str, Any], workers: int, tmp_pat
 
 
 def test_edges_without_masks(tmp_path: Path) -> None:
-    """All of them are known: messages pass along them, and none is in a split."""
+    """All edges are known: they carry messages, and none is in a split."""
     run = train_on_ranks(config_of(tmp_path, "edges", task=KIND, train={"epochs": 8}))
     masks = [f"{name}_mask" for name in ("train", "val", "test")]
     truth = shop().edges[LIKES].data["label"]
@@ -91,7 +91,8 @@ def test_several_tasks_too(tmp_path: Path) -> None:
 
 
 def test_only_one_of_the_tasks_reads_relations(tmp_path: Path) -> None:
-    """Edges of the other's type have none, in other data as little as in those of the training."""
+    """Edges of the other type have no relations, neither in the training's data nor in other
+    data."""
     back = {"kind": "link_prediction", "etype": "liked_by", "reverse": "likes", "decoder": "dot"}
     masks = {
         f"{name}_mask": shop().edges[LIKES].data[f"{name}_mask"]
@@ -148,7 +149,7 @@ def test_only_later_edges(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_later_edges_in_another_unit(tmp_path: Path) -> None:
-    """Trained in seconds; new data in milliseconds would all be later."""
+    """Training used seconds; new data in milliseconds would all be later."""
     file = tmp_path / "graph.dgl"
     events(file)
     (graph,), _ = dgl().load_graphs(str(file))
@@ -183,7 +184,8 @@ def asked_of(run: Any, task: str, *overrides: str) -> Any:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    """More classes than the model knows; edges without the relations that its decoder reads."""
+    """Refused are more classes than the model knows, and edges without the relations that its
+    decoder reads."""
     decoder = {"decoder": "distmult"}
     run = train_on_ranks(
         config_of(tmp_path, "links", task=LINKS, model=decoder, train={"epochs": 1})

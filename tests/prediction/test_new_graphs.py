@@ -40,7 +40,7 @@ def answer(run: Run, workers: int, *overrides: str, split: str = "all", **more: 
 
 
 def save(path: Path, numbers: list[int], **labels: Any) -> Path:
-    """Some of the random graphs, in a file of DGL's."""
+    """Save some of the random graphs in a file of DGL's."""
     graphs = RandomGraphs(num=60)
     dgl().save_graphs(str(path), [graphs[number][0] for number in numbers], labels)
     return path
@@ -52,7 +52,7 @@ def scores(frame: pandas.DataFrame) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def from_files(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trained on 30 graphs in a file, in folds."""
+    """A run trained on 30 graphs in a file, in folds."""
     storage = tmp_path_factory.mktemp("files")
     numbers = list(range(30))
     file = save(storage / "old.bin", numbers, label=torch.tensor(numbers) % 2)
@@ -62,7 +62,7 @@ def from_files(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def from_class(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trained on 30 graphs of a class."""
+    """A run trained on 30 graphs of a dataset class."""
     storage = tmp_path_factory.mktemp("class")
     return train_on_ranks(make(storage, graph=dataset(num=30), train={"epochs": 1}))
 
@@ -82,7 +82,7 @@ def before(from_files: Run) -> pandas.DataFrame:
 def test_files_without_targets(
     workers: int, from_files: Run, before: pandas.DataFrame, tmp_path: Path
 ) -> None:
-    """Fewer graphs than the training had folds, in two files of a directory."""
+    """A directory of two files has fewer graphs than the training had folds."""
     (tmp_path / "new").mkdir()
     save(tmp_path / "new" / "a.bin", [4, 11, 2])
     save(tmp_path / "new" / "b.bin", [29, 5])
@@ -108,7 +108,7 @@ def test_files_without_targets(
 @pytest.mark.dgl
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_target_that_is_known_of_some(workers: int, from_files: Run, tmp_path: Path) -> None:
-    """One class alone, and -1 where it is not known."""
+    """Targets are a single class, and -1 where it is unknown."""
     numbers = list(range(30, 38))
     labels = torch.tensor([0, 0, 0, -1, 0, -1, 0, -1])
     where = f"graph.path={save(tmp_path / 'new.bin', numbers, label=labels)}"
@@ -187,7 +187,7 @@ def test_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_edges_tell(tmp_path: Path) -> None:
-    """Features and categories of edges; of new graphs as of those of the training."""
+    """Edge features and categories of new graphs are read as those of the training."""
     model = {"kind": "gin", "edge_features": "amount", "edge_categories": {"kind": 2}}
     graph = dataset("Bonds", num=60) | {"val": 0.1, "test": 0.1}
     train = {"epochs": 12, "lr": 0.02, "optimizer": "adam"}
@@ -214,7 +214,7 @@ KNOWN = {"tags": [5, 7, 9, 11], "labels": [1, 3]}
 
 
 def text(path: Path, graphs: list[tuple[int, list[int]]]) -> Path:
-    """Paths of nodes with these tags."""
+    """Return paths of nodes with these tags."""
     lines = [f"{len(graphs)}"]
     for label, tags in graphs:
         lines.append(f"{len(tags)} {label}")
@@ -354,7 +354,8 @@ def test_records_of_older_versions_and_damaged_ones(
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.slow
 def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
-    """All the way: metrics of text, and a file of rows with a graph left out."""
+    """A complete prediction yields metrics of text, and a file of rows without the skipped
+    graph."""
     text(tmp_path / "new.txt", [OLD[1], OLD[3]])
     where = [f"graph.args.root={tmp_path}", "graph.args.name=new"]
     one = "cluster.workers=1"

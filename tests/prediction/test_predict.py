@@ -103,7 +103,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
 def test_predictions_equal_those_on_the_whole_graph(
     typed: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the ids of the graph that was given, whichever rank owns a node by now."""
+    """Rows have the ids of the user's graph, whichever rank owns a node."""
     monkeypatch.setattr(prediction_rows, "_MOST", 100)  # many chunks on each rank
     monkeypatch.setattr(prediction_rows, "_FEWEST", 100)
     monkeypatch.setattr(driver, "_ROWS", 300)
@@ -205,7 +205,7 @@ def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @given(st.lists(st.lists(st.integers(0, 500), unique=True), max_size=5))
 def test_merging(lists: list[list[int]]) -> None:
-    """Whatever the files have, all of it is there, in order, with its row."""
+    """All rows of the files are in order, each with its values."""
     owner = {number: file for file, numbers in enumerate(lists) for number in numbers}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_ROWS", 12)
@@ -234,7 +234,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def copied(run: Run, place: Path) -> Run:
-    """The same run in a storage of its own."""
+    """Return a copy of the run in another storage."""
     shutil.copytree(run.path, place / "test")
     return Run(place / "test")
 
@@ -295,7 +295,7 @@ class Bomb:
 def test_weights_that_are_none(
     how: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without what is written about them, nothing of them is known before they are loaded."""
+    """Without their description, nothing is known of weights before they are loaded."""
     run = copied(trained, tmp_path / "runs")
     file = run.path / "checkpoints" / "selected.pt"
     file.with_suffix(".json").unlink()
@@ -343,7 +343,7 @@ def test_other_data(
 
 
 def test_the_partition_of_the_training(trained: Run, tmp_path: Path) -> None:
-    """Is taken whatever the number of workers, without its graph; else one like it is made."""
+    """It is used for any number of workers, even without its graph; else an equal one is built."""
     run = copied(trained, tmp_path)
     place = next((trained.path.parent / "partitions").iterdir())
     about = {"directory": str(place), "parts": [{}, {}]}
@@ -358,7 +358,7 @@ def test_the_partition_of_the_training(trained: Run, tmp_path: Path) -> None:
 
 
 def test_what_the_configuration_does_not_keep(trained: Run, tmp_path: Path) -> None:
-    """Variables are to be given again, and a class of the user's must be there still."""
+    """Variables have to be passed again, and a user's class must still exist."""
     run = copied(trained, tmp_path)
     values = run.config
     file = run.path / "config.yaml"

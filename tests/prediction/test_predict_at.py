@@ -50,7 +50,7 @@ def values(frame: pandas.DataFrame, kind: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("strategy", ["uniform", "latest"])
 def test_later_events_do_not_change_predictions(kind: str, strategy: str, tmp_path: Path) -> None:
-    """By any number of workers; what is at that very time is as without --at."""
+    """The same holds for any number of workers; events at that very time count as without --at."""
     made, config = trained(tmp_path, kind, time={"strategy": strategy})
     frames = [ask(made, config, workers, at=AT).to_pandas() for workers in (1, 2)]
     known = values(frames[0], kind)

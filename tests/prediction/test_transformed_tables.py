@@ -47,7 +47,7 @@ staging: {path: stage}
 
 
 def small(directory: Path, **sections: Any) -> tuple[Config, pd.DataFrame, pd.DataFrame]:
-    """A job on the customers of one month, who are given, too, and their calls."""
+    """Return a job on the customers of a month, and these customers and their calls."""
     people, called = company.write(directory / "old", "csv", 400, 0)
     graph = {"format": "tables", "path": str(directory / "old" / "tables.yaml")}
     return load_config({**job(directory, **sections), "graph": graph}), people, called
@@ -61,7 +61,7 @@ def state(meta: PartitionMeta) -> dict[str, Any]:
 
 
 def stored(meta: PartitionMeta) -> tuple[np.ndarray, np.ndarray]:
-    """The features of customers and of calls in a partition, in the order of their rows."""
+    """Return the features of customers and of calls in a partition, in row order."""
     feats, ids, hows, numbers = [], [], [], []
     for part in range(meta.num_parts):
         feats.append(read_node_data(meta, part)["customer"]["feat"].numpy())
@@ -108,7 +108,7 @@ def test_a_later_month(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_the_same_state(tmp_path: Path) -> None:
-    """Its partition, gone meanwhile, is made again as it was."""
+    """Its partition was removed meanwhile, and is built again unchanged."""
     whole, *_ = small(tmp_path / "whole", train={"epochs": 2})
     train_on_ranks(whole)
     config, *_ = small(tmp_path / "two", train={"epochs": 1})
