@@ -45,7 +45,7 @@ class Gcn(Sage):
 
 
 class LayeredSage(Sage):
-    """The same as PyG's ``NeighborSampler`` wants it."""
+    """The same model for PyG's ``NeighborSampler``."""
 
     def forward(self, x: Tensor, adjs: Any) -> Tensor:  # type: ignore[override]
         for number, (conv, (edge_index, _, size)) in enumerate(zip(self.convs, adjs)):
@@ -130,7 +130,7 @@ class LayeredHetero(nn.Module):
 
 
 class OneHgt(nn.Module):
-    """PyG's layer alone."""
+    """A single layer of PyG's HGT."""
 
     def __init__(self, in_channels: dict[str, int], out_channels: int, metadata: Any, heads: int):
         super().__init__()
@@ -179,7 +179,7 @@ class Gine(nn.Module):
 
 
 class OddRank:
-    """Mixed into a model, makes it another one on rank 1.
+    """Mixin that makes a model differ on rank 1.
 
     Args:
         how: ``noise`` moves its weights in the third step; ``branch`` leaves a layer out there;
@@ -203,21 +203,21 @@ class OddRank:
 
 
 class OddHgt(OddRank, Hgt):
-    """`Hgt`, but for rank 1."""
+    """`Hgt` that differs on rank 1."""
 
     def __init__(self, out_channels: int, metadata: Any, target: str, how: str):
         super().__init__(out_channels, metadata, target, how=how)
 
 
 class OddAttention(OddRank, Attention):
-    """`Attention`, but for rank 1."""
+    """`Attention` that differs on rank 1."""
 
     def __init__(self, in_channels: int, out_channels: int, how: str):
         super().__init__(in_channels, out_channels, how=how)
 
 
 class OddDgl(OddRank, DglSage):
-    """`DglSage`, but for rank 1."""
+    """`DglSage` that differs on rank 1."""
 
     def __init__(self, in_features: int, out_features: int, how: str):
         super().__init__(in_features, out_features, how=how)

@@ -67,7 +67,7 @@ def run_ranks(
 def _called(
     size: int, function: Callable[..., Any], args: Sequence[Any], fresh: bool
 ) -> list[tuple[bool, Any]]:
-    """For each rank whether the function returned, and what; or a traceback."""
+    """Return ``(True, result)`` or ``(False, traceback)`` of each rank."""
     call = None if fresh or size > _KEPT else _for_kept_ranks(size, function, args)
     ranks = _pool[:size] if call else [_Process((function, args)) for _ in range(size)]
     with tempfile.TemporaryDirectory() as directory:
@@ -82,7 +82,7 @@ def _called(
 
 
 def run_each(size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> list[list[Any]]:
-    """`run_ranks` for each of several tuples of arguments, by one process group for all."""
+    """Run `run_ranks` for each of several tuples of arguments, with one process group for all."""
     return [list(values) for values in zip(*run_ranks(size, _each, function, arguments))]
 
 
@@ -183,7 +183,7 @@ atexit.register(end_kept_ranks)
 
 
 def _for_kept_ranks(size: int, function: Callable[..., Any], args: Sequence[Any]) -> bytes | None:
-    """Return a call with what tests have patched; None if kept processes cannot be told of it.
+    """Return a call with the tests' patches; None if kept processes cannot receive them.
 
     The processes are forked, if they are not there yet, without the patches.
     """
@@ -243,7 +243,7 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
 
 
 def _release_files(kept: int) -> None:
-    """Close what was open at the fork, so that no lock is held for as long as this process is kept.
+    """Close files that were open at the fork, so that no lock is held while this process is kept.
 
     The numbers stay taken: an inherited object that closes its file later would else close a
     socket of Gloo's that has its number by then.

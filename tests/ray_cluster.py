@@ -63,7 +63,7 @@ def ray_cluster(
     at_first: int | None = None,
     autoscaling: Path | None = None,
 ) -> Iterator[Cluster]:
-    """A Ray with its head on the first host; at the end its processes and logs go.
+    """Start a Ray with its head on the first host; at the end remove its processes and logs.
 
     Variables of this process that are Ray's or gloo's are not passed on.
 
@@ -153,7 +153,7 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host; the end of the cluster is its end, too.
+        """Start a command on a host, which ends with the cluster.
 
         Args:
             options: as of `Host.popen`.
@@ -208,7 +208,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def frozen(self, number: int) -> Iterator[None]:
-        """While the block runs, a host's Ray does nothing, and does not end either."""
+        """Suspend a host's Ray while the block runs."""
         tree = [self._nodes[number].pid, *_descendants(self._nodes[number].pid)]
         for pid in tree:
             os.kill(pid, signal.SIGSTOP)
@@ -260,7 +260,7 @@ class Cluster:
         return self._output(number).read_bytes()
 
     def _logs(self, number: int) -> str:
-        """The end of what a node has written, after its host's name."""
+        """Return the end of a node's logs, after its host's name."""
         host = self.hosts[number]
         written = host.run(["sh", "-c", _TAIL], cwd="/", timeout=_END, check=False).stdout
         said = self._said(number).decode(errors="replace")
@@ -283,7 +283,7 @@ def _name(pid: int) -> str:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The living processes below this one."""
+    """Return the living processes below this one."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -42,7 +42,7 @@ JobFactory = Callable[..., Config]
 
 
 def job(storage: Path, **sections: Any) -> dict[str, Any]:
-    """A small job on a planted graph; sections are merged into it."""
+    """Return a small job on a planted graph; sections are merged into it."""
     base: dict[str, Any] = {
         "name": "test",
         "storage": str(storage),
@@ -76,7 +76,7 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
 
 
 def slow_but(fast: str | tuple[str, ...], every: Iterable[str]) -> list[Any]:
-    """Parameters of a test that are slow, all but one or some."""
+    """Mark all parameters of a test as slow, except for one or some."""
     fast = (fast,) if isinstance(fast, str) else fast
     return [pytest.param(each, marks=[pytest.mark.slow] * (each not in fast)) for each in every]
 
@@ -93,7 +93,7 @@ def about(config: Config, data: str = "d") -> dict[str, Any]:
 
 
 def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for something that comes about elsewhere."""
+    """Wait until a condition holds that another process or thread fulfils."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -101,7 +101,7 @@ def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
 
 
 def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
-    """Return when a command has written a step's record; it must not end before."""
+    """Wait until a command has written a step's record; it must not end before."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -120,7 +120,7 @@ def make_job(tmp_path: Path) -> JobFactory:
 
 
 class _OneRay:
-    """A Ray that several tests use, while none of those runs that want none, or their own."""
+    """A Ray that several tests share, stopped for tests that need none or their own."""
 
     def __init__(self) -> None:
         self._running = contextlib.ExitStack()
@@ -195,12 +195,12 @@ def runtime(exchange: Exchange) -> Runtime:
 
 
 def losses(run: Run) -> np.ndarray:
-    """The training loss of each record."""
+    """Return the training loss of each record."""
     return run.metrics["train/loss"].dropna().to_numpy()
 
 
 def selected(run: Run) -> dict[str, torch.Tensor]:
-    """The weights that a run has kept."""
+    """Return the weights that a run has selected."""
     weights: dict[str, torch.Tensor] = torch.load(run.path / "checkpoints" / "selected.pt")
     return weights
 
@@ -245,7 +245,7 @@ def goals_of(config: Config, place: AnyPath | None) -> dict[str, TaskTarget]:
 
 
 def lists_of(config: Config, place: AnyPath | None) -> dict[str, Any]:
-    """Negatives that files list, as the driver reads them."""
+    """Return the negatives that files list, as the driver reads them."""
     if place is None or config.task.of_graphs:
         return {}
     given, found = PartitionInput(read_meta(place), None), {}

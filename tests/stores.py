@@ -38,13 +38,13 @@ S3FileSystem(endpoint_override=sys.argv[1], scheme="http", region="us-east-1",
 
 
 def uri_of(endpoint: str, path: str = "runs") -> str:
-    """The place in the server's bucket."""
+    """Return the URI of a path in the server's bucket."""
     return f"s3://bucket/{path}?endpoint_override={endpoint}&scheme=http&region=us-east-1"
 
 
 @contextmanager
 def served(host: Host, *, delay: float = 0.0) -> Iterator[str]:
-    """A server on a virtual host; yields the place for runs.
+    """Start a server on a virtual host; yield the storage for runs.
 
     Args:
         delay: seconds from a request, or a part of one, to its answer that the network takes.
@@ -66,7 +66,7 @@ def served(host: Host, *, delay: float = 0.0) -> Iterator[str]:
 
 
 class LocalStore:
-    """A server in this process, on loopback.
+    """An S3 server in this process, on loopback.
 
     Attributes:
         uri: of the place for runs.
@@ -88,7 +88,7 @@ class LocalStore:
         self.uri = uri_of(f"127.0.0.1:{self.port}")
 
     def start(self) -> None:
-        """Serve, what was there before too."""
+        """Serve, with the earlier contents."""
         from moto.server import ThreadedMotoServer
 
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)

@@ -16,7 +16,7 @@ _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]")
 
 
 def rows_on_terminal(args: Sequence[str], columns: int, timeout: float = 120) -> list[str]:
-    """Every row that a command ever drew, from one movement of the cursor to the next.
+    """Return every row that a command drew, from one movement of the cursor to the next.
 
     Raises:
         AssertionError: it failed, or took longer than ``timeout`` seconds.

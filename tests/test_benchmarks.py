@@ -63,7 +63,7 @@ def test_a_gpu_has_a_number_and_no_part_hangs() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_of_what_a_gpu_does_runs_on_a_cpu(tmp_path: Path) -> None:
-    """By Triton's interpreter, where there is neither Ray nor DGL nor what only they need."""
+    """Triton's interpreter runs it without Ray, DGL and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     paths = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
     out = tmp_path / "gpu.json"

@@ -448,7 +448,7 @@ sys.exit(raygnn.cli.main(["train", "job.yaml"]))
 
 
 def _sleeper(tmp_path: Path, *args: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A command that trains until it is stopped, as it stands when it has begun."""
+    """Start a command that trains until it is stopped; return it once it has begun."""
     (tmp_path / "job.yaml").write_text(JOB)
     process = subprocess.Popen(
         [*before, sys.executable, "-c", _SLEEPER, *args],
@@ -468,7 +468,7 @@ def _sleeper(tmp_path: Path, *args: str, before: tuple[str, ...] = ()) -> subpro
     [("SIGTERM", "SIGINT"), ("SIGINT", "SIGHUP"), ("SIGHUP", "SIGTERM"), ("SIGINT", "SIGINT")],
 )
 def test_signals_end_a_command(first: str, second: str, tmp_path: Path) -> None:
-    """A second one does not disturb the way out."""
+    """A second signal does not disturb the shutdown."""
     with _sleeper(tmp_path, "slow") as process:
         assert process.stdout is not None
         process.send_signal(signal.Signals[first])
@@ -499,7 +499,7 @@ def _command(*argv: str, cwd: Path | None = None, **streams: Any) -> subprocess.
 
 
 def _to(output: Any, *argv: str) -> tuple[int, str]:
-    """The exit code and the errors of a command that prints there."""
+    """Return the exit code and the errors of a command that prints to this file."""
     with _command(*argv, stdout=output, stderr=subprocess.PIPE) as process:
         _, errors = process.communicate()
     return process.returncode, errors
@@ -733,7 +733,7 @@ def test_a_run_here_is_stopped(
 def test_only_the_process_that_holds_a_run_is_stopped(
     lock: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose run it is wrote into the lock file whatever process they like."""
+    """The owner of a run can write any process into its lock file."""
     with RunDir.create(str(tmp_path), "made") as run:
         run.begin({"name": "made"})
     file = run.path / ".lock"

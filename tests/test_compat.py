@@ -109,7 +109,7 @@ def test_ranks_train_the_same_with_public_names(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, [1, 2]])
 def test_a_command_with_public_names(workers: Any, tmp_path: Path) -> None:
-    """Trains, and ends without a process or directory left behind."""
+    """The command trains, and ends without a process or directory left."""
     settings = job(tmp_path, train={"epochs": 2}, cluster={"workers": workers, "num_cpus": 2})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))
     command = Command(["train", "job.yaml"], tmp_path, **{compat.PLAIN: "1"})

@@ -27,7 +27,7 @@ SOURCES = [*(CHECKOUT / "raygnn").rglob("*.py")]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` does, where a link or an anchor that is broken is an error."""
+    """The site as `make docs` builds it, where a broken link or anchor is an error."""
     place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)],
@@ -89,7 +89,7 @@ def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
 
 
 def test_findings_are_up_to_date() -> None:
-    """The page has a section for every check that there is, and for no other."""
+    """The page has a section for every existing check, and no other sections."""
     made = runpy.run_path(str(DOCS / "findings.py"))
     page = (DOCS / "failures.md").read_text()
     assert made["markdown"]() == page, "run python docs/findings.py"
@@ -118,7 +118,7 @@ def test_every_finding_in_the_code_has_a_section() -> None:
 
 
 def literals() -> set[str]:
-    """The texts in the source, with what is put into them left out."""
+    """Yield the texts in the source, without interpolated values."""
     return {
         node.value
         for path in SOURCES
@@ -141,12 +141,12 @@ def test_messages_of_ours_are_in_the_code() -> None:
 
 
 def _across(piece: str, found: set[str]) -> bool:
-    """A message that begins with a constant of its own."""
+    """Return True for a message that begins with a constant of its own."""
     return piece.startswith("*** ") and any(piece[4:] in text for text in found)
 
 
 def test_the_pages_that_troubleshooting_sends_to_have_those_sections() -> None:
-    """Links in a checkout: the site's builder sees to its own."""
+    """Links in a checkout are checked here; the site's builder checks its own."""
     for page in DOCS.glob("*.md"):
         for name, anchor in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", page.read_text()):
             headings = re.findall(r"^#+ (.*)$", (DOCS / name).read_text(), re.MULTILINE)

@@ -77,7 +77,7 @@ def shown(command: str) -> bool:
 
 
 def tiny(job: dict[str, Any], **changes: Any) -> str:
-    """The job with tiny settings, as YAML."""
+    """Return the job with tiny settings, as YAML."""
     document = read_mapping(job)
     for key, value in {**TINY, **changes}.items():
         document.apply(Override((*key.split("."),), value, "test"))
@@ -85,7 +85,7 @@ def tiny(job: dict[str, Any], **changes: Any) -> str:
 
 
 def run(steps: list[list[str] | str], here: Path) -> str:
-    """Take the steps, commands of raygnn and pieces of Python, in a process of their own."""
+    """Run the steps, commands of raygnn and pieces of Python, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD],
         input=json.dumps(steps),
@@ -156,7 +156,7 @@ data = Data(
 
 
 def test_what_is_only_parsed_is_there() -> None:
-    """The list does not outlive the commands."""
+    """Every exempt command still occurs in a page."""
     found = [command for page in PAGES for command in commands_of(page, "sh", "sh install")]
     text = "\n".join(page.read_text() for page in PAGES)
     for start in PARSED:

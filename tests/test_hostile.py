@@ -27,14 +27,14 @@ def marker(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> PartitionMeta:
-    """A partition as others leave it: without checksums, so that its files are read."""
+    """A partition as other tools write it: without checksums, so that its files are read."""
     meta = partitioned(typed_graph(30, 12), tmp_path / "theirs", 2)
     (meta.directory / "raygnn.json").unlink()
     return meta
 
 
 def job(file: Path, **sections: Any) -> str:
-    """A job's file."""
+    """Write a job's file."""
     config = {"name": "bad", "model": {"kind": "gcn"}, "cluster": {"workers": 1}, **sections}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(config))
@@ -48,7 +48,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def assert_harmless(commands: list[list[str]], tmp_path: Path, marker: Path, *said: str) -> None:
-    """Each is refused; nothing ran, and nothing was written anywhere."""
+    """Check that each command is refused, nothing was executed and no file was written."""
     before = tree(tmp_path)
     found = outcomes(commands, here(tmp_path))
     assert len(found) == len(commands)
@@ -101,7 +101,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 def yamls(marker: Path) -> dict[str, tuple[str, str]]:
-    """Name → text, and what is said of it."""
+    """Return hostile YAML by name, and the expected message."""
     touch = f"touch {marker}"
     return {
         "apply": (f"train: !!python/object/apply:os.system ['{touch}']\n", "tag"),
@@ -165,7 +165,7 @@ def test_overrides(tmp_path: Path, marker: Path) -> None:
 
 
 def test_configurations_of_runs(tmp_path: Path, marker: Path) -> None:
-    """A run directory may have been anybody's: its page is made of what can be read of it."""
+    """A run directory may come from anyone; its page has everything that can be read of it."""
     from raygnn.runs.run_directory import MARK
 
     commands = []
@@ -252,7 +252,7 @@ def test_names_in_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_places_for_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page replaces what has its name, and never what that is a link to."""
+    """A page replaces the entry of its name, never the target of a link."""
     run = make_run(tmp_path / "runs")
     (tmp_path / "thesis.txt").write_text("x")
     for wrong in (
@@ -278,7 +278,7 @@ def test_places_for_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_fifos_in_a_run_do_not_block(tmp_path: Path) -> None:
-    """A FIFO in place of any file."""
+    """A FIFO replaces each file in turn."""
     commands = []
     for name in ("metrics.jsonl", "ranks.jsonl", "preflight.json", "logs/events.jsonl", ".lock"):
         run = make_run(tmp_path / "runs", name.replace("/", "-").lstrip("."))

@@ -58,7 +58,7 @@ def _python(host: Host, code: str, *arguments: str) -> str:
 
 @contextlib.contextmanager
 def _server(host: Host, address: str) -> Iterator[str]:
-    """A server in the host; yields its port."""
+    """Start a server in the host; yield its port."""
     command = [sys.executable, "-c", _SERVE, address]
     with host.popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -68,7 +68,7 @@ def _server(host: Host, address: str) -> Iterator[str]:
 
 
 def _commands(host: Host) -> set[str]:
-    """The names of all processes in the host, the shell that lists them among them."""
+    """Return the names of all processes in the host, including the shell that lists them."""
     return set(host.run(["sh", "-c", "cat /proc/[0-9]*/comm"], timeout=LIMIT).stdout.split())
 
 

@@ -20,7 +20,7 @@ LIMIT = 3.0  # seconds
 
 
 def job(tmp_path: Path, name: str) -> list[str]:
-    """A job on the malformed input, in an empty directory that becomes the current one."""
+    """Write a job on malformed input in an empty directory, and change to it."""
     (tmp_path / "input").mkdir()
     (tmp_path / "here").mkdir()
     build, fragments = MALFORMED[name]
@@ -52,7 +52,7 @@ def test_refused(
 
 
 def test_refused_without_torch(tmp_path: Path) -> None:
-    """Importing torch would take most of the time there is."""
+    """Importing torch would take most of the available time."""
     jobs = []
     for name in MALFORMED:
         (tmp_path / name).mkdir()

@@ -43,7 +43,7 @@ ELSEWHERE = {
 
 
 def commands() -> list[str]:
-    """Every command in a ``sh`` block of any page."""
+    """Return every command in the ``sh`` blocks of all pages."""
     return [command for page in PAGES for command in commands_of(page, "sh", "sh install")]
 
 
@@ -136,7 +136,7 @@ def test_reference_is_up_to_date() -> None:
 
 
 def test_tables_of_the_page(tmp_path: Path) -> None:
-    """The worked example, as it stands there."""
+    """The worked example runs as printed."""
     page = CHECKOUT / "docs" / "data.md"
     named = re.findall(
         r"^```\w+ (\S+\.\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
@@ -192,7 +192,7 @@ def test_a_terminal_is_read_as_it_looks() -> None:
 
 @pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: path.name)
 def test_nothing_of_this_machine(path: Path) -> None:
-    """Neither paths of the machine it was written on nor secrets."""
+    """The pages contain neither paths of the machine that they were written on nor secrets."""
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"/(root|work|home|Users|tmp)/", text)
     assert not re.search(r"[0-9a-f]{32}", text)
@@ -208,7 +208,7 @@ def test_python_example_is_the_file() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(560)
 def test_examples_run(tmp_path: Path) -> None:
-    """All of them, as a user runs them, on one Ray: starting that takes most of the time."""
+    """All examples run as a user would run them, on one Ray, whose start takes most of the time."""
     for file in CHECKOUT.glob("examples/*.*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "all.py").write_text(_ALL)

@@ -72,7 +72,7 @@ def test_what_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ray_leaves_out_nothing_of_it(work: Path, tmp_path: Path) -> None:
-    """Ray applies the package's own ignore files, too, which name the data and perhaps the job."""
+    """Ray also applies ignore files that it packs; they exclude the data and perhaps the job."""
     write(work, {".gitignore": "/data/\n*.yaml\n", "data/.rayignore": "*\n"})
     target = packed(prepare("job.yaml"), tmp_path / "target")
     assert {"small.yaml", "data/graph.dgl", "models/mine.py"} <= of_ray(target)

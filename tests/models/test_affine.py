@@ -102,7 +102,7 @@ def test_widths_that_do_not_fit_are_told(library: None) -> None:
 
 
 def test_few_shapes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OneDNN compiles and keeps a product for each number of rows."""
+    """For each number of rows, oneDNN compiles a product and keeps it."""
     monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: True)
     multiply, met = linear_module.linear_of_mkldnn, set()
 

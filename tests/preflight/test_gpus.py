@@ -19,7 +19,7 @@ SLICE = "MIG-5e4a"
 
 
 class Machine(ModuleType):
-    """A pynvml for a machine with three GPUs, the second of them cut into slices.
+    """A stand-in for pynvml on a machine with three GPUs, the second of them cut into slices.
 
     ``broken``: queries that fail, and how. ``open``: how often it was initialised but not shut.
     """

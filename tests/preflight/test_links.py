@@ -54,7 +54,7 @@ def _until(true: Callable[[], bool]) -> bool:
 
 
 def _sockets() -> set[str]:
-    """The sockets that this process holds."""
+    """Return the sockets that this process holds."""
     found = set()
     for handle in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ def _responders() -> list[threading.Thread]:
 
 @contextlib.contextmanager
 def _program(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Something else that listens; yields its port."""
+    """Start another listening program; yield its port."""
 
     def serve(server: socket.socket) -> None:
         peer, _ = server.accept()
@@ -289,7 +289,7 @@ def test_a_stream_that_nobody_ends() -> None:
 
 
 def test_a_figure_is_always_finite() -> None:
-    """The answer is another machine's: it must not make this one divide by zero."""
+    """The answer comes from another machine, and must not cause a division by zero here."""
 
     def answer(peer: socket.socket) -> None:
         _until_stream(peer)
@@ -389,7 +389,7 @@ def _findings(*links: Link, **config: Any) -> list[Finding]:
 
 
 def _advice(finding: Finding) -> list[str]:
-    """The overrides that it recommends; the config has to know all of them."""
+    """Return the recommended overrides, which must be keys of the config."""
     found = re.findall(r"--set (\S+=[^\s,)]+)", finding.remedy)
     graph = {"format": "planted", "nodes": 1000}
     load_config({"name": "a", "graph": graph, "model": {"kind": "gcn"}}, found)

@@ -28,7 +28,7 @@ from tests.hosts import Host, hosts, needs_hosts
 
 
 class Files:
-    """A /proc and a /sys to write to."""
+    """Writable stand-ins for /proc and /sys."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -112,7 +112,7 @@ def test_memory_of_a_container(files: Files) -> None:
 def test_memory_of_a_control_group(
     files: Files, entry: str, place: str, names: tuple[str, str], counted: str
 ) -> None:
-    """The least that it, or one around it, leaves."""
+    """The limit is the smallest of the group's and those around it."""
     files["proc/self/cgroup"] = f"9:name=systemd:/\n{entry}/outer/own\n"
     root = f"sys/fs/cgroup/{place}"
     for group, limit, used in (("", 9, 8), ("outer/", 6, 2), ("outer/own/", 5, 3)):

@@ -52,7 +52,7 @@ from tests.facts import (
 
 
 def unvalidated(config: Config, section: str, **changes: object) -> Config:
-    """A config that ``load_config`` would not let through, as another front end might make it."""
+    """Return a config that ``load_config`` would refuse, as another front end might build it."""
     if section:
         changed = getattr(config, section).model_copy(update=changes)
         return config.model_copy(update={section: changed})
@@ -98,7 +98,7 @@ def four() -> dict[str, dict[str, tuple[ArrayType, ...]]]:
 
 
 class Case(NamedTuple):
-    """A job, the check that speaks of it, and words in what it says."""
+    """A job, the check that has a finding on it, and text of the finding."""
 
     check: str
     severity: str
@@ -111,7 +111,7 @@ def one(**changes: object) -> tuple[NodeFacts]:
 
 
 def speaks(text: str, *, job: JobFacts | None = None, **given: Any) -> Case:
-    """A case from ``severity check: words | words``.
+    """Return a case from ``severity check: words | words``.
 
     Args:
         given: arguments of `make_job`, and else changes of the config.
@@ -655,7 +655,7 @@ def test_free_space_of_unusable_storage_is_not_reported() -> None:
 
 
 def test_a_dead_node_does_not_cause_a_finding_on_cpus() -> None:
-    """Ray counts its CPUs as taken for a while."""
+    """Ray counts its CPUs as used for a while."""
     dead = NodeFacts("b", problem="the actor died")
     found = check(make_job(nodes=(make_node(), dead), resources=make_resources(free=1)))
     assert [finding.check for finding in found] == ["nodes_answer"]
@@ -932,7 +932,7 @@ def test_the_cluster_alone() -> None:
 
 
 def test_a_thousand_nodes_are_judged_one_by_one() -> None:
-    """The worst case: every value of every node is another one."""
+    """In the worst case, every value differs on every node."""
     nodes = tuple(
         replace(
             make_node(),

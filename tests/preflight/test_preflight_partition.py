@@ -128,7 +128,7 @@ def test_a_real_partition_passes_and_a_damaged_one_does_not(
 
 
 def test_the_facts_of_a_graph_do_not_grow_with_the_parts(tmp_path: Path) -> None:
-    """Somebody asks for far too many workers, and is told so."""
+    """A user may request far too many workers by mistake."""
     config = make_config(tmp_path)
     facts = graph_facts(config, make_graph(), parts=2**20)
     assert len(pickle.dumps(facts)) < 10_000

@@ -37,7 +37,7 @@ def make_config(storage: Path, **cluster: object) -> Config:
 
 
 def make_meta(directory: Path, manifest: bool = True) -> Any:
-    """The files of a partition, whose content does not matter here."""
+    """Write the files of a partition, whose content does not matter here."""
     (directory / "part0").mkdir(parents=True)
     names = ("graph.dgl", "node_feat.dgl", "edge_feat.dgl")
     for size, name in enumerate(names):
@@ -121,7 +121,7 @@ def test_a_storage_is_known_by_its_token(tmp_path: Path) -> None:
 
 
 def test_looks_at_one_storage_at_a_time_leave_nothing(tmp_path: Path) -> None:
-    """None makes a directory that another finds, and so leaves."""
+    """No check creates a directory that another one finds and therefore keeps."""
     storage = tmp_path / "two" / "x"
     with probe._token(storage), probe._token(storage):
         pass

@@ -44,7 +44,7 @@ def cluster(shared: Path) -> Iterator[Cluster]:
 
 
 def config(shared: Path, **cluster: Any) -> dict[str, Any]:
-    """A job whose runs lie in a directory of its own."""
+    """Return a job whose runs are in a separate directory."""
     storage = shared / f"runs-{next(_NUMBERS)}"
     found = job(storage, cluster={"address": "auto", "workers": 2, **cluster})
     found["cluster"].pop("num_cpus")
@@ -58,7 +58,8 @@ def ours(shared: Path) -> Path:
 
 
 def foreign(shared: Path, name: str) -> Path:
-    """The same as others write it: without a manifest, one file for each part's features."""
+    """The same partition as another tool would write it: no manifest, one file for each part's
+    features."""
     place = shared / name
     wanted = {**config(shared), "partition": {"path": str(place)}}
     ensure_partition(load_config(wanted), 2)
@@ -81,7 +82,7 @@ def command(cluster: Cluster, shared: Path, verb: str, job: dict[str, Any], *opt
 
 
 def refused(cluster: Cluster, shared: Path, job: dict[str, Any], *words: str) -> None:
-    """``raygnn train`` ends with 3, says all the words, and has started nothing."""
+    """Check that ``raygnn train`` exits with 3, prints all the words and has started nothing."""
     done = command(cluster, shared, "train", job)
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 3, said
@@ -92,7 +93,7 @@ def refused(cluster: Cluster, shared: Path, job: dict[str, Any], *words: str) ->
 
 @contextmanager
 def undone(host: Host, do: str, undo: str, *arguments: object) -> Iterator[None]:
-    """A shell's command on a host, and its opposite afterwards."""
+    """Run a shell command on a host, and its inverse afterwards."""
     shell(host, do, *arguments)
     try:
         yield
@@ -101,7 +102,7 @@ def undone(host: Host, do: str, undo: str, *arguments: object) -> Iterator[None]
 
 
 def copied(cluster: Cluster, parts: Path) -> dict[str, Any]:
-    """The partition at the same place on each host, but not the same files."""
+    """The partition at the same path on each host, as separate copies."""
     for host in cluster.hosts:
         shell(host, 'rm -rf "$2"; mkdir -p "$2"; cp -r "$1" "$2/parts"', parts, PRIVATE)
     return {"partition": {"path": f"{PRIVATE}/parts"}}
@@ -178,7 +179,8 @@ def test_a_name_that_leads_to_the_node_itself(cluster: Cluster, shared: Path) ->
 
 
 def test_too_little_memory(cluster: Cluster, shared: Path) -> None:
-    """The partition is mapped and may be larger; weights with all that belongs to them may not."""
+    """The partition is mapped and may exceed the memory; weights and their optimizer state may
+    not."""
     wanted = config(shared)
     wanted["model"]["hidden"] = 4096
     do = (
@@ -196,7 +198,7 @@ def test_a_node_that_hangs(cluster: Cluster, shared: Path) -> None:
 
 
 def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
-    """A second environment on the second host, with another torch; and variables of its own."""
+    """The second host has an environment with another torch, and variables of its own."""
     place = shared / "venv"
     venv.create(place, with_pip=False, symlinks=True)
     (packages,) = place.glob("lib/python*/site-packages")

@@ -34,7 +34,8 @@ def make_run(
     summary: dict[str, Any] | None = None,
     nodes: int = 1,
 ) -> Path:
-    """A run with the files of one that trained; ``slow`` is a rank that the others wait for."""
+    """Write a run with the files of a training; ``slow`` is a rank that the other ranks wait
+    for."""
     random.seed(0)
     with RunDir.create(str(storage), name) as run:
         run.begin({"name": name, "model": {"kind": "sage"}, "train": {"epochs": 20, "lr": 0.003}})

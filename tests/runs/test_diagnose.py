@@ -334,7 +334,7 @@ def shown(diagnosis: Diagnosis) -> str:
 
 
 def test_every_kind_is_recognised_somewhere() -> None:
-    """But "error", of which there is a test below."""
+    """The exception is "error", which has a test below."""
     assert {case[1] for case in CASES.values()} == set(REMEDIES) - {"error"}
 
 
@@ -346,7 +346,8 @@ def test_the_confidence_of_causes() -> None:
 
 
 def test_a_kill_for_memory_is_told_with_its_figures_and_what_to_change() -> None:
-    """Process, host, its share and the node's; what the job was to keep there, and the key."""
+    """The evidence has process, host, its memory and the node's, the job's data there, and the
+    key."""
     evidence = CASES["killed by Ray's monitor"][0]
     found = judge(evidence).cause
     assert found.what == (
@@ -496,7 +497,7 @@ def test_errors_are_attributed_to_their_source(
 
 @pytest.fixture
 def failed(tmp_path: Path) -> Path:
-    """A run on disk whose second start failed on rank 1, after one that failed on rank 0."""
+    """A run on disk whose second attempt failed on rank 1, after the first failed on rank 0."""
     with RunDir.create(str(tmp_path), "a") as directory:
         directory.begin({"name": "a", "model": {"kind": "mine.net:Net"}})
         directory.update_summary(status="failed", error="no")
@@ -740,7 +741,7 @@ def test_a_run_that_was_just_interrupted_alarms_nobody() -> None:
 
 @pytest.mark.parametrize("seconds", [5, 600])
 def test_a_run_that_stands_still(seconds: int) -> None:
-    """Its heartbeats go on."""
+    """Its heartbeats continue."""
     ranks = []
     for rank, phase in enumerate(("backward", "forward")):
         at = state(rank, phase=phase)

@@ -307,7 +307,8 @@ def test_closing_says_the_test_metric_first(tmp_path: Path) -> None:
 
 
 def test_closing_says_the_last_epoch_where_the_best_is_reported() -> None:
-    """On the graphs that selected it; not where others were tested."""
+    """The last epoch's metric is shown beside the best validation metric, but not beside test
+    metrics."""
     last = {"last_metrics": {"val/accuracy": 0.71}}
     for metrics, said in (({"val/accuracy": 0.83}, True), (SUMMARY["metrics"], False)):
         screen = Screen()
@@ -415,7 +416,7 @@ def test_details_of_a_long_stage_come_at_a_bounded_rate() -> None:
 
 
 def test_a_command_elsewhere_is_shown_as_it_is() -> None:
-    """Its progress as one live line on a terminal, which is kept before what comes next."""
+    """Its progress is one live line on a terminal, which is kept before the next output."""
     lines = [
         "run  a",
         "epoch 1/2  step 1/4  loss 1.0000",

@@ -190,7 +190,7 @@ def test_a_full_disk_says_so() -> None:
 
 
 def test_records_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fills up in the middle of a record, and is full for a while."""
+    """The disk fills up in the middle of a record, and stays full for a while."""
     path = tmp_path / "metrics.jsonl"
     room = [20]
     write = os.write

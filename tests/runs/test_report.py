@@ -97,7 +97,7 @@ def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
 
 
 def test_losses_of_several_tasks_are_losses() -> None:
-    """Whatever the tasks are called."""
+    """Tasks may have any names."""
     records: list[dict[str, Any]] = [
         {"step": 1, "train/loss": 3.0, "train/lr-a/loss": 1.0, "train/loss/loss": 2.0},
         {"step": 1, "train/lr": 0.1},

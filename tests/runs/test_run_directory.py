@@ -39,7 +39,7 @@ def finished(storage: Path, name: str = "a") -> Path:
 
 
 def claim_in_child(storage: Path, then: str) -> subprocess.Popen[str]:
-    """A process that claims run ``a``, says so, does ``then``."""
+    """Start a process that claims run ``a``, reports that, and does ``then``."""
     code = f"""
 import sys, time
 from raygnn.errors import RaygnnError
@@ -179,7 +179,7 @@ def test_a_name_is_one_path_component(tmp_path: Path, name: str) -> None:
 def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever removal is the last that happens, our mark goes after all else."""
+    """Our mark is removed last, whichever removal is the last to succeed."""
     path = finished(tmp_path)
     gone: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda entry: gone.append(entry.name))
@@ -275,7 +275,7 @@ def test_a_killed_run_is_marked_and_releases_its_lock(tmp_path: Path) -> None:
 
 
 def test_one_of_many_concurrent_claims_succeeds(tmp_path: Path) -> None:
-    """Also right after a holder died, when all of them find its stale lock."""
+    """The same holds right after a holder's death, when all processes find its stale lock."""
     finished(tmp_path)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     stale = Holder.here().__dict__ | {"pid": dead.pid, "started": 1}
@@ -289,7 +289,7 @@ def test_one_of_many_concurrent_claims_succeeds(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
-    """Its holder has not written who it is yet."""
+    """Its holder has not written its identity yet."""
     path = finished(tmp_path)
     with open(path / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -299,7 +299,7 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
 
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lock file of a run that a process on another host has."""
+    """The lock file of a run that a process on another host holds."""
     monkeypatch.setattr(locks, "_POLL", 0.01)
     path = finished(tmp_path) / ".lock"
     path.write_text('{"host": "far-away", "pid": 1, "started": 5}')
@@ -307,7 +307,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_lock_of_a_live_process_on_another_host_is_kept(foreign: Path) -> None:
-    """Also where that host's flock is not seen here."""
+    """The lock is kept even if that host's flock is invisible here."""
     stop = threading.Event()
 
     def beat() -> None:
@@ -382,7 +382,8 @@ def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_lock_is_one_process_and_one_claim(tmp_path: Path) -> None:
-    """A later process with the holder's pid does not hold it; the same process not twice."""
+    """A later process with the holder's pid does not hold it, and one process cannot hold it
+    twice."""
     path, mine = finished(tmp_path), Holder.here()
     (path / ".lock").write_text(json.dumps(mine.__dict__ | {"started": mine.started - 1}))
     with (
@@ -425,7 +426,7 @@ def test_a_removed_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("what", ["removed", "replaced"])
 def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
-    """Nothing is written into, or removed from, what lies in its place."""
+    """Nothing is written to what replaced it, and nothing is removed there."""
     with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         run.path.rename(tmp_path / "b")

@@ -25,7 +25,7 @@ FANOUT = [4, 2]
 def frequencies(
     exchange: Exchange, meta: PartitionMeta, ntype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predicted and counted share of batches that a node is in, and its degree score."""
+    """Return a node's predicted and counted fraction of batches, and its degree score."""
     shard = shard_of(exchange, meta, replicated=True)
     fanouts = resolve_fanouts(FANOUT, shard.etypes)
     seeds, size = np.arange(40), 5
@@ -56,7 +56,7 @@ def test_inclusion_is_what_batches_show(typed: bool, tmp_path: Path) -> None:
 
 
 def test_a_whole_cache_keeps_every_row_that_can_be_asked_for() -> None:
-    """However small its chance: here that of each hop is a thousandth of the last one's."""
+    """Rows with a tiny chance are kept; here each hop has a thousandth of the previous one's."""
     hops, degree = 13, 1000
     num = 1 + hops * degree
     # a node has the next 1,000 as neighbours, of which the first has neighbours itself
@@ -122,7 +122,7 @@ def test_blocks_of_nodes_make_no_difference(
 
 
 def test_memory_of_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four bytes for each node of the whole graph, whatever a rank has of it."""
+    """The choice needs four bytes for each node of the whole graph, whatever the rank owns."""
     monkeypatch.setattr(cache, "_BLOCK", 1 << 16)
     held, etype = 1000, ("_N", "_E", "_N")
     fanouts = resolve_fanouts([2, 2], [etype])

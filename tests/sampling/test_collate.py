@@ -24,7 +24,7 @@ def graph(y: float) -> Sample:
 
 @pytest.mark.parametrize("y", [float("nan"), float("inf")])
 def test_a_target_that_is_not_finite(y: float) -> None:
-    """Unless the graph is only asked about, and its target unknown."""
+    """A graph for prediction may have an unknown target; other graphs are refused."""
     inputs = {DEFAULT_NTYPE: Inputs(("feat",), (), ())}
     for asked in (False, True):
         collate = Collate(graph(0.5), inputs, {}, torch.float32, False, None, asked=asked)

@@ -22,7 +22,7 @@ KEYS = st.integers(0, 2**64 - 1)
 def graph(
     seed: int, narrow: bool, isolated: float = 0.2
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Lists, their rows' keys, and rows to draw for, some of them without edges."""
+    """Return lists, keys of their rows, and rows to sample, some of them without edges."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 120))
     degree = rng.integers(0, 40, count) * (rng.random(count) >= isolated)
@@ -83,7 +83,7 @@ def test_all_of_a_list(seed: int, narrow: bool) -> None:
     st.lists(st.integers(0, 80), max_size=5),
 )
 def test_numbers_are_those_of_the_cpu(known: list[int], ids: list[int], holes: list[int]) -> None:
-    """By first appearance after what is known; -1, wherever it stands, is no id."""
+    """Numbers follow the first appearance after the known ids; -1 is no id anywhere."""
     nodes, local = kernels.relabel(np.array(known, np.int64), np.array(ids, np.int64))
     padded = list(ids)
     for hole in holes:

@@ -115,7 +115,7 @@ def rows_of_hosts(
 
 
 def mixed_graph() -> GraphData:
-    """Rows of several dtypes and of unlike widths, and a type with categories alone."""
+    """Build a graph with rows of several dtypes and widths, and a type with categories only."""
     data = typed_graph()
     rng = np.random.default_rng(2)
     item, tag = data.nodes[ITEM], data.nodes[TAG]
@@ -150,7 +150,7 @@ def test_rows_of_other_hosts_are_those_of_the_cpu(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
-    """Wherever they lie, and whichever rank of the host they belong to."""
+    """Rows may be in any store and belong to any rank of the host."""
     for expected, *others in run_ranks(ranks, rows_of, partitioned(typed_graph(), tmp_path, ranks)):
         assert "degree:item:also:item" in expected[ITEM]
         for rows in others:

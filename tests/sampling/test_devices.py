@@ -47,7 +47,7 @@ def store(shard: Shard, exchange: Exchange) -> FeatureStore:
 
 
 def everywhere(shard: Shard, put: Put) -> dict[str, Any]:
-    """Ids of all types; of the others none, or few."""
+    """Return some ids of two types, and none of the other types."""
     few = {ITEM: NODES, USER: NODES[:3] // 2}
     return {t: put(few.get(t, NODES[:0])) for t in shard.ntypes}
 
@@ -140,7 +140,7 @@ LOOK_UPS: dict[str, LookUp] = {
 
 
 def plain(value: Any) -> Any:
-    """Numbers without their containers, to compare."""
+    """Return numbers without their containers for a comparison."""
     if isinstance(value, Tensor):
         assert type(value) is Tensor
         assert value.device.type == "cpu"
@@ -184,7 +184,7 @@ def test_every_look_up_takes_ids_of_a_gpu(
 
 
 def _moved(exchange: Exchange, place: str) -> list[Any]:
-    """Every collective, with tensors that lie elsewhere; ``out`` and sums are filled there."""
+    """Call each collective with tensors on another device; it fills ``out`` and sums there."""
     put, rank, size = PLACES[place], exchange.world.rank, exchange.world.size
     own = torch.arange(2 * size).reshape(size, 2) + 10 * rank
     before = Elsewhere.transfers

@@ -17,7 +17,7 @@ COUNTS = {"a": 41, "b": 7}
 
 
 def bounds_of(size: int, seed: int) -> dict[str, np.ndarray]:
-    """Ranges of ids; some ranks may own nothing of a type."""
+    """Return ranges of ids; some ranks may own no node of a type."""
     rng = np.random.default_rng(seed)
     return {
         t: np.concatenate([[0], np.sort(rng.integers(0, n + 1, size - 1)), [n]])
@@ -96,7 +96,7 @@ def _process(exchange: Exchange) -> tuple[int, float]:
 
 
 def test_processes_of_ranks_are_kept_and_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process for each call would double what the tests cost."""
+    """A new process for each call would double the tests' time."""
     before = run_ranks(2, _process)
     with monkeypatch.context() as patch:
         patch.setattr(ranks, "TIMEOUT", 59)

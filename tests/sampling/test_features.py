@@ -41,8 +41,8 @@ from tests.ranks import run_each, run_ranks
 
 
 def mixed_graph() -> GraphData:
-    """Items with plain, half, int8 and categorical arrays, users with other plain ones, tags
-    with categories alone."""
+    """Build items with plain, half, int8 and categorical arrays, users with other plain ones, and
+    tags with categories only."""
     data = typed_graph()
     rng = np.random.default_rng(2)
     item, tag = data.nodes[ITEM], data.nodes[TAG]
@@ -88,7 +88,7 @@ def gather(
     dtype: torch.dtype,
     resident: bool,
 ) -> tuple[list[Any], int, int, int, list[int]]:
-    """Three gathers of random ids, other ids on each rank, one of them empty."""
+    """Gather random ids three times, other ids on each rank, and none in one of the three."""
     rank, host = exchange.world.rank, host_of(exchange, hosts)
     shard = shard_of(exchange, meta, replicated=False)
     inputs = {t: choose_inputs(arrays, *WANTED) for t, arrays in shard.node_data.items()}
@@ -170,7 +170,7 @@ def test_gather_from_every_rank(resident: bool, tmp_path: Path) -> None:
 
 
 def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtype) -> Any:
-    """The same combination by `combine` and by gathering every source row."""
+    """Compute the same combination by `combine` and by gathering every source row."""
     shard = shard_of(exchange, meta, replicated=True)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     given: dict[str, Any] = {"dtype": dtype, "weighted": how == "weighted"}
@@ -254,7 +254,7 @@ def test_learned_rows_are_asked_of_their_owner(tmp_path: Path) -> None:
 
 
 def test_the_cache_keeps_what_it_was_given_across_fills(tmp_path: Path) -> None:
-    """More rows than are fetched in one go, and none on one of the ranks."""
+    """The cache has more rows than one fetch, and none on one of the ranks."""
     meta = partitioned(typed_graph(items=300), tmp_path, 2)
     assert run_ranks(2, _uneven_fill, meta, fresh=True) == [True, True]
 
@@ -305,7 +305,7 @@ def test_buffers_come_round() -> None:
 
 
 def test_buffers_may_be_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of their own, from which a GPU may still be copying."""
+    """Each gather has its own memory, since a GPU may still be copying from the last one's."""
     asked, empty = [], torch.empty
 
     def locked(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
@@ -321,7 +321,8 @@ def test_buffers_may_be_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _one_column(exchange: Exchange) -> tuple[list[float], int, int]:
-    """Only the second of two types has a column: a row of it, others' rows and bytes sent."""
+    """Return rows of the second type, which alone has a column, the number of remote rows and the
+    bytes sent."""
     rank = exchange.world.rank
     bounds = {"bare": np.array([0, 2, 3]), "full": np.array([0, 1, 5])}
     low, high = bounds["full"][rank : rank + 2]
@@ -333,7 +334,7 @@ def _one_column(exchange: Exchange) -> tuple[list[float], int, int]:
 
 
 def test_of_a_type_without_columns_no_row_is_asked_for() -> None:
-    """Such as one that has learned rows alone."""
+    """A type with embedding tables only is such a type."""
     rows = [4.0, 0.0, 2.0, 0.0]
     # counts of one type, ids of 8 bytes each and rows of 4 each; the first rank has node 0
     assert run_ranks(2, _one_column) == [(rows, 2, 8 + 2 * 8 + 4), (rows, 1, 8 + 8 + 2 * 4)]

@@ -27,7 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def store_of(exchange: Exchange, meta: PartitionMeta, host: Host) -> tuple[FeatureStore, int]:
-    """One with half of the rows of other hosts, and the bytes of these."""
+    """Build a store that caches half of the rows of other hosts, and return it with their bytes."""
     shard = shard_of(exchange, meta, replicated=True)
     cached = choose_for_host(out_degrees(shard), shard.bounds, host, 0.5)
     inputs = {"_N": Inputs(("feat",), (), ())}
@@ -45,7 +45,8 @@ def shared_bytes(field: str) -> int:
 
 
 def _held(exchange: Exchange, meta: PartitionMeta) -> tuple[int, int, int, int]:
-    """Bytes of the cache, and of shared memory here, in all and in proportion; hits."""
+    """Return bytes of the cache, and of shared memory here, in total and in proportion; and the
+    hits."""
     rank = exchange.world.rank
     host = Host(exchange, (0, 1) if rank < 2 else (2,), 2)
     store, cached = store_of(exchange, meta, host)
@@ -133,7 +134,8 @@ IDENTITY = "from raygnn.sampling.host_memory import host_identity; print(host_id
 
 @needs_hosts()
 def test_ranks_of_other_hosts_share_nothing() -> None:
-    """Containers on one machine neither: they do not see each other's processes."""
+    """Containers on one machine share nothing either, since they do not see each other's
+    processes."""
     with hosts(2, share=[CHECKOUT]) as group:
         command = [sys.executable, "-c", IDENTITY]
         said = [host.run(command, cwd=CHECKOUT, timeout=60).stdout for host in group]

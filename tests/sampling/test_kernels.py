@@ -109,7 +109,7 @@ def test_a_rows_sample_does_not_depend_on_other_rows() -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_every_neighbor_is_equally_likely(replace: bool) -> None:
-    """Chi-squared over the draws of 20,000 nodes with 10 neighbours each, fanout 3."""
+    """The test is χ² over 20,000 nodes with 10 neighbours each and a fanout of 3."""
     count, degree, fanout = 20_000, 10, 3
     indptr = np.array([0, degree])
     src = np.arange(degree)
@@ -235,8 +235,8 @@ def test_banned_entries_are_counted_as_often_as_they_occur() -> None:
 def test_chances_are_those_of_successive_draws(
     weight: list[float] | None, fanout: int, banned: list[int], replace: bool
 ) -> None:
-    """Chi-squared over 30,000 nodes with the same 8 neighbours: which set (or, with replacement,
-    which neighbour) each of them draws, against all orders by hand."""
+    """The test is χ² over 30,000 nodes with the same 8 neighbours: the sampled sets (or, with
+    replacement, neighbours) against all orders by hand."""
     count, degree = 30_000, 8
     weights = np.ones(degree) if weight is None else np.array(weight, np.float64)
     indptr, src = np.array([0, degree]), np.arange(degree)
@@ -268,7 +268,7 @@ def test_chances_are_those_of_successive_draws(
 
 
 def test_a_hub_costs_what_its_sample_costs() -> None:
-    """Its list of a million entries is not read: whoever reads it draws none of most of them."""
+    """Its list of a million entries is not read."""
     degree = 1_000_000
     indptr, src = np.array([0, degree]), np.arange(degree, dtype=np.int32)
     weight = np.ones(degree, np.float32)

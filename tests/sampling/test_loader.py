@@ -24,7 +24,7 @@ PER_EPOCH = 3
 
 
 def make_loader(**options: Any) -> tuple[BatchLoader, list[tuple[int, int]]]:
-    """A loader over epochs of three batches, and the batches that were made, in order."""
+    """Return a loader over epochs of three batches, and the list of prepared batches, in order."""
     made: list[tuple[int, int]] = []
 
     class Maker:
@@ -99,7 +99,7 @@ LONGEST = 6.0  # seconds; the group's own timeout is 30
 
 
 def train(exchange: Exchange, culprit: int, alarmed: bool) -> tuple[str, float]:
-    """Batches are made together; one rank raises between two collectives."""
+    """Train while ranks prepare batches together; one rank raises between two collectives."""
     store = dist.PrefixStore("alarm", dist.distributed_c10d._get_default_store())
     alarm = FailureBroadcast(exchange.world, store) if alarmed else None
 
@@ -156,7 +156,7 @@ def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
 def test_batches_that_no_rank_waits_for_are_prepared_with_low_priority(
     waits: bool, nice: int
 ) -> None:
-    """The thread is nicer from its second batch on, where making the first asked no other rank."""
+    """The thread is nicer from its second batch on if the first one needed no other rank."""
     waited, seen = 0.0, []
 
     def make(step: int) -> int:
@@ -173,8 +173,8 @@ def test_batches_that_no_rank_waits_for_are_prepared_with_low_priority(
 
 
 def test_training_that_starves_has_its_batches_made_without_more_niceness() -> None:
-    """A busy core makes the prefetch thread lose its niceness; batches and their order stay the
-    same."""
+    """The prefetch thread gives up its extra niceness if training keeps waiting; batches and their
+    order stay the same."""
     seen = []
 
     def make(step: int) -> int:

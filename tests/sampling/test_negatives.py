@@ -22,7 +22,7 @@ BUYS: EdgeType = (USER, "buys", ITEM)
 
 
 def draws(exchange: Exchange, meta: PartitionMeta, config: NegativesConfig, steps: int) -> Any:
-    """Per step what is drawn, in original ids; and the own nodes."""
+    """Return the sampled nodes of each step in original ids, and the owned nodes."""
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(BUYS, None, (0.2, 0.2)))
     edges = OwnedEdges(shard, exchange, BUYS)
     own = edges.chosen(TRAIN)
@@ -77,7 +77,7 @@ def test_local_negatives_are_owned_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "degree", "local"])
 def test_draws_depend_on_seed_epoch_step_and_end(kind: Any) -> None:
-    """Also where both ends are of one type."""
+    """They do so also if both ends are of one type."""
     config = NegativesConfig(kind=kind, number=30)
     ntypes: Any = {"source": "_N", "target": "_N"}
     weights: Any = dict.fromkeys(ntypes, np.ones(1000, np.int64))

@@ -30,7 +30,7 @@ def test_permute_is_a_permutation(size: int, key: int) -> None:
 
 @given(st.integers(2, 10**15), KEYS, st.data())
 def test_permute_one_position_at_a_time(size: int, key: int, data: st.DataObject) -> None:
-    """A position's image does not depend on which other positions are asked for."""
+    """A position's image does not depend on the other requested positions."""
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
     together = permute(np.array(positions), size, key)
     alone = [int(permute(np.array([p]), size, key)[0]) for p in positions]
@@ -48,8 +48,8 @@ def chi_square(counts: np.ndarray) -> float:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 30])
 def test_permutations_of_few_are_equally_likely(size: int) -> None:
-    """Whole permutations, where each element goes, and where each two do; the keys are fixed, so
-    this cannot fail by chance."""
+    """All permutations, images of an element and images of a pair are uniform; fixed keys exclude a
+    failure by chance."""
     drawn = np.array([permute(np.arange(size), size, key) for key in range(20_000)])
     assert np.array_equal(np.sort(drawn, 1), np.tile(np.arange(size), (len(drawn), 1)))
     at = np.zeros((size, size), np.int64)
@@ -99,7 +99,7 @@ def test_gaps_between_positions_are_equally_likely(size: int) -> None:
     ],
 )
 def test_the_order_of_a_key_stays(size: int, first: list[int]) -> None:
-    """A run is resumed by any later version within an epoch."""
+    """A later version may resume a run within an epoch."""
     assert permute(np.arange(len(first)), size, 7).tolist() == first
 
 

@@ -32,7 +32,7 @@ def sample(
     weight: str | None = None,
     banned: Any = None,
 ) -> Drawn:
-    """The edges drawn for original seed ids, each rank taking the same seeds."""
+    """Return the sampled edges for original seed ids, which are the same on each rank."""
     shard = shard_of(exchange, meta, replicated=replicated, reads=EdgeReads(weight=weight))
     to_original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     to_new = {t: np.argsort(o) for t, o in to_original.items()}
@@ -105,7 +105,6 @@ def test_all_neighbors(kind: str, tmp_path: Path) -> None:
 def test_samples_do_not_depend_on_partition_workers_or_topology(
     kind: str, replace: bool, tmp_path: Path
 ) -> None:
-    """Any partition, number of workers and topology draws the same neighbourhoods."""
     make, ntype = GRAPHS[kind]
     data = make()
     given = (ntype, np.array([3, 4, 50, 99]), [3, 2], replace)
@@ -117,7 +116,7 @@ def test_samples_do_not_depend_on_partition_workers_or_topology(
 
 
 def _lopsided(exchange: Exchange, meta: PartitionMeta) -> int:
-    """Ranks with no seeds, empty frontiers and isolated seeds take part all the same."""
+    """Sample with seeds on rank 0 only; return the number of seeds of the last block."""
     shard = shard_of(exchange, meta, replicated=False)
     sampler = NeighborSampler(shard, exchange)
     mine = np.arange(10) if exchange.world.rank == 0 else np.empty(0, np.int64)
@@ -134,7 +133,7 @@ def test_a_rank_without_seeds(tmp_path: Path) -> None:
 
 
 def _weighted(data: GraphData) -> GraphData:
-    """With weights on some edge types; a third of them 0."""
+    """Add weights to some edge types; a third of them are 0."""
     rng = np.random.default_rng(8)
     for etype in list(data.edges)[:2]:
         edges = data.edges[etype]
@@ -184,7 +183,7 @@ def test_fanouts_by_edge_type(replicated: bool, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_owns_all_destinations_still_answers(tmp_path: Path) -> None:
-    """The only destinations belong to one rank, which so holds every row that there is."""
+    """That rank holds every existing row."""
     data = typed_graph(items=1)
     data.edges = {e: edges for e, edges in data.edges.items() if e[2] == ITEM}
     meta = partitioned(data, tmp_path, 2)
@@ -195,7 +194,7 @@ def test_a_rank_that_owns_all_destinations_still_answers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["half", "column"])
 def test_weights_of_other_shapes_and_dtypes(kind: str, tmp_path: Path) -> None:
-    """Half precision, or one column, is the same weights."""
+    """Weights in half precision, or in one column, are the same."""
     found = []
     for changed in (False, True):
         data = _weighted(random_graph())
@@ -210,7 +209,7 @@ def test_weights_of_other_shapes_and_dtypes(kind: str, tmp_path: Path) -> None:
 
 
 def with_relations(data: GraphData, *names: EdgeType) -> GraphData:
-    """Every edge has a number that stands for its ends; parallel edges have different ones."""
+    """Give every edge a number that depends on its ends, and parallel edges different ones."""
     for etype in names:
         edges = data.edges[etype]
         edges.src[1], edges.dst[1] = edges.src[0], edges.dst[0]
@@ -299,7 +298,7 @@ TWINS: list[EdgeType] = [(DEFAULT_NTYPE, name, DEFAULT_NTYPE) for name in ("one"
 
 
 def test_draws_depend_on_seed_epoch_step_hop_and_edge_type(tmp_path: Path) -> None:
-    """The last hop is drawn alike whether its sources are numbered or left as ids."""
+    """The last hop is the same whether its sources are numbered or left as ids."""
     graph = random_graph(degree=30)
     (edges,) = graph.edges.values()
     graph.edges = {etype: EdgeFrame(edges.src, edges.dst) for etype in TWINS}

@@ -52,7 +52,7 @@ def graph(typed: bool) -> GraphData:
 def epoch(
     exchange: Exchange, meta: PartitionMeta, replicated: bool, typed: bool, exclude: Any, split: Any
 ) -> list[Any]:
-    """All batches of an epoch: per batch the seeds' ends and the sampled edges, original ids."""
+    """Return all batches of an epoch: the seeds' ends and the sampled edges, in original ids."""
     shard = shard_of(exchange, meta, replicated=replicated)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     etype, reverse = (BUYS, BOUGHT_BY) if typed else (PLAIN, None)
@@ -87,7 +87,7 @@ def epoch(
 
 
 class Noting(NeighborSampler):
-    """Keeps the input ids of the last batch."""
+    """Sampler that keeps the input ids of the last batch."""
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         blocks, self.inputs = super().sample(*args, **kwargs)
@@ -132,7 +132,7 @@ def test_batches_do_not_see_their_seeds(typed: bool, exclude: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_steps_are_the_same_for_any_ranks_and_parts(typed: bool, tmp_path: Path) -> None:
-    """Edges are numbered as in the user's graph; what no batch of a step may see is the same."""
+    """Edges have the user's numbers, and the hidden edges of a step are the same."""
     data, found = graph(typed), []
     for workers, parts in ((1, 1), (2, 2), (3, 3), (2, 3)):
         meta = partitioned(data, tmp_path, parts)
@@ -155,7 +155,7 @@ def banned(exchange: Exchange, meta: PartitionMeta) -> tuple[Any, Any]:
 
 
 def test_edges_between_two_types_are_no_reverses_of_each_other(tmp_path: Path) -> None:
-    """Ids of two types are the same numbers: turned round, an edge would ban some other one."""
+    """Ids of two types overlap, so a reversed edge would ban an unrelated one."""
     ((pairs, (src, dst)),) = run_ranks(1, banned, partitioned(graph(True), tmp_path, 1))
     assert pairs.keys() == {BUYS}
     assert sorted(zip(*pairs[BUYS])) == sorted(zip(src, dst))
@@ -173,8 +173,8 @@ PLANS = st.dictionaries(
 def test_each_task_goes_through_its_own_epochs(
     plans: dict[str, SeedPlan], accumulate: int, epochs: int
 ) -> None:
-    """No seed is left out or comes twice before all have come, however long the others take; and
-    windows count what comes in them."""
+    """No seed is skipped or repeated within its task's epoch, however long other epochs are;
+    windows count their own seeds."""
     plan = MultitaskPlan(plans, accumulate)
     assert plan.steps_per_epoch == max(p.steps_per_epoch for p in plans.values())
     steps = [(e, s) for e in range(epochs) for s in range(plan.steps_per_epoch)]
@@ -232,8 +232,8 @@ def _deal(exchange: Exchange, place: Any) -> list[dict[str, Any]]:
 
 
 def test_one_neighbourhood_serves_all_tasks(tmp_path: Path) -> None:
-    """Each seed finds its own node, or the two ends of its edge, in what all share; on ranks that
-    have no seed of a task, too."""
+    """Each seed finds its node, or the ends of its edge, in the shared neighbourhood, also on ranks
+    without a seed of a task."""
     place = partitioned(typed_graph(), tmp_path, 2)
     for workers in (1, 2, 4):
         ranks = run_ranks(workers, _deal, place)

@@ -43,7 +43,7 @@ def test_spans_before(lists: list[list[int]], bound: int, window: int) -> None:
 
 @given(st.data())
 def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
-    """Nothing but what is in the part, however little of the weight that is."""
+    """Only entries of the part are sampled, however small its weight."""
     weight = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0, 1e4]), min_size=1)), np.float32)
     low = data.draw(st.integers(0, len(weight) - 1))
     high = data.draw(st.integers(low, len(weight)))
@@ -64,7 +64,7 @@ def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
 
 
 def timed(data: GraphData) -> GraphData:
-    """With times on all edge types but the last; many edges share one."""
+    """Add times to all edge types but the last; many edges share one."""
     rng = np.random.default_rng(3)
     for etype, edges in data.edges.items():
         edges.data["amount"] = np.arange(edges.num, dtype=np.float32)  # tells which edge it is
@@ -85,8 +85,8 @@ def draw(
     timing: Timing,
     weighted: bool,
 ) -> set[Any]:
-    """The edges drawn: hop, edge type, place in the user's graph, source, destination, and the
-    destination's time."""
+    """Return the sampled edges: hop, edge type, position in the user's graph, source, destination
+    and the destination's time."""
     shard = shard_of(exchange, meta, replicated=replicated, reads=READS)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted, timing=timing)
@@ -119,7 +119,7 @@ def draw(
 
 
 def permitted(data: GraphData, timing: Timing, etype: EdgeType, node: int, bound: int) -> list[int]:
-    """The places of the edges that a node may draw from at a time, the latest last."""
+    """Return the positions of the edges that a node may sample at a time, the latest last."""
     edges = data.edges[etype]
     places = np.flatnonzero(edges.dst == node)
     if "at" not in edges.data:

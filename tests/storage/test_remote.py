@@ -44,7 +44,7 @@ def uri(path: Path) -> str:
 
 @pytest.fixture
 def bucket(meta: PartitionMeta, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that stands for the root of the object store behind SECRET; counts openings."""
+    """Directory that stands for the root of the object store behind SECRET; counts openings."""
     root = meta.directory.parent / "store"
     shutil.copytree(meta.directory, root / "bucket" / "some where")
     inner = fs.SubTreeFileSystem(str(root), fs.LocalFileSystem())

@@ -43,7 +43,7 @@ from tests.stores import LocalStore, uri_of
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is looked at or tried again seldom, and no dead claim is waited for long."""
+    """Shorten polling intervals, retries and the wait for a dead claim."""
     monkeypatch.setattr(claim, "_POLL", 0.05)
     monkeypatch.setattr(claim, "BEAT", 0.5)
     monkeypatch.setattr(claim, "SILENCE", 5.0)
@@ -104,7 +104,7 @@ def test_of_many_commands_one_has_the_name(place: RemotePath) -> None:
 def test_the_later_of_two_claims_gives_way(
     place: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The later one gives way, also if its name comes first."""
+    """The later claim gives way, even if its name is first in order."""
     monkeypatch.setattr(claim, "BEAT", 0.2)
     first, second = Claim(place / "run"), Claim(place / "run")
     first._name, second._name = "b", "a"
@@ -290,7 +290,7 @@ def test_a_run_has_its_directory_here_only_while_it_is_written(
 def test_a_run_that_ends_well_but_is_not_all_in_the_store_has_failed(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as with a credential that may not replace a file (403)."""
+    """An example is a credential that may not replace a file (403)."""
     config, upload = config_of(store, tmp_path), RemotePath.upload
 
     def refuse(path: RemotePath, source: Path) -> None:
@@ -498,7 +498,7 @@ def told(tmp_path: Path) -> list[str]:
 
 
 def test_three_tries_are_enough_to_see_that_a_store_is_away(store: LocalStore) -> None:
-    """pyarrow makes thirty, which hide an outage for 100 s."""
+    """The default of pyarrow, thirty attempts, hides an outage for 100 s."""
     tries: list[Any] = []
     handler: Any = lambda *connection: tries.append(connection)  # noqa: E731
     with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:

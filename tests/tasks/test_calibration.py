@@ -21,7 +21,7 @@ LABELS = read_task(kind="node_classification", labels="multi")
 
 
 def drawn(classes: int, num: int, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Log probabilities, and classes that are drawn from them."""
+    """Return log probabilities, and classes sampled from them."""
     random = torch.Generator().manual_seed(seed)
     logs = (scale * torch.randn(num, classes, generator=random)).double().log_softmax(1)
     return logs, torch.multinomial(logs.exp(), 1, generator=random).flatten()
@@ -29,7 +29,7 @@ def drawn(classes: int, num: int, scale: float, seed: int = 0) -> tuple[Tensor, 
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_what_distorted_the_logits_is_found(classes: int) -> None:
-    """A temperature, and the weight of each class, of which only differences count."""
+    """The fit finds a temperature, and the differences between the classes' weights."""
     logs, targets = drawn(classes, 40_000, 1.5)
     shift = torch.linspace(-2, 3, classes).double()
     found = fit((logs + shift) * 3, targets)
@@ -66,7 +66,7 @@ def test_logits_of_any_size_are_fitted_alike(size: float, kind: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 4), st.floats(-9, 3))
 def test_always_finite_and_never_worse(seed: int, num: int, classes: int, power: float) -> None:
-    """Also where a class is absent, or all is predicted correctly."""
+    """A class may be absent, or all predictions correct."""
     logs, targets = drawn(classes, num, 10.0**power, seed)
     found = fit(logs, targets)
     after = F.cross_entropy(found.apply(logs), targets)
@@ -112,7 +112,7 @@ def test_regression_and_non_finite_outputs_have_no_calibration() -> None:
 
 
 def test_with_more_classes_a_row_has_no_calibrated_threshold() -> None:
-    """Biases of three classes change which seeds are the likeliest of one of them."""
+    """Biases of three classes change which seeds are the most likely of a class."""
     logs, targets = drawn(3, 900, 2.0)
     seen = Evaluated(logs.float(), targets, 2)
     ((_, rows),) = run_ranks(1, lambda exchange: calibrate(seen, CLASSES, exchange))

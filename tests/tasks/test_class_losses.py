@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 def drawn(num: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, classes and weights."""
+    """Return outputs, classes and weights."""
     draw = np.random.default_rng(seed)
     outputs = torch.from_numpy(draw.normal(scale=3, size=(num, width)))
     y, weights = draw.integers(0, width, num), draw.uniform(0.1, 5, width)
@@ -100,7 +100,7 @@ def spread(
 @pytest.mark.parametrize("cuts", [[0, 90], [0, 20, 90], [0, 0, 3, 90]])
 @pytest.mark.parametrize("given", ["balanced", [1.0, 20.0, 3.0, 0.5]])
 def test_the_mean_over_all_is_torchs_weighted_mean(given: Any, cuts: list[int]) -> None:
-    """However the seeds are spread, and with no batch in the denominator."""
+    """The mean does not depend on how seeds are spread, and its denominator is not a batch's."""
     draw = np.random.default_rng(0)
     labels = torch.from_numpy(draw.choice(4, 90, p=[0.7, 0.05, 0.25, 0.0]))
     outputs = torch.from_numpy(draw.normal(size=(90, 4)))

@@ -43,7 +43,7 @@ def test_exact_however_the_nodes_are_spread(classes: int, cuts: list[int]) -> No
         return float(np.sum(truth[first] == c) / np.sum(truth == c))
 
     def mcc() -> float:
-        """The correlation of the guesses' and the truth's indicator vectors."""
+        """Return the correlation of the predictions' and the truth's indicator vectors."""
         one, other = np.eye(classes)[guess], np.eye(classes)[truth]
         covariances = [np.sum((a - a.mean(0)) * (b - b.mean(0))) for a, b in (
             (one, other), (one, one), (other, other)
@@ -65,13 +65,13 @@ def test_exact_however_the_nodes_are_spread(classes: int, cuts: list[int]) -> No
 
 
 def area(scores: np.ndarray, holds: np.ndarray) -> float:
-    """The share of pairs in order; half of those that are equal."""
+    """Return the fraction of pairs in order, with half of the equal ones."""
     above = scores[holds][:, None] - scores[~holds][None, :]
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
 def precision(scores: np.ndarray, holds: np.ndarray) -> float:
-    """The precision at the score of each row that holds, without ties."""
+    """Return the precision at the score of each positive row, without ties."""
     sorted_holds = holds[np.argsort(-scores)]
     return float(np.mean((np.cumsum(sorted_holds) / np.arange(1, len(holds) + 1))[sorted_holds]))
 
@@ -114,7 +114,7 @@ def test_the_area_is_left_out_where_nobody_asks() -> None:
 
 
 class Counting(Exchange):
-    """Alone, and notes how many numbers it adds up at once."""
+    """Exchange of a single rank that records how many numbers it adds up at once."""
 
     largest = 0
 
@@ -166,7 +166,7 @@ def test_recall_is_the_mean_over_all_orders_of_what_ties(num: int, k: int, seed:
 @pytest.mark.parametrize("metric", ["roc_auc", "recall@3"])
 @pytest.mark.parametrize("rows", [1, 10])
 def test_an_output_that_is_not_a_number_has_no_metric(metric: str, rows: int) -> None:
-    """On any rank: neither scores nor classes of NaN have an order."""
+    """Neither scores nor classes of NaN have an order, on any rank."""
     outputs, labels = torch.randn(10, 2), torch.arange(10) % 2
     outputs[10 - rows :] = torch.nan
     for found in run_ranks(2, measure, outputs, labels, [0, 6, 10], metric):

@@ -61,7 +61,7 @@ def infer(
     chunk_edges: int = inference.CHUNK_EDGES,
     others: tuple[str, ...] = (),
 ) -> tuple[np.ndarray, Tensor]:
-    """Original ids of a share of the owned nodes, in any order, and their outputs."""
+    """Return original ids of a fraction of the owned nodes, in any order, and their outputs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inference, "CHUNK_EDGES", chunk_edges)
         given = exchange, meta, config, data, target, by_layer, replicated, share, spare
@@ -116,7 +116,7 @@ def _infer(
 
 
 def with_relations(data: GraphData) -> GraphData:
-    """A relation for each edge of all types but the last."""
+    """Add a relation to each edge of all types but the last."""
     rng = np.random.default_rng(1)
     for edges in list(data.edges.values())[:3]:
         edges.data["relation"] = rng.integers(0, 7, edges.num)
@@ -191,7 +191,7 @@ def sent(exchange: Exchange, meta: PartitionMeta, config: ModelConfig, data: Gra
 
 
 def test_rows_that_a_layer_makes_narrower_are_sent_as_such(tmp_path: Path) -> None:
-    """The mean of transformed rows is the transformed mean; a maximum is not."""
+    """The mean of transformed rows is the transformed mean; this does not hold for a maximum."""
     data = random_graph(nodes=900, degree=3)
     meta, bytes_of = partitioned(data, tmp_path, 2), {}
     for aggregator in ("mean", "max"):
@@ -261,7 +261,8 @@ def work(
 
 @pytest.mark.parametrize("spare", [0.0, 1e6])
 def test_a_layer_computes_what_the_next_one_reads(spare: float, tmp_path: Path) -> None:
-    """Each node once, whoever reads it; and what it combines again only if that was not kept."""
+    """Each node is computed once for all readers; its chunks are combined again only if they were
+    not kept."""
     data = random_graph(nodes=900, degree=3)
     config = read_model(kind="sage", hidden=16, layers=LAYERS)
     (edges,) = data.edges.values()
@@ -379,7 +380,8 @@ def promised(_: Exchange, meta: PartitionMeta, config: ModelConfig, num: int) ->
 
 
 def test_memory_is_that_of_a_ranks_share(tmp_path: Path) -> None:
-    """Whatever the size of the graph: a billion nodes' rows would be 64 GB a layer."""
+    """The size of the graph does not matter: rows of a billion nodes would be 64 GB for each
+    layer."""
     meta = partitioned(random_graph(), tmp_path, 1)
     config = read_model(kind="gcn", hidden=16, layers=LAYERS)
     small, large = (run_ranks(1, promised, meta, config, n, fresh=True)[0] for n in (1000, 10**9))
@@ -388,7 +390,7 @@ def test_memory_is_that_of_a_ranks_share(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sage", "gat"])
 def test_by_batches(kind: str, tmp_path: Path) -> None:
-    """For modules that do not show their layers: full neighbourhoods, batch by batch."""
+    """Modules without visible layers use full neighbourhoods, batch by batch."""
     data = random_graph(nodes=90)
     config = read_model(kind=kind, hidden=16, layers=LAYERS)
     exact = on_whole_graph(model_of(config, data, "_N"), LAYERS, data)
@@ -410,7 +412,8 @@ def real_graph(name: str, directory: Path, root: Path) -> tuple[GraphData, str]:
 @pytest.mark.parametrize("kind", slow_but("sage", FAMILIES))
 @pytest.mark.parametrize("name", slow_but("cora", ["cora", "planted", "tolokers"]))
 def test_real_graphs(kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """2 and 3 workers, both topologies, against one process with the whole graph."""
+    """Results of 2 and 3 workers with both topologies equal those of one process with the whole
+    graph."""
     directory = tmp_path if name == "planted" else request.getfixturevalue("data_dir")
     data, target = real_graph(name, directory, tmp_path)
     if kind.startswith("rgcn"):

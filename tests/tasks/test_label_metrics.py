@@ -21,20 +21,20 @@ from tests.ranks import run_ranks
 
 
 def entries(num: int, labels: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Logits with ties, and labels of which some are not known."""
+    """Return logits with ties, and labels of which some are unknown."""
     draw = np.random.default_rng(seed)
     logits = draw.integers(-4, 5, (num, labels)) / 2
     return torch.tensor(logits).float(), torch.tensor(draw.choice([-1, 0, 1], (num, labels)))
 
 
 def area(scores: np.ndarray, truth: np.ndarray) -> float:
-    """The share of pairs in order; half of those that are equal."""
+    """Return the fraction of pairs in order, with half of the equal ones."""
     above = scores[truth == 1][:, None] - scores[truth == 0][None, :]
     return float(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
 def precision(scores: np.ndarray, truth: np.ndarray) -> float:
-    """At each threshold the precision times what recall it adds."""
+    """Return the precision at each threshold times the recall that it adds."""
     total, before = 0.0, 0.0
     for threshold in sorted(set(scores), reverse=True):
         chosen = truth[scores >= threshold]

@@ -68,7 +68,7 @@ def batch(ids: list[int], bounds: np.ndarray, exchange: Exchange) -> Batch:
     st.randoms(use_true_random=False),
 )
 def test_first_rows_are_of_the_node_alone(ids: list[int], seed: int, random: Any) -> None:
-    """Whatever other nodes a rank has, and in which order."""
+    """They do not depend on the other nodes of a rank, or on their order."""
     some = random.sample(ids, k=random.randint(1, len(ids)))
     whole, part = torch.empty(len(ids), DIM), torch.empty(len(some), DIM)
     first_rows(config(), seed, "a", np.array(ids), whole)
@@ -180,8 +180,8 @@ def test_the_norm_is_of_weights_and_rows_together() -> None:
 
 @pytest.mark.parametrize("how", ["taken away", "overflow"])
 def test_a_step_that_is_left_out_moves_no_row(how: str) -> None:
-    """Whoever leaves it out takes the weights' gradients away; a gradient scaler leaves them, not
-    finite."""
+    """The skipped step's gradients are removed from the weights, or, with a gradient scaler, stay
+    non-finite."""
     rows, bounds, exchange = alone()
     before = rows.rows["a"].detach().clone()
     weight = read(rows, bounds, exchange)

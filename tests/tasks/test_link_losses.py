@@ -17,7 +17,7 @@ def sigmoid(x: float) -> float:
 
 
 def of_one(loss: str, p: float, ends: list[list[float]], *, shift: float, gap: float) -> float:
-    """The loss of an edge with score ``p``; ``ends``: scores of the others, for each end."""
+    """Return the loss of an edge with score ``p``; ``ends``: the negatives' scores for each end."""
     found = []
     for others in ends:
         if loss == "softmax":
@@ -68,7 +68,7 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
 
 @pytest.mark.parametrize("loss", ["bce", "self_adversarial"])
 def test_distances_are_shifted_by_the_papers_margin(loss: Any) -> None:
-    """γ is 9 where none is given: Sun et al. (2019), for FB15k-237."""
+    """The default γ is 9, as in Sun et al. (2019) for FB15k-237."""
     draw = torch.Generator().manual_seed(0)
     there, absent = -12 * torch.rand(4, generator=draw), -12 * torch.rand(4, 5, generator=draw)
     more = {"temperature": 2.0} if loss == "self_adversarial" else {}

@@ -51,7 +51,7 @@ def rows_of(num: int, seed: int) -> torch.Tensor:
 
 
 def drawn(number: np.ndarray, end: str, num: int) -> np.ndarray:
-    """Five nodes for each edge, some twice, and some that make an edge."""
+    """Return five nodes for each edge, some twice, and some that form a known edge."""
     keys = (number[:, None] * 7 + np.arange(5) * 3 + len(end)) ** 2
     return keys % 11 % num
 
@@ -59,7 +59,8 @@ def drawn(number: np.ndarray, end: str, num: int) -> np.ndarray:
 def by_numpy(
     data: GraphData, etype: EdgeType, decoder: Any, split: str, among: bool | None = None
 ) -> dict[str, float]:
-    """Over all nodes; or those of `drawn`, ``among``: without what is known, or with it."""
+    """Compute metrics over all nodes, or over those of `drawn` with ``among``, with known edges or
+    without."""
     edges = data.edges[etype]
     source = rows_of(data.nodes[etype[0]].num, 1)
     target = rows_of(data.nodes[etype[2]].num, 2 if etype[0] != etype[2] else 1)
@@ -178,7 +179,7 @@ def test_ranks_among_some_nodes_equal_those_of_numpy(
 @pytest.mark.parametrize("count", [15, 400])
 @pytest.mark.parametrize("typed", [False, True])
 def test_hits_above_a_list_are_those_of_ogb(count: int, typed: bool, tmp_path: Path) -> None:
-    """Equal scores are none; a list that is shorter than k makes all hits."""
+    """Equal scores are no hits; a list shorter than k makes all edges hits."""
     data, etype = graph(typed, False)
     edges, decoder, rng = data.edges[etype], decoder_of("dot"), np.random.default_rng(1)
     source = rows_of(data.nodes[etype[0]].num, 1)
@@ -205,7 +206,7 @@ def test_hits_above_a_list_are_those_of_ogb(count: int, typed: bool, tmp_path: P
 
 
 def ring(nodes: int) -> GraphData:
-    """Edges from each node to the three behind it, all for test."""
+    """Return edges from each node to the next three, all for test."""
     src = np.repeat(np.arange(nodes), 3)
     dst = (src + np.tile([1, 2, 3], nodes)) % nodes
     masks = {f"{name}_mask": np.full(len(src), name == "test") for name in ("train", "val", "test")}
@@ -214,7 +215,7 @@ def ring(nodes: int) -> GraphData:
 
 
 def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, int, str], float]:
-    """Mean reciprocal ranks by decoder, number of queries, and among which nodes."""
+    """Return mean reciprocal ranks by decoder, number of queries and candidates."""
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(PLAIN))
     edges = OwnedEdges(shard, exchange, PLAIN)
     bounds = dict.fromkeys(("source", "target"), shard.bounds[PLAIN[0]])
@@ -252,7 +253,8 @@ def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, in
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("nodes", [7, 13, 300, 1037])
 def test_equal_rows_tie_in_products_of_any_shape(nodes: int, workers: int, tmp_path: Path) -> None:
-    """The right node has the mean rank of all, or of those that make no edge with the other end."""
+    """The true node has the mean rank of all nodes, or of those that form no known edge with the
+    other end."""
     meta = partitioned(ring(nodes), tmp_path, workers)
     for found in run_ranks(workers, of_equal_rows, meta):
         for (_, _, among), reciprocal in found.items():
@@ -267,7 +269,7 @@ def test_rows_that_are_not_finite(tmp_path: Path) -> None:
 
 
 def test_scores_that_are_not_numbers_are_not_the_best(tmp_path: Path) -> None:
-    """Nothing is above them: a decoder that diverged would have ranked first."""
+    """No score is above NaN, so a decoder that diverged would have ranked first."""
     data, etype = graph(False, True)
     meta = partitioned(data, tmp_path, 2)
     for among in (None, True):

@@ -42,7 +42,8 @@ def possible(base: Config) -> Any:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_search(workers: int, random: Any) -> None:
-    """Whatever the rates are: each setting once, no contradiction, and the best is the best."""
+    """For any rates, each setting is tried once, contradictions are not, and the fastest is
+    chosen."""
     base = config(train={"accumulate": 2})
     rates: dict[str, float] = {}
 
@@ -112,7 +113,7 @@ def _tune(exchange: Exchange, job: Job) -> dict[str, Any]:
 @pytest.mark.alone
 @pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One on which each byte costs: fewer bytes are chosen, and marked."""
+    """Each byte is slow on this network: fewer bytes are chosen, and marked."""
     total = reduction.Reduction._sum
 
     def costs(self: Any, values: Any) -> Any:
@@ -147,7 +148,7 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    """Through a Ray of its own; what is chosen can be set, and no run comes of it."""
+    """It uses an embedded Ray; the result can be set, and no run is created."""
     made = job(tmp_path / "runs", cluster={"address": "local", "workers": 2, "num_cpus": 4})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
     argv = [sys.executable, "-m", "raygnn", "tune", "job.yaml", "--seconds", "0.1", "--json"]

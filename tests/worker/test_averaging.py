@@ -18,7 +18,7 @@ from tests.worker.test_schedule import goes_on
 
 
 class _Trainer:
-    """At a step."""
+    """A trainer at some step."""
 
     def __init__(self) -> None:
         self.global_step = 0
@@ -32,7 +32,7 @@ class _Module(pl.LightningModule):
 
 
 def moved(averaging: Averaging, module: pl.LightningModule, steps: int) -> Any:
-    """Change the module ``steps`` times; its AveragedModel."""
+    """Change the module ``steps`` times; return its AveragedModel."""
     trainer: Any = _Trainer()
     torch_own = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     averaging.on_train_start(trainer, module)
@@ -87,14 +87,15 @@ OPTIONS: dict[str, Any] = {
 def test_averaged_weights_resume_bitwise(
     ema: float | None, select: str, make_job: JobFactory
 ) -> None:
-    """With running statistics, which each rank has its own of, within an epoch of 4 steps and at
-    the end of one."""
+    """Running statistics differ by rank; the run resumes within an epoch of 4 steps and at its
+    end."""
     train = {**OPTIONS["train"], "ema": ema, "select": select}
     goes_on(make_job(**{**OPTIONS, "train": train}), 6, 4)
 
 
 def test_what_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Path) -> None:
-    """The average: with a decay near 1 all but the weights after the first step."""
+    """They are of the average: with a decay near 1, it is nearly the weights after the first
+    step."""
     train: dict[str, Any] = {"epochs": 3, "lr": 0.05, "select": "last"}
     one = train_on_ranks(make_job(name="one", train={**train, "max_steps": 1}))
     plain = train_on_ranks(make_job(name="plain", train=train))

@@ -61,7 +61,7 @@ def box(logs: Path, rank: int = 0) -> dict[str, Any]:
 
 
 def forked(function: Callable[[], None]) -> int:
-    """Run it in a process of its own; returns how that ended."""
+    """Call a function in a forked process; return its exit status."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     process.join(60)
@@ -71,7 +71,7 @@ def forked(function: Callable[[], None]) -> int:
 
 @pytest.fixture
 def each_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every note is written at once."""
+    """Write every note at once."""
     monkeypatch.setattr("raygnn.worker.blackbox.recorder._APART", 0.0)
 
 
@@ -465,7 +465,7 @@ def test_the_users_own_connections_are_causes() -> None:
 
 
 def _one_waits(exchange: Exchange, logs: Path) -> tuple[list[dict[str, Any]], float, str | None]:
-    """Rank 0 comes to a collective to which rank 1 comes only when rank 0 has looked."""
+    """Let rank 0 wait in a collective that rank 1 joins only when rank 0 has polled."""
     rank = exchange.world.rank
     dist.all_reduce(torch.ones(2))
     if rank == 0:
@@ -571,7 +571,7 @@ class _StateReader(pl.LightningModule):
 
 
 class _Look(pl.Callback):
-    """Any callback in between."""
+    """A callback that polls between two other ones."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         assert isinstance(module, _StateReader)

@@ -78,7 +78,7 @@ OF_GRAPHS = pytest.param(of_graphs, marks=pytest.mark.dgl)
 
 
 def recorded(run: Run) -> dict[str, list[float]]:
-    """The weights of classes that a run has kept for evaluations."""
+    """Return the class weights that a run has kept for evaluations."""
     about = json.loads((run.path / "checkpoints" / weights.ABOUT).read_text())
     found: dict[str, list[float]] = about["class_weights"]
     return found
@@ -169,7 +169,8 @@ def test_too_few_weights(make_job: JobFactory) -> None:
 def test_an_own_loss_like_ours_trains_the_same(
     kind: Any, keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    """And an own metric selects like ours; it is as exact, whatever the number of ranks."""
+    """A user's metric equal to ours selects the same epoch, and is as exact for any number of
+    ranks."""
     ours = train_on_ranks(kind(tmp_path, "ours", 1, **keys))
     own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
     of_ours = ours.summary["metrics"]
@@ -264,7 +265,7 @@ def test_an_own_metric_that_is_none(make_job: JobFactory) -> None:
 
 
 def test_predictions_need_no_loss(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations do."""
+    """Evaluations need one."""
     config = make_job(task={"loss": f"{OWN}:plain"}, train={"epochs": 1}, cluster={"workers": 1})
     run = train_on_ranks(config)
     monkeypatch.delattr(own_losses, "plain")

@@ -47,8 +47,8 @@ def test_starts_are_counted_over_commands() -> None:
 
 
 def test_a_request_that_is_withdrawn_answers_no_other() -> None:
-    """The controller asks for a checkpoint and takes that back, while an interrupt waits for
-    its own: it shall not believe that the checkpoint was written."""
+    """The controller withdraws its request for a checkpoint, while an interrupt waits for its own,
+    which must not count as written."""
     control = Control()
     growing, interrupt = SaveRequest(control), SaveRequest(control)
     serving = control.pending_saves()
@@ -116,7 +116,7 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> Non
 def test_a_rank_outlives_an_actor_that_is_gone(
     link: ControlHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it wait for one; the driver, which depends on it, is told."""
+    """The rank does not wait for the actor; the driver, which depends on it, gets an error."""
     import ray
     from ray.exceptions import RayActorError
 

@@ -42,7 +42,7 @@ GAT = {"model": {"kind": "gat", "hidden": 8}, "cluster": {"workers": 2}}
 
 @pytest.fixture
 def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is taken for a GPU with a lot of memory, and so are its streams."""
+    """Treat the CPU as a GPU with a lot of memory, including its streams."""
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
     monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
     monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
@@ -71,7 +71,7 @@ def trained(storage: Path, name: str, sampling: dict[str, Any], **sections: Any)
 
 
 def used(monkeypatch: pytest.MonkeyPatch, sampler: type, store: type | None) -> None:
-    """A batch made of anything else fails."""
+    """Fail for a batch that anything else built."""
     make = BatchMaker.__call__
 
     def checked(self: BatchMaker, epoch: int, step: int) -> Any:
@@ -112,7 +112,7 @@ def test_a_training_is_the_same(
 
 
 def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
-    """Each rank is on a host of its own, but ``others``, which share one."""
+    """Put each rank on its own host, except for ``others``, which share one."""
 
     def of(cls: type[Host], exchange: Exchange) -> Host:
         rank = exchange.world.rank
@@ -141,7 +141,7 @@ def test_a_training_on_several_hosts_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Rows that other hosts have come right before the step that reads them."""
+    """Rows of other hosts arrive right before the step that reads them."""
     apart(monkeypatch, *together)
     sections = {**sections, "cluster": {"workers": workers}}
     with monkeypatch.context() as patch:
@@ -161,8 +161,8 @@ def test_a_training_on_several_hosts_is_the_same(
 def test_rows_come_in_one_order_with_gradients(
     as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On their group there is nothing that another thread than the one that trains has begun, and
-    the order is the same on all ranks, however far ahead each of them prepares batches."""
+    """Only the training thread uses the rows' group, and the order is the same on all ranks,
+    however far ahead each prepares batches."""
     apart(monkeypatch)
     make = BatchMaker.__call__
     calls: dict[str, Any] = {n: getattr(dist, n) for n in ("all_reduce", "all_to_all_single")}
@@ -239,7 +239,7 @@ def test_several_hosts_stay_with_the_cpu_together(
 def test_gpus_that_gloo_connects_fetch_rows_beside_training(
     as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Unless they are told to read them themselves: then it is right, if slower."""
+    """The GPU's own reads of rows, correct but slower, are used only on request."""
     apart(monkeypatch)
     monkeypatch.setattr(Ranks, "device_rows", SimpleNamespace(device=torch.device("meta")))
     monkeypatch.setattr(DeviceFeatures, "__init__", lambda *_: os._exit(1))
@@ -265,7 +265,7 @@ def test_a_training_with_locked_pages_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Also where CUDA refuses to lock any, and where the host has no memory for copies then."""
+    """It is so even if CUDA locks no pages and the host has no memory for copies."""
     with monkeypatch.context() as patch:
         patch.setattr(device_path, "_free", lambda device: None)
         plain = trained(tmp_path, "plain", {"features_on": "cpu"})
@@ -287,7 +287,8 @@ def test_what_fails_or_differs_stays_with_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """On all ranks, where only one of them sees it; and is an error where the GPU is wanted."""
+    """All ranks fall back if one of them notices it; it is an error if the config requires the
+    GPU."""
     call = getattr(device_kernels, spoilt)
     room = device_path.Room("gpu", "pinned", 0.3, True)
     monkeypatch.setattr(device_path.Room, "from_sizes", lambda *sizes: room)
@@ -357,7 +358,7 @@ def test_what_a_gpu_does_not_draw(
 def test_rows_that_are_locked_are_in_shared_memory(
     as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Although the host's memory would not be lent for rows that a CPU reads."""
+    """They are, even if `staging.resident` keeps rows for a CPU out of the host's memory."""
 
     class Checked(Cudart):
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
@@ -376,7 +377,7 @@ def test_rows_that_are_locked_are_in_shared_memory(
 
 
 class Streams:
-    """Stands in for `torch.cuda`, and notes what is asked of it, by which thread."""
+    """Stand-in for `torch.cuda` that records calls and their threads."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -417,7 +418,8 @@ class Streams:
 
 
 def test_the_training_stream_waits_and_no_thread_does() -> None:
-    """A batch is made and copied on the side stream; its memory is kept for the other one."""
+    """A batch is built and copied on the side stream; its memory is kept for the training
+    stream."""
     streams, gpu = Streams(), torch.device("cuda", 0)
 
     class Made:
@@ -445,7 +447,7 @@ def test_the_training_stream_waits_and_no_thread_does() -> None:
 
 
 def test_the_host_is_three_steps_ahead_at_most() -> None:
-    """So that what it hands over does not fill the GPU's memory."""
+    """More batches ahead would fill the GPU's memory."""
     streams = Streams()
     side = SideStream(torch.device("cuda", 0), streams)
     batch: Any = SimpleNamespace(used_on=lambda stream: streams.note("keep"))

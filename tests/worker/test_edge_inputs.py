@@ -26,7 +26,7 @@ PAYS: EdgeType = ("one", "pays", "one")
 
 
 def payments(seed: int = 0) -> GraphData:
-    """Nodes of two classes, which their in-edges alone tell, each in three ways.
+    """Build nodes of two classes that only their in-edges determine, each in three ways.
 
     ``amount`` [E, 2], less for one class than for the other; ``kind``, other whole numbers; and
     ``real``, 1 for the half of the edges whose sources' ``feat`` says the class, of which the other
@@ -89,7 +89,8 @@ def make(
 
 @pytest.mark.parametrize("name", slow_but("gatv2", MODELS))
 def test_classes_that_the_edges_alone_tell(name: str, tmp_path: Path) -> None:
-    """At chance without them; in exact evaluation, and in prediction on other ranks."""
+    """Accuracy without edge features is chance; with them it is the same in exact evaluation and in
+    prediction on other ranks."""
     run = train_on_ranks(make(tmp_path, name, MODELS[name]))
     assert run.summary["metrics"]["test/accuracy"] >= 0.95
     without = {key: value for key, value in MODELS[name].items() if not key.startswith("edge_")}
@@ -98,7 +99,7 @@ def test_classes_that_the_edges_alone_tell(name: str, tmp_path: Path) -> None:
 
 
 def exact(run: Run, config: Config, data: GraphData) -> Tensor:
-    """Shares of the classes of all nodes, of the whole graph as one block."""
+    """Return the class probabilities of all nodes, with the whole graph as one block."""
     model, edges = config.model, data.edges[PAYS]
     names = model.edge_feature_names
     columns = [torch.as_tensor(edges.data[n]).float().reshape(edges.num, -1) for n in names]
@@ -153,7 +154,7 @@ def test_any_ranks_draw_and_compute_the_same(name: str, tmp_path: Path) -> None:
 
 
 def test_other_data_than_those_of_the_training(tmp_path: Path) -> None:
-    """With fewer kinds; more are refused."""
+    """Fewer categories are accepted; more are refused."""
     (tmp_path / "other").mkdir()
     (tmp_path / "more").mkdir()
     config = make(tmp_path, "run", MODELS["gin"], train={"epochs": 2})
@@ -183,7 +184,7 @@ def test_other_data_than_those_of_the_training(tmp_path: Path) -> None:
 def test_tasks_on_edges_read_those_that_messages_pass_along(
     task: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Held-out edges are not among them, and the seeds' own are not drawn."""
+    """Held-out edges are not among them, and seeds' own edges are not sampled."""
     found = []
     for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False)):
         config = make(

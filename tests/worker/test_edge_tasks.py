@@ -29,7 +29,7 @@ LIKED_BY: EdgeType = ("thing", "liked_by", "person")
 
 
 def shop(masks: bool = True) -> GraphData:
-    """People like things of their own group; the group is in the features, with noise."""
+    """Build people who like things of their own group, which the features show with noise."""
     rng = np.random.default_rng(0)
     group = {"person": rng.integers(0, 4, PEOPLE), "thing": rng.integers(0, 4, THINGS)}
     src, dst = rng.integers(0, PEOPLE, 6000), rng.integers(0, THINGS, 6000)
@@ -85,7 +85,8 @@ def losses(run: Run) -> np.ndarray:
 def test_any_ranks_train_the_same(
     negatives: dict[str, Any], loss: str, decoder: str, tmp_path: Path
 ) -> None:
-    """Losses, and metrics over all nodes, with full neighbourhoods and the same batches."""
+    """Losses, and metrics over all nodes, are equal for full neighbourhoods and the same
+    batches."""
     found = []
     for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False), (3, 2, False)):
         config = config_of(
@@ -130,7 +131,7 @@ def test_sums_are_scaled_to_the_edges_that_a_batch_may_sample(
 
 
 def test_batch_norm_is_that_of_the_global_batch(tmp_path: Path) -> None:
-    """Although nodes are ends of several ranks' seeds."""
+    """Nodes may be ends of several ranks' seeds."""
     curves = []
     for workers in (1, 2):
         config = config_of(
@@ -174,7 +175,7 @@ def test_links_are_learnt_and_predicted(tmp_path: Path) -> None:
 
 
 def test_no_score_is_dropped_out_of_a_ranking(tmp_path: Path) -> None:
-    """While a network trains, too."""
+    """Scores of a network in training are kept, too."""
     model = {"decoder": "mlp", "dropout": 0.9}
     config = config_of(tmp_path, "dropout", task=LINKS, model=model, train={"epochs": 2})
     run = train_on_ranks(config)
@@ -186,7 +187,7 @@ def test_no_score_is_dropped_out_of_a_ranking(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("masks", [False, True])
 def test_classes_of_edges(masks: bool, tmp_path: Path) -> None:
-    """Also of a graph that does not say what they are for."""
+    """The graph may lack masks."""
     task = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
     config = config_of(tmp_path, "classes", data=shop(masks), task=task)
     run = train_on_ranks(config)
@@ -216,7 +217,7 @@ def paid() -> GraphData:
 
 
 def test_a_decoder_reads_what_the_edges_say(tmp_path: Path) -> None:
-    """The same on any ranks, and of the edges that it says it of."""
+    """Relations are those of the same edges, on any number of ranks."""
     task = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
     blind = train_on_ranks(config_of(tmp_path, "blind", data=paid(), task=task))
     assert blind.summary["metrics"]["test/accuracy"] < 0.65
@@ -280,7 +281,7 @@ def test_other_precisions(precision: str, tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_your_own_model(make_job: JobFactory) -> None:
-    """On a graph that says nothing of its edges; full neighbourhoods when it is measured."""
+    """The graph has no edge features; the evaluation uses full neighbourhoods."""
     config = make_job(
         graph={"nodes": 300, "degree": 6},
         task={"kind": "link_prediction", "negatives": {"number": 50}},
@@ -296,7 +297,7 @@ def test_your_own_model(make_job: JobFactory) -> None:
 
 
 def test_ranks_that_own_nothing(tmp_path: Path) -> None:
-    """Two things for three ranks, and steps with fewer edges than ranks."""
+    """There are two things for three ranks, and steps with fewer edges than ranks."""
     data = shop()
     likes, back = data.edges[LIKES], data.edges[LIKED_BY]
     keep = likes.dst < 2
@@ -341,7 +342,7 @@ def test_a_resume_goes_on_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_triples_without_features(tmp_path: Path) -> None:
-    """Learned rows alone; predictions name entities and relations as the files do."""
+    """Nodes have embedding tables only; predictions name entities and relations as the files do."""
     rng = np.random.default_rng(1)
     lines = {f"e{i} r{i % 2} e{(i * (3 + i % 2) + 1) % 60}" for i in range(60)}
     lines |= {f"e{i} r1 e{(i + 1) % 60}" for i in range(60)}
