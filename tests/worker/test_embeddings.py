@@ -36,7 +36,7 @@ REGULAR = {"weight_decay": 0.5, "dropout": 0.3}
 def options(
     workers: int, *, optimizer: str = "adam", regular: bool = False, **train: Any
 ) -> dict[str, Any]:
-    """One layer over all neighbours, a global batch of 120 seeds."""
+    """Return options of one layer over all neighbours, with a global batch of 120 seeds."""
     more = REGULAR if regular else {}
     return {
         "graph": {"nodes": 600, "degree": 4},
@@ -68,8 +68,8 @@ def options(
 def test_what_torch_learns_in_one_process(
     optimizer: str, train: dict[str, Any], make_job: JobFactory
 ) -> None:
-    """Rows, weights and losses to 1e-5 after 50 steps, with 1, 2 and 3 workers in both topologies,
-    against `nn.Embedding` with `SparseAdam` or sparse `Adagrad`."""
+    """Rows, weights and losses equal `nn.Embedding` with `SparseAdam` or sparse `Adagrad` to 1e-5
+    after 50 steps, with 1, 2 and 3 workers in both topologies."""
     plain = PlainSage(make_job(**options(1, optimizer=optimizer, **train)))
     expected = plain.train(STEPS)
     assert expected[-1] < 0.8 * expected[0]
@@ -91,7 +91,7 @@ def test_what_torch_learns_in_one_process(
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFactory) -> None:
-    """A row of another rank comes once and its gradient goes once, whatever the graph's size."""
+    """A remote row is received once and its gradient sent once, whatever the graph's size."""
     for number, (nodes, dim) in enumerate([(600, 8), (600, 16), (2400, 8)]):
         wanted = options(workers)
         wanted["graph"]["nodes"] = nodes
@@ -111,7 +111,8 @@ def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFacto
 
 
 def test_a_typed_graph(make_job: JobFactory) -> None:
-    """Rows for one type beside its features, none for the other: the same with 1, 2 and 3."""
+    """One type has rows beside its features, the other none; results equal with 1, 2 and 3
+    workers."""
     curves, scores = [], []
     for workers in (1, 2, 3):
         config = make_job(
@@ -132,8 +133,8 @@ def test_a_typed_graph(make_job: JobFactory) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_without_layers(workers: int, make_job: JobFactory) -> None:
-    """A node is what its learned row says, so only nodes that were seen are known; nothing else
-    is read."""
+    """A node has only its embedding, so only trained nodes are predicted well; no other row is
+    read."""
     base = job(make_job().run_dir.parent, cluster={"workers": workers})
     base["model"] = {"kind": "none", "embedding": {"dim": 4, "ntypes": ["_N"], "lr": 0.1}}
     base["sampling"] = {"batch_size": 120 // workers}
@@ -195,7 +196,8 @@ def test_a_run_that_goes_on(
 
 
 def test_what_dropout_leaves() -> None:
-    """The same of a node whoever else is asked about, in the share that is asked for."""
+    """The kept elements of a node do not depend on the other requested nodes, and their fraction is
+    the requested one."""
     ids = np.arange(2000)
     left = kept(ids, 7, 10, 0.3)
     assert set(left.unique().tolist()) == {0.0, np.float32(1 / 0.7)}
@@ -208,7 +210,7 @@ def test_what_dropout_leaves() -> None:
 
 
 def test_predictions_drop_nothing(make_job: JobFactory) -> None:
-    """The metrics of a run are those of its rows as they are."""
+    """The metrics of a run are those of its complete rows."""
     wanted = options(2, regular=True)
     wanted["train"] |= {"epochs": 3, "max_steps": None}
     config = make_job(**wanted)
@@ -232,7 +234,7 @@ def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
 
 
 def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
-    """By any number of workers, from the files."""
+    """Predictions from the files are the same for any number of workers."""
     config = make_job(**options(2))
     run = train_on_ranks(config)
     for workers in (1, 2, 3):
@@ -243,7 +245,7 @@ def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
 
 
 def test_what_the_page_says(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its configuration is one, and its lines of Python read the files."""
+    """The page's config is valid, and its lines of Python read the files."""
     page = CHECKOUT / "docs" / "models.md"
     (section,) = (yaml.safe_load(b) for b in blocks("yaml", page) if "dim: 64" in b)
     config = make_job(graph={"typed": True}, **section)
@@ -300,7 +302,7 @@ def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
 
 
 def _full(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """Rank 1's storage is full at the second checkpoint."""
+    """Fill the storage of rank 1 at the second checkpoint."""
     write, calls = RowState._put, []
 
     def fail(self: RowState, *args: Any) -> Any:
@@ -332,7 +334,7 @@ def test_storage_that_is_full_costs_a_checkpoint(
 
 
 def _poison(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """A gradient of one row is not finite on rank 1, in the third step."""
+    """Make a row's gradient non-finite on rank 1 in the third step."""
     send, calls = Embeddings.send_back, []
 
     def poisoned(self: Embeddings, parameters: Any) -> None:
@@ -350,7 +352,7 @@ def _poison(exchange: Exchange, job: Job) -> dict[str, Any]:
 def test_a_gradient_that_is_not_finite_leaves_the_step_out(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On all ranks, and for rows and weights alike."""
+    """All ranks skip the step, for rows and weights alike."""
     from tests import small_jobs
 
     monkeypatch.setattr(small_jobs, "_train", _poison)

@@ -53,7 +53,7 @@ def events(file: Path, changed_from: int = END + 1) -> None:
 
 
 def run(place: Path, file: Path, kind: str, **sections: Any) -> Run:
-    """Train a task of ``file``, of which seeds see what was before them."""
+    """Train a task on ``file``, whose seeds see earlier events only."""
     time: dict[str, Any] = {"edges": "at", **sections.pop("time", {})}
     task: dict[str, Any] = {"kind": kind, "split": {"by": "time", "val": VAL, "test": TEST}}
     if kind == "node_classification":
@@ -86,7 +86,7 @@ def run(place: Path, file: Path, kind: str, **sections: Any) -> Run:
 def test_the_future_changes_nothing(
     kind: str, model: dict[str, Any], time: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All that is trained and validated is the same, to the bit, whatever comes after it."""
+    """Training and validation are bitwise identical, whatever happens later."""
     curves, tests = [], []
     for name, changed_from in (("as it was", END + 1), ("changed", TEST)):
         file = tmp_path / f"{name}.dgl"
@@ -115,7 +115,7 @@ def test_any_workers_and_topology_train_the_same(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.dgl
 def test_an_evaluation_in_time_has_the_loss_of_the_task(tmp_path: Path) -> None:
-    """With its weights: those of edges that cost nothing leave one class alone."""
+    """Its class weights apply: weights near 0 leave the loss of a single class."""
     events(tmp_path / "graph.dgl")
     found = []
     for name, own in (("plain", {}), ("weighted", {"class_weights": [1.0, 1e-6, 1e-6]})):
@@ -129,7 +129,7 @@ def test_an_evaluation_in_time_has_the_loss_of_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_path: Path) -> None:
-    """Nor does what comes with them tell what they are."""
+    """Their arrays do not reveal their label either."""
     file = tmp_path / "graph.dgl"
     events(file)
     (graph,), _ = dgl().load_graphs(str(file))
@@ -152,7 +152,7 @@ def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_
 
 
 def test_negatives_are_seen_at_the_time_of_their_edge() -> None:
-    """Each edge has its own, the same whatever edges are beside it."""
+    """Each edge has its own negatives, whatever other edges the batch has."""
     edge = DEFAULT_ETYPE
     when, numbers = np.array([5, 9, 5]), np.array([70, 71, 72])
     ends = np.array([[1, 2, 3], [4, 5, 6]])
@@ -176,9 +176,9 @@ def test_negatives_are_seen_at_the_time_of_their_edge() -> None:
 
 @pytest.mark.dgl
 def test_temporal_sampling_learns_from_the_order_of_events(tmp_path: Path) -> None:
-    """A node is of the class of the last one that it heard of before it is asked. Who looks at the
-    latest knows; of all edges there are as many of each class, and later ones tell the plain
-    sampler, which has no time, what nobody can know yet."""
+    """A node's class is that of the last event before its seed time, which the latest neighbours
+    reveal. All classes are equally frequent among its edges, and later edges mislead the sampler
+    without times."""
     rng = np.random.default_rng(1)
     heard, asked = 40, 500
     src = rng.integers(0, CLASSES * 10, (asked, heard))  # of which a tenth each is of a class
@@ -231,7 +231,7 @@ def test_arrays_that_are_no_times(tmp_path: Path) -> None:
 @pytest.mark.dgl
 @pytest.mark.parametrize("edges_in", [1, 10**6])
 def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
-    """Seconds beside microseconds: they would see all that comes after them, or nothing at all."""
+    """Seconds beside microseconds would see all later events, or none at all."""
     file, begin = tmp_path / "graph.dgl", 1_700_000_000
     events(file)
     (graph,), _ = dgl().load_graphs(str(file))
@@ -263,7 +263,7 @@ def test_times_far_away_are_named(tmp_path: Path) -> None:
 @pytest.mark.dgl
 @pytest.mark.parametrize("kind", ["node_classification", "edge_classification"])
 def test_seeds_that_see_nothing_are_named(kind: str, tmp_path: Path) -> None:
-    """Edges of a seed's own time count as later."""
+    """Edges at a seed's own time count as later."""
     file = tmp_path / "graph.dgl"
     events(file)
     (graph,), _ = dgl().load_graphs(str(file))

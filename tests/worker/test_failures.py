@@ -77,7 +77,7 @@ STRANGE: dict[str, tuple[BaseException, str]] = {
 def test_any_exception_can_be_told(
     name: str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every file that it goes to holds UTF-8 and a bounded text, and so does what is raised."""
+    """Every file for it holds a bounded text in UTF-8, and so does the raised error."""
     monkeypatch.setattr(blackbox, "_current", None)
     monkeypatch.setattr(main, "_watch", lambda stop, recorder: None)
     error, words = STRANGE[name]
@@ -104,7 +104,7 @@ def test_any_exception_can_be_told(
 def test_exceptions_that_end_loops_are_reported(
     how: str, evaluates: bool, make_job: JobFactory
 ) -> None:
-    """Lightning takes these for Ctrl-C, for the end of the process, or of the data."""
+    """Lightning treats these as Ctrl-C, or as the end of the process or of the data."""
     args: dict[str, Any] = {"how": how, "evaluates": evaluates}
     config = make_job(
         graph={"nodes": 200},
@@ -124,7 +124,7 @@ def test_exceptions_that_end_loops_are_reported(
 def test_storage_that_stays_full_is_not_tried_by_another_start(
     number: int, final: bool, tmp_path: Path
 ) -> None:
-    """Even where nothing could be recorded of it."""
+    """No attempt follows, even if the failure could not be recorded."""
     with pytest.raises(TrainingError) as caught, storage_errors(tmp_path):
         raise OSError(number, os.strerror(number))
     assert os.strerror(number) in caught.value.what

@@ -56,7 +56,8 @@ def test_families(family: dict[str, Any], schema: Any) -> None:
 
 
 class InOrder(TorchDispatchMode):
-    """Refuses to add several numbers to one place by what does it as they come on a GPU."""
+    """Refuses operations that add numbers to one place in the order in which a GPU produces
+    them."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -75,7 +76,7 @@ class InOrder(TorchDispatchMode):
 @pytest.mark.parametrize("schema", [HOMOGENEOUS, HETEROGENEOUS], ids=["plain", "typed"])
 @pytest.mark.parametrize("family", FAMILIES, **names)
 def test_families_add_in_one_order(family: dict[str, Any], schema: Any) -> None:
-    """All but maxima, which torch has one way of on a GPU."""
+    """Only maxima do not, since torch has a single implementation of them on a GPU."""
     config = read_model(**{"hidden": 4, "layers": 2, "kernels": "torch", "norm": "none", **family})
     model = build_model(config, schema).double()
     blocks = random_blocks(schema, 2)
@@ -140,7 +141,7 @@ NEED_DGL = ("graphs", "padded graphs", "relations")  # which makes their graphs
     "name", [pytest.param(n, marks=pytest.mark.dgl if n in NEED_DGL else ()) for n in JOBS]
 )
 def test_tasks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The training step of a job's batches, and the backward pass."""
+    """Neither the training step of a job's batches nor its backward pass waits for the GPU."""
     config = JOBS[name](tmp_path).to_dict()
     config["cluster"]["workers"], config["train"]["max_steps"] = 1, 2
     move = TaskModule.transfer_batch_to_device

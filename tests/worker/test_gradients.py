@@ -62,7 +62,7 @@ class _Step(nn.Module):
 
 
 def _open(exchange: Exchange, job: Job) -> tuple[Plane, TaskModule]:
-    """A plane and a task that compute in float64, losses too; in a process of their own."""
+    """Open a plane and a task that compute in float64, losses included, in a separate process."""
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     PRECISIONS["fp32"] = Precision("float64", "32-true")
     plane = open_plane(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
@@ -70,7 +70,7 @@ def _open(exchange: Exchange, job: Job) -> tuple[Plane, TaskModule]:
 
 
 def _windows(plane: Plane, task: TaskModule, deal: Deal) -> Iterator[list[Share]]:
-    """The batches of the first and of the last optimizer step of an epoch, which may be short."""
+    """Return the batches of an epoch's first and last optimizer steps; the last may be short."""
     batch, accumulate, seed, epoch = deal
     maker: Any = plane.batches(task)
     one = maker.seeds if isinstance(maker, BatchMaker) else maker
@@ -150,7 +150,7 @@ MODEL: dict[str, Any] = {"model": {"hidden": 8}, "sampling": {"fanout": [4, 3]}}
 
 @pytest.mark.parametrize("make", [nodes, edges, links, GRAPHS])
 def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_path: Path) -> None:
-    """Parts of unequal size, or none, and shares that the ranks do not divide evenly."""
+    """Partitions are of unequal size or empty, and shares do not divide evenly."""
     config = make(tmp_path)
     (wanted,) = run_ranks(1, expected, job_of(config), fresh=True)
     assert len(wanted) > len(DEALS)
@@ -191,7 +191,7 @@ def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
 
 
 def test_dropout_is_a_function_of_seed_epoch_step_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that there is nothing to save, and a run that goes on drops what it would have."""
+    """Nothing has to be saved: a resumed run drops what it would have dropped."""
 
     def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:
         monkeypatch.setattr(TaskModule, "global_rank", rank)

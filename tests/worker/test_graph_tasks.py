@@ -22,7 +22,7 @@ DATASETS = "tests.datasets"
 
 
 def make(storage: Path, **sections: Any) -> Config:
-    """A job on random graphs; sections are merged into it."""
+    """Return a job on random graphs; sections are merged into it."""
     base = job(storage)
     base |= {
         "graph": {
@@ -107,7 +107,7 @@ def test_a_dataset_through_the_command(data_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.dgl
 @pytest.mark.parametrize(("workers", "norm"), [(2, "none"), (3, "none"), (3, "batch")])
 def test_as_many_ranks_as_you_like(workers: int, norm: str, tmp_path: Path) -> None:
-    """More ranks than a batch has graphs at the end of an epoch, too."""
+    """At the end of an epoch, there may be more ranks than graphs in a batch."""
     curves = []
     for count, size in ((1, 6), (workers, 6 // workers)):
         config = make(
@@ -262,7 +262,7 @@ def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_a_graph_with_nan_does_not_become_padding(tmp_path: Path) -> None:
-    """Graph 0 is not finite: its own steps are left out, the others' are made."""
+    """Only the steps with graph 0, which is not finite, are skipped."""
     graph = {**dataset("NotFinite", num=7), "val": 0.0, "test": 0.0}
     train_once = {"epochs": 3}
     run = train_on_ranks(make(tmp_path, graph=graph, sampling={"batch_size": 2}, train=train_once))
@@ -281,7 +281,7 @@ def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> No
 
 @pytest.mark.dgl
 def test_splits_that_differ_between_ranks(tmp_path: Path) -> None:
-    """Else one rank would train on what another one tests."""
+    """Otherwise a rank would train on graphs that another one tests."""
     with pytest.raises(RuntimeError, match=r"data.* on rank 1"):
         train_on_ranks(make(tmp_path, graph=dataset("SplitByRank", num=20)))
 
@@ -332,7 +332,7 @@ def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) 
 
 @pytest.mark.dgl
 def test_the_cause_is_not_lost_to_slow_ranks(tmp_path: Path) -> None:
-    """Rank 0 hears of it before rank 1 comes to it; both say what it was."""
+    """Rank 0 learns of the failure before rank 1 meets it; both report its cause."""
     graph = {**dataset("SlowThenBad", num=40), "val": 0.0, "test": 0.0}
     config = make(tmp_path, graph=graph, sampling={"batch_size": 1, "prefetch": 8})
     with pytest.raises(RuntimeError, match="the last graph is broken"):

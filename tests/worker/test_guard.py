@@ -87,7 +87,7 @@ def batch(step: int, rows: int, **changes: Any) -> Batch:
 
 @dataclass
 class Setup:
-    """A job of one rank, for a test to tamper with.
+    """Job of a rank, for a test to tamper with.
 
     Attributes:
         one_branch: batches that leave the middle layer out.
@@ -111,7 +111,7 @@ class Setup:
 
 
 class Loader:
-    """Batches as Lightning wants them: in a list it would take each for a loader."""
+    """Loader of batches; Lightning would take each batch of a list for a loader."""
 
     def __init__(self, batches: list[Batch]):
         self._batches = batches
@@ -157,7 +157,7 @@ class Watch(pl.Callback):
 
 
 def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any]:
-    """One rank: the guard's calls as a rank makes them; returns what it met."""
+    """Train on one rank with the guard's calls as in a run; return what it observed."""
     rank, place = exchange.world.rank, runtime(exchange) if exchange.world.size > 1 else None
     setup = Setup([batch(step, rows=2 + rank) for step in range(batches)])
     change(rank, setup)
@@ -199,7 +199,7 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
 
 
 def alike(size: int, change: Change, batches: int = 3) -> dict[str, Any]:
-    """Train on ``size`` ranks, which must all fail with the same error; returns rank 0's."""
+    """Train on ``size`` ranks, which must all fail with the same error; return rank 0's."""
     met = run_ranks(size, train, change, batches)
     for name in SAID:
         assert all(own.get(name) == met[0].get(name) for own in met), met
@@ -208,7 +208,7 @@ def alike(size: int, change: Change, batches: int = 3) -> dict[str, Any]:
 
 
 def unlike(rank: int, change: Callable[[Setup], object]) -> Change:
-    """A change on one rank alone."""
+    """Return a change that applies to one rank only."""
 
     def apply(own: int, setup: Setup) -> None:
         if own == rank:
@@ -271,7 +271,7 @@ def _count_compares(exchange: Exchange) -> list[tuple[str, list[str]]]:
 
 
 def test_first_batch_and_every_so_many_are_compared() -> None:
-    """Counted in batches: steps stand still while batches are accumulated."""
+    """The interval counts batches, since steps do not advance while batches are accumulated."""
     for seen in run_ranks(2, _count_compares, fresh=True):
         wheres = [where for where, _ in seen]
         assert wheres == ["before training", *(2 * ["step 0"]), *(2 * ["step 0"])] + 2 * ["step 1"]
@@ -510,7 +510,7 @@ def test_unused_parameters_that_are_looked_for_reduce_to_the_mean(accumulate: in
 
 @pytest.fixture
 def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers decide for themselves, as their kernels on a GPU do; nobody else looks."""
+    """Let optimizers decide about steps by themselves, as their kernels on a GPU do."""
     monkeypatch.setattr(callback, "_on_gpu", lambda tensor: True)
     monkeypatch.delattr(callback._Gradients, "are_finite")
 
@@ -523,8 +523,8 @@ FUSED = partial(torch.optim.AdamW, fused=True)
 def test_a_step_that_is_not_finite_moves_nothing(
     kind: Any, bad: float, request: pytest.FixtureRequest
 ) -> None:
-    """Neither parameters nor the optimizer's state, decay and momentum included, on any rank;
-    clipping sees no gradient."""
+    """Parameters and optimizer state, decay and momentum included, stay on all ranks; clipping sees
+    no gradient."""
     extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     if kind is FUSED:
         request.getfixturevalue("as_a_gpu")
@@ -550,7 +550,8 @@ def test_a_step_that_is_not_finite_moves_nothing(
 def test_too_many_in_a_row(
     accumulate: int, later: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is known some steps ``later``, in the middle of those or after the last one."""
+    """The limit holds also if it is known ``later`` by some steps, in the middle or after the last
+    one."""
     if later:
         request.getfixturevalue("as_a_gpu")
         monkeypatch.setattr(callback, "_PENDING", 2 * accumulate)
@@ -665,7 +666,7 @@ def test_finite_is_seen_wherever_gradients_lie() -> None:
 
 
 class Normed(TwoBranches):
-    """With running statistics, and a buffer that has nothing to do with them."""
+    """The network with running statistics, and with an unrelated buffer."""
 
     def __init__(self) -> None:
         super().__init__()

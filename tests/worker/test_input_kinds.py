@@ -37,7 +37,7 @@ def losses(config: Config, *, replicated: bool) -> list[float]:
 def test_every_kind_of_input(
     kind: str, precision: str, make_job: JobFactory, tmp_path: Path
 ) -> None:
-    """The same losses for any number of workers and either topology."""
+    """Losses are the same for any number of workers and either topology."""
     directory = partitioned(weighted_graph(), tmp_path, 2).directory
     heads = {"heads": 4} if kind == "gat" else {}
 

@@ -59,7 +59,7 @@ def test_labels_that_are_none(args: dict[str, Any], cause: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["node_classification", "edge_classification"])
 def test_of_nodes_and_edges(kind: str, tmp_path: Path) -> None:
-    """A row of labels is there for training where one of them is known."""
+    """A row of labels is a seed for training if one of them is known."""
     found = []
     for workers, parts in ((1, 1), (2, 2)):
         data = shop()

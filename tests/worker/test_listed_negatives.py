@@ -53,7 +53,7 @@ def evaluator_hits(positive: Tensor, negative: Tensor, k: int) -> float:
 
 
 def evaluator_ranks(positive: Tensor, negative: Tensor) -> Tensor:
-    """Likewise of mrr, whose scores are means over these."""
+    """Compute ranks as ogb's evaluator of mrr does, whose scores are means over them."""
     optimistic = (negative > positive.view(-1, 1)).sum(dim=1)
     pessimistic = (negative >= positive.view(-1, 1)).sum(dim=1)
     return 0.5 * (optimistic + pessimistic) + 1
@@ -106,7 +106,7 @@ def by_ogb(part: dict[str, Any], scores: Scores) -> dict[str, float]:
 
 
 def in_a_file(place: Path, part: dict[str, Any]) -> Path:
-    """Write what a split of ogb's is ranked among as `task.ranking.file`."""
+    """Write a split of ogb's, with its candidates, as `task.ranking.file`."""
     if "edge" in part:
         source, target = part["edge_neg"].T
         arrays = {"source": source, "target": target}
@@ -140,7 +140,7 @@ def test_the_protocol_of_ogb(name: str, tmp_path: Path) -> None:
 
 
 def listed(kind: str, place: Path, hard: int = 3, rows: Any = None) -> Path:
-    """For the edges of the shop, or some ``rows``, nodes that make none with their other end."""
+    """Return nodes that form no edge with the other end, for the shop's edges or some ``rows``."""
     rng, edges = np.random.default_rng(7), shop().edges[LIKES]
     known = {(s, t, r) for s, t, r in zip(edges.src, edges.dst, edges.data["relation"])}
     chosen = range(edges.num) if rows is None else rows
@@ -162,7 +162,7 @@ def listed(kind: str, place: Path, hard: int = 3, rows: Any = None) -> Path:
 
 @pytest.mark.parametrize("kind", ["none", "uniform"])
 def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> None:
-    """And through a resume; edges without a list have those that are drawn."""
+    """They stay so through a resume; edges without a list have sampled ones."""
     edges = shop().edges[LIKES]
     some = np.flatnonzero(edges.data["train_mask"])
     hard = listed(kind, tmp_path / "lists", rows=some if kind == "none" else some[::2])
@@ -222,7 +222,7 @@ def test_a_resume_wants_the_lists_it_began_with(tmp_path: Path) -> None:
 
 
 def test_drawn_candidates_are_the_same_on_any_ranks(tmp_path: Path) -> None:
-    """And an edge's share of nodes above it is about that among all."""
+    """The fraction of candidates above an edge is about that among all nodes."""
     found = []
     for workers, parts in ((1, 1), (2, 2), (3, 2)):
         config = config_of(
@@ -248,7 +248,7 @@ def test_drawn_candidates_are_the_same_on_any_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["true", "no edge", "no list", "pairs to train", "pairs"])
 def test_lists_that_do_not_fit_the_graph(case: str, tmp_path: Path) -> None:
-    """One error before the first step."""
+    """A single error comes before the first step."""
     data, place = shop(), tmp_path / "lists.parquet"
     edges = data.edges[LIKES]
     if case == "pairs":  # of edges without relations
@@ -327,7 +327,7 @@ def test_candidates_are_in_one_place(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_commands_read_them(tmp_path: Path) -> None:
-    """Train with lists, be ranked among pairs of a file, and be evaluated so."""
+    """Training uses lists, and evaluation ranks edges among the pairs of a file."""
     parts = link_splits("ogbl-ddi")
     edges = np.concatenate([part["edge"] for part in parts])
     known = {*map(tuple, edges.tolist()), *map(tuple, edges[:, ::-1].tolist())}
@@ -355,7 +355,7 @@ def test_the_commands_read_them(tmp_path: Path) -> None:
 
 
 def test_lists_in_time_and_among_several_tasks(tmp_path: Path) -> None:
-    """Nodes of lists are seen at the time of their edge, on any ranks."""
+    """Nodes of lists are seen at the time of their edge, for any number of ranks."""
     graph = timed_jobs.tables(tmp_path / "graph")
     visits = pd.read_parquet(tmp_path / "graph" / "v.parquet").drop_duplicates(["user", "shop"])
     rng = np.random.default_rng(2)

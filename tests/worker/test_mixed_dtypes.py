@@ -64,7 +64,7 @@ def test_ours_trains(tmp_path: Path) -> None:
 @pytest.mark.dgl
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_losses_do_not_depend_on_the_stored_dtype(precision: str, tmp_path: Path) -> None:
-    """The same values in bf16, fp16, fp32, fp64 or a mixture give the same losses."""
+    """Equal values in bf16, fp16, fp32, fp64 or a mixture give equal losses."""
     curves = []
     for number, dtypes in enumerate((["fp32"], ["bf16"], ["fp64", "bf16", "fp16", "fp32"])):
         graph = {**dataset(**DATASET, dtypes=dtypes), "val": 0.0, "test": 0.0}
@@ -91,7 +91,7 @@ def _broken_on_rank_1(exchange: Exchange, job: Job) -> str:
 
 @pytest.mark.dgl
 def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
-    """Every rank says which array it is and whose, before the first gradient."""
+    """Every rank names the array and the rank before the first gradient."""
     said = run_ranks(2, _broken_on_rank_1, job_of(make(tmp_path, "bf16")), fresh=True)
     assert said[0] == said[1]
     assert re.search(r"step 0\b", said[0])
@@ -102,7 +102,7 @@ def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["torch", "dgl"])
 def test_sums_of_bf16_are_made_in_fp32(choice: Any) -> None:
-    """A thousand ones are a thousand, not the 256 at which bf16 stops counting."""
+    """A thousand ones sum to a thousand, not to 256, where bf16 stops counting."""
     from raygnn.models.kernels.message_passing import select
     from raygnn.sampling.batch import Adjacency
 

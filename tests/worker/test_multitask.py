@@ -40,8 +40,8 @@ def several(tmp_path: Path, name: str = "several", tasks: Any = None, **more: An
 
 
 def test_any_ranks_train_the_same(tmp_path: Path) -> None:
-    """Losses, of all and of each, and metrics; also where batches accumulate, in windows that are
-    short at the end of an epoch."""
+    """Losses, in total and by task, and metrics agree, also for accumulated batches in windows that
+    are short at an epoch's end."""
     found = []
     for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False), (3, 2, False)):
         config = several(
@@ -136,7 +136,7 @@ def np_ids(ids: list[int]) -> Any:
 
 
 def _step(exchange: Exchange, job: Job) -> dict[str, Any]:
-    """One step of all tasks, and of each alone with the same network and the same seeds."""
+    """Compute one step of all tasks, and of each task alone with the same network and seeds."""
     plane = MultitaskPlane.open(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
     task = plane.task()
     assert isinstance(task, MultitaskTask)
@@ -160,8 +160,8 @@ def _step(exchange: Exchange, job: Job) -> dict[str, Any]:
 
 
 def test_the_gradient_is_the_weighted_sum_of_the_tasks_own(tmp_path: Path) -> None:
-    """Nothing is left out of a step's neighbourhoods, so that the tasks see what each would see
-    alone; and none sees an edge that any of them is to be tested with."""
+    """With complete neighbourhoods, each task sees what it would see alone, and none sees an edge
+    that any task is tested with."""
     edges = {"exclude": "none", "reverse": None}
     open_tasks = {n: t if n == "price" else {**t, **edges} for n, t in TASKS.items()}
     config = several(
@@ -259,7 +259,7 @@ def test_your_own_encoder(make_job: JobFactory) -> None:
 
 
 def test_the_first_task_selects(tmp_path: Path) -> None:
-    """And is refused, where it has nothing to validate on and another has."""
+    """It is refused if it has no validation data and another task has."""
     data = shop()
     del data.nodes["thing"].data["val_mask"]
     tasks = {"price": PRICE, "kind": KIND}
@@ -276,7 +276,7 @@ def test_a_task_with_nothing_to_train_on_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_other_workers(tmp_path: Path) -> None:
-    """A task's seeds of a step stay as many as they were."""
+    """A task's number of seeds in a step stays the same."""
 
     def config(name: str, workers: int, steps: int) -> Config:
         return several(

@@ -31,7 +31,7 @@ KINDS = ["gcn", "sage", "gat", "rgcn", "hgt", "han"]
 
 @pytest.mark.parametrize("kind", slow_but(("gcn", "gat", "hgt"), KINDS))
 def test_one_worker_and_several_train_the_same_model(kind: str, make_job: JobFactory) -> None:
-    """Full neighbourhoods, no dropout, the same global batches: the same losses to 1e-4.
+    """With full neighbourhoods, no dropout and the same global batches, losses agree to 1e-4.
 
     This can only hold if halo, remote features, degrees and the averaging of gradients over
     unequal shares are right.
@@ -52,7 +52,7 @@ def test_one_worker_and_several_train_the_same_model(kind: str, make_job: JobFac
 
 
 def test_sampled_training_is_the_same_for_any_topology(make_job: JobFactory) -> None:
-    """Sampling is keyed, so this holds with fanouts, too, and with or without a cache."""
+    """Sampling is keyed, so fanouts and the cache do not matter either."""
     cases = [(True, 1, 120, 0.0), (True, 2, 60, 0.5), (False, 3, 40, 0.2), (False, 2, 60, 0.0)]
     curves = []
     for number, (replicated, workers, batch, cache) in enumerate(cases):
@@ -74,7 +74,7 @@ def test_typed_graph(kind: str, make_job: JobFactory) -> None:
 
 @pytest.mark.parametrize("kind", slow_but("sage", ["sage", "gat"]))
 def test_precision(kind: str, make_job: JobFactory) -> None:
-    """Each learns, in its own arithmetic: rounded, and kept, as it says."""
+    """The model learns in each precision, and its weights are kept in the expected dtype."""
     curves, dtypes = {}, {}
     for precision in ("fp32", "bf16", "bf16-mixed"):
         config = make_job(
@@ -129,7 +129,7 @@ def test_comparing_collectives_changes_nothing(compression: str, make_job: JobFa
 
 
 def _disagree(exchange: Exchange, job: Job) -> str:
-    """Reduce another dtype on each rank, as gloo does without an error."""
+    """Reduce another dtype on each rank, which gloo does without an error."""
     given = exchange.world, torch.device("cpu"), DDPStrategy, LightningEnvironment()
     runtime = Runtime(*given, lambda: None)
     rank = Rank(job, runtime)
@@ -160,7 +160,7 @@ def test_patience_stops_and_the_best_weights_are_tested(make_job: JobFactory) ->
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_more_workers_than_seeds(norm: str, make_job: JobFactory) -> None:
-    """Two seeds on three ranks: one has none of its own, and waits for nobody."""
+    """With two seeds on three ranks, a rank has none of its own, and does not hang."""
     graph = {"nodes": 60, "degree": 6, "classes": 2, "features": 4, "train": 0.05, "val": 0.2}
     model = {"norm": norm}
     curves = [
@@ -173,7 +173,7 @@ def test_more_workers_than_seeds(norm: str, make_job: JobFactory) -> None:
 
 
 def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
-    """With plain SGD, which sees the scale of a gradient: the short end of an epoch included."""
+    """Plain SGD shows the scale of a gradient, also at the short end of an epoch."""
     train = {"epochs": 3, "optimizer": "sgd", "lr": 0.5}
     common: dict[str, Any] = {"sampling": {"fanout": [-1, -1]}, "cluster": {"workers": 1}}
     weights = []
@@ -253,7 +253,7 @@ def test_layers_that_are_computed_again_train_the_same_model(make_job: JobFactor
 
 
 def test_what_the_target_does_not_depend_on_is_left_out(make_job: JobFactory) -> None:
-    """One layer on a typed graph: users are computed by nobody, and no parameter is unused."""
+    """With one layer on a typed graph, no rank computes users, and no parameter is unused."""
     config = make_job(
         graph={"typed": True},
         model={"kind": "gat", "layers": 1},

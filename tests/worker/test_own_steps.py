@@ -53,7 +53,8 @@ def test_a_run_goes_on_with_their_state(make_job: JobFactory, tmp_path: Path) ->
 
 
 def test_the_same_on_all_ranks_is_as_they_like(make_job: JobFactory) -> None:
-    """Whatever it changes, and however many ranks there are; a run without it is another."""
+    """A callback may change anything that all ranks change alike; the run differs from one without
+    it."""
     found = []
     for workers, callbacks in ((1, [f"{OWN}:Bound"]), (2, [f"{OWN}:Bound"]), (2, [])):
         config = make_job(
@@ -83,7 +84,8 @@ UNLIKE = {
 @pytest.mark.parametrize("how", UNLIKE)
 @pytest.mark.parametrize("every", [2, 100])
 def test_what_a_callback_does_on_one_rank(how: str, every: int, make_job: JobFactory) -> None:
-    """At the next comparison, or at the end; a gradient is seen as such where it is compared."""
+    """The next comparison finds it, or the one at the end; a gradient is named if it is
+    compared."""
     callbacks = {f"{OWN}:Unlike": {"how": how}}
     config = make_job(guard={"every": every}, train={"epochs": 1, "callbacks": callbacks})
     with pytest.raises(RuntimeError) as caught:
@@ -106,7 +108,7 @@ def test_what_a_callback_does_on_one_rank(how: str, every: int, make_job: JobFac
 def test_a_callback_that_changes_the_loop_on_one_rank(
     how: str, said: str, make_job: JobFactory
 ) -> None:
-    """After that batch, not when the others have waited for as long as they may."""
+    """The failure comes after that batch, not at the timeout of the other ranks."""
     callbacks = {f"{OWN}:Unlike": {"how": how}}
     config = make_job(guard={"every": 100}, train={"epochs": 2, "callbacks": callbacks})
     with pytest.raises(RuntimeError) as caught:

@@ -28,7 +28,7 @@ PAYMENTS = 600
 
 
 def payments(place: Path, words: tuple[str, str]) -> Path:
-    """Payments, one in twenty of which is of the first class, and cards that make them."""
+    """Write payments, one in twenty of which is of the first class, and cards that pay them."""
     rng = np.random.default_rng(0)
     rare = rng.random(PAYMENTS) < 0.05
     table = {"id": np.arange(PAYMENTS), "x": rng.normal(size=PAYMENTS) + rare, "y": 1.0}
@@ -79,7 +79,8 @@ def test_the_class_is_named_and_chosen_by_its_word(tmp_path: Path) -> None:
 
 
 def test_classes_that_need_no_word(tmp_path: Path) -> None:
-    """The second of no and yes is meant; a majority is told where the metric is of one class."""
+    """The second of no and yes is positive; if the metric is of one class, a majority class is
+    reported."""
     plain = run(tmp_path, ("yes", "no"))
     assert plain.summary["positive"] == {"": "yes"}
     assert "positive" not in told(plain)
@@ -143,7 +144,7 @@ def test_the_best_and_the_last_epoch_have_a_name_each(tmp_path: Path) -> None:
 def test_nothing_of_the_partition_is_read_when_training_has_ended(
     several: bool, tmp_path: Path
 ) -> None:
-    """Its storage may be away by then, for longer than the run lasts."""
+    """Its storage may be unavailable by then, for longer than the run lasts."""
     task = {"kind": "node_classification", "positive": "fraud"}
     values = job(tmp_path, **({"tasks": {"a": task, "b": task}} if several else {"task": task}))
     values["graph"] = {"format": "tables", "path": str(payments(tmp_path, ("fraud", "ok")))}

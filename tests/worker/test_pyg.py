@@ -69,7 +69,7 @@ def complete(schema: Schema, seeds: int = 5, inner: int = 14, nodes: int = 24) -
 
 
 def copied(theirs: nn.Module, pairs: dict[str, Tensor]) -> None:
-    """Give a module the values of another one's parameters."""
+    """Copy another module's parameters to a module."""
     own = dict(theirs.named_parameters())
     assert own.keys() == pairs.keys(), own.keys() ^ pairs.keys()
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_as_the_built_in_family(name: str) -> None:
 
 
 def test_hgt_but_for_its_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG has a GELU before the transform of the outputs, which DGL's and ours have not."""
+    """PyG applies GELU before the transform of the outputs; DGL and raygnn do not."""
     ours = build_model(read_model(kind="hgt", heads=2, hidden=8, layers=1, dropout=0.0), EVEN)
     one = {"kind": f"{OWN}:OneHgt", "interface": "pyg", "layers": 1}
     theirs = build_model(read_model(**one, args={"heads": 2}), EVEN)
@@ -161,7 +161,7 @@ def test_hgt_but_for_its_activation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_to_hetero_is_typed_sage() -> None:
-    """Lazy, as PyG's documentation has it: made by a pass over a tiny graph, the same on all
+    """A pass over a tiny graph initialises the lazy model, as in PyG's documentation, alike on all
     ranks."""
     ours = built(MIXED, kind="sage", hidden=16, dropout=0.0)
     model = {"kind": f"{OWN}:Hetero", "interface": "pyg"}
@@ -229,7 +229,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", JOBS)
 def test_as_many_ranks_as_you_like(case: str, make_job: JobFactory) -> None:
-    """Sampled: in one graph, too, a node draws the same whoever it is drawn for."""
+    """A node's sample does not depend on the seed that it is sampled for, also in one graph."""
     sections = JOBS[case]
     found = []
     for workers, replicated in ((1, True), (2, True), (2, False)):
@@ -261,14 +261,14 @@ def test_hgt_on_tables(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_the_module_on_the_whole_graph(make_job: JobFactory) -> None:
-    """With all neighbours, for the loss and every prediction."""
+    """Neighbourhoods are complete, for the loss and for every prediction."""
     assert_as_whole_graph(
         make_job(graph={"nodes": 600, "degree": 6}, model=SAGE, train={"epochs": 1})
     )
 
 
 def assert_as_whole_graph(config: Config) -> None:
-    """The loss of a run is that of its module on the whole graph."""
+    """Check that a run's loss is that of its module on the whole graph."""
     run = train_on_ranks(config)
     assert config.graph is not None
     data = load_graph(config.graph)
@@ -284,7 +284,7 @@ def assert_as_whole_graph(config: Config) -> None:
 
 
 def test_a_prediction_from_few_neighbours(make_job: JobFactory) -> None:
-    """Drawn once for both layers, whichever other nodes are asked for."""
+    """Neighbours are sampled once for both layers, whatever other nodes are requested."""
     run = train_on_ranks(config := make_job(model=SAGE, train={"epochs": 1}))
     nodes = pa.array(range(0, 1500, 25))
     found = [ask(run, config, workers, wanted=nodes, fanout=(3, 3)) for workers in (1, 2)]
@@ -306,7 +306,7 @@ def test_a_layer_that_reads_degrees(make_job: JobFactory) -> None:
 
 
 def test_features_of_edges(tmp_path: Path) -> None:
-    """``edge_attr`` has the arrays side by side, whole numbers as numbers."""
+    """``edge_attr`` has the arrays side by side, with whole numbers as floats."""
     model = {"kind": f"{OWN}:Amounts", "interface": "pyg", "layers": 1}
     model |= {"edge_features": ["amount", "kind"]}
     found = []
@@ -340,7 +340,7 @@ GRAPHS = {
 @pytest.mark.dgl
 @pytest.mark.parametrize("case", GRAPHS)
 def test_whole_graphs(case: str, tmp_path: Path) -> None:
-    """Graphs without nodes, and of padding, have their row, too."""
+    """Graphs without nodes, and padding, have a row, too."""
     model, graph, least = GRAPHS[case]
     curves = []
     for workers in (1, 2):
@@ -406,7 +406,7 @@ def test_the_guard_sees_ranks_that_differ(sections: str, how: str, make_job: Job
     ids=lambda comm: "-".join(map(str, comm.values())),
 )
 def test_ranks_that_agree(comm: dict[str, Any], make_job: JobFactory) -> None:
-    """However gradients are exchanged, they and the weights are the same to the bit."""
+    """Gradients and weights are bitwise identical, however they are exchanged."""
     config = make_job(
         graph={"nodes": 900},
         model={"kind": f"{OWN}:Attention", "interface": "pyg"},

@@ -27,7 +27,7 @@ dtype_lists = st.lists(st.sampled_from(["fp32", "bf16", "fp16", "fp64"]), min_si
 
 @st.composite
 def graph_jobs(draw: st.DrawFn) -> dict[str, Any]:
-    """A job on whole graphs: empty ones, such without edges, such that cannot be had."""
+    """Draw jobs on many graphs: empty ones, without edges, or that cannot be loaded."""
     num = draw(st.integers(3, 30))
     bad = draw(st.lists(st.integers(0, num - 1), max_size=4, unique=True))
     skip = draw(st.booleans())
@@ -58,7 +58,7 @@ def graph_jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def node_jobs(draw: st.DrawFn) -> dict[str, Any]:
-    """A job on the nodes of one graph: few seeds, more parts than ranks, either topology."""
+    """Draw jobs on the nodes of one graph: few seeds, more parts than ranks, either topology."""
     typed = draw(st.booleans())
     return {
         "graph": {
@@ -108,7 +108,7 @@ def whole_jobs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _losses(storage: Path, sections: dict[str, Any], name: str, workers: int) -> list[float] | str:
-    """The loss of each step, or what the run ended with."""
+    """Return the loss of each step, or the error that ended the run."""
     spread = {k: dict(v) if isinstance(v, dict) else v for k, v in sections.items()}
     total = sections["cluster"]["workers"] * sections["sampling"]["batch_size"]
     assert total % workers == 0

@@ -15,7 +15,7 @@ from raygnn.worker.records import Counters, Records
 
 
 class Work:
-    """A sum that other ranks have not come to yet."""
+    """A sum that other ranks have not joined yet."""
 
     def __init__(self) -> None:
         self.waited = False
@@ -28,7 +28,7 @@ class Work:
 
 
 class Run:
-    """Records of rank 0 of some, after each of whose steps there is one."""
+    """Records of rank 0 of several, with one after each step."""
 
     def __init__(self, ranks: int) -> None:
         self.works: list[Work] = []
@@ -77,7 +77,7 @@ def test_a_step_waits_for_the_sum_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("what", ["pause", "write", "close", "on_train_end"])
 def test_a_record_is_written_before_a_checkpoint_or_evaluation(what: str) -> None:
-    """A checkpoint, or an evaluation: a run that goes on from there does not make it again."""
+    """A run that resumes from there does not write it again."""
     run = Run(ranks=2)
     run.step()
     given = {"write": (1, 0, {"val/accuracy": 1.0}), "close": (0.0,)}.get(what, ())

@@ -38,7 +38,7 @@ def test_compressed_gradients_train_nearly_the_same(compression: str, make_job: 
 
 
 def _with_a_wrong_hook(exchange: Exchange, job: Job) -> str:
-    """Rank 1 compresses to another type than rank 0, unknown to whoever compares options."""
+    """Let rank 1 compress to another dtype than rank 0, invisibly to a comparison of options."""
     if exchange.world.rank:
         reduction._NARROW["bf16"] = torch.float16
     try:
@@ -50,7 +50,7 @@ def _with_a_wrong_hook(exchange: Exchange, job: Job) -> str:
 
 @pytest.mark.parametrize("mode", ["on", "deep"])
 def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory) -> None:
-    """Without it, gloo adds bf16 to fp16 and says nothing."""
+    """Without it, gloo adds bf16 to fp16 silently."""
     config = make_job(
         guard=mode, comm={"compression": "bf16", "timeout": 20}, train={"max_steps": 2}
     )
@@ -117,7 +117,7 @@ def test_the_keys_reach_what_they_name(
 
 
 def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
-    """Several buckets, and batches that accumulate."""
+    """There are several buckets, and batches accumulate."""
     for compression in ("none", "bf16"):
         runs = [
             train_on_ranks(
@@ -135,7 +135,7 @@ def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
 
 
 def test_bytes_that_are_reduced(make_job: JobFactory) -> None:
-    """Half of them with half the bits, and each gradient once in two batches that accumulate."""
+    """Half the bits need half the bytes, and two accumulated batches reduce each gradient once."""
     options: dict[str, Any] = {"train": {"max_steps": 12}, "model": {"hidden": 256}}
     sizes = {}
     for compression in ("none", "bf16", "fp16"):

@@ -23,7 +23,7 @@ NODES, CLASSES, NOISE = 1200, 4, 5
 
 
 def write_graph(file: Path, relation: torch.Tensor | None = None) -> None:
-    """A node is of the class of the one neighbour that it has by relation 0."""
+    """Write nodes whose class is that of their only neighbour by relation 0."""
     rng = np.random.default_rng(0)
     kind = rng.integers(0, CLASSES, NODES)
     friend = rng.integers(0, NODES, NODES)
@@ -124,7 +124,7 @@ def counted(exchange: Exchange, own: np.ndarray) -> int | str:
     ],
 )
 def test_arrays_that_hold_no_relations(own: np.ndarray, what: str) -> None:
-    """A column of them would make a product of all edges with all edges."""
+    """A column would broadcast to a product of all edges with all edges."""
     for found in run_ranks(2, counted, own):
         assert what in str(found)
     assert run_ranks(2, counted, np.array([0, 4])) == [5, 5]

@@ -29,7 +29,7 @@ def optimizer(**train: Any) -> torch.optim.Optimizer:
 
 
 def followed(found: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
-    """Rate of each step."""
+    """Return the rate of each step."""
     seen = []
     for _ in range(steps):
         seen.append(float(found.param_groups[0]["lr"]))
@@ -107,8 +107,8 @@ def test_a_scaled_rate_is_reached_from_that_of_one_worker() -> None:
 
 
 def goes_on(config: Config, *stops: int) -> Run:
-    """Train, then go on from each of the steps as if it had been killed there: to the bit the
-    same losses, rates, metrics and weights."""
+    """Train, and resume from each of these steps as if killed there; losses, rates, metrics and
+    weights are bitwise identical."""
 
     def facts(run: Run) -> dict[str, Any]:
         table = run.metrics.drop_duplicates("step", keep="last").set_index("step")
@@ -132,7 +132,8 @@ def in_run(run: Run) -> dict[int, float]:
 
 
 def test_a_run_has_the_rates_and_goes_on_with_them(make_job: JobFactory) -> None:
-    """One rate per optimizer step, accumulated batches included; exact after a resume."""
+    """Each optimizer step has one rate, accumulated batches included, and it is exact after a
+    resume."""
     options: dict[str, Any] = {
         "train": {
             "epochs": 7,
@@ -162,7 +163,7 @@ def test_a_longer_run_has_the_longer_schedule(make_job: JobFactory) -> None:
 
 
 def test_plateau_follows_the_validation(make_job: JobFactory) -> None:
-    """On all ranks alike, and after a resume within an epoch of 4 steps, and at its end."""
+    """All ranks agree, also after a resume within an epoch of 4 steps, and at its end."""
     schedule = {"kind": "plateau", "patience": 0, "gamma": 0.5, "warmup": 2}
     options: dict[str, Any] = {
         "train": {"epochs": 4, "lr": 0.1, "min_delta": 2.0, "schedule": {**schedule, "floor": 0.4}},
@@ -176,7 +177,7 @@ def test_plateau_follows_the_validation(make_job: JobFactory) -> None:
 
 
 def test_the_threshold_of_a_plateau_is_a_difference() -> None:
-    """0.58 is 0.08 more than 0.5: less than a threshold of 0.1, though 16 % more."""
+    """An accuracy of 0.58 exceeds 0.5 by 0.08, less than a threshold of 0.1, though by 16 %."""
     plateau = ScheduleConfig(kind="plateau", patience=0, gamma=0.5)
     config = TrainConfig(lr=0.5, min_delta=0.1, schedule=plateau)
     found = make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, 1.0, False)
@@ -224,7 +225,7 @@ def test_less_than_min_delta_is_no_improvement(make_job: JobFactory) -> None:
 def test_no_step_sees_more_than_clip(
     name: str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The gradient as the optimizer had it, of the fused one, too, on both ranks."""
+    """The gradient is the optimizer's, also for the fused one, on both ranks."""
     begin = Checkpoints.on_train_batch_end
 
     def note(self: Checkpoints, trainer: Any, *rest: Any) -> None:
@@ -252,7 +253,7 @@ def test_no_step_sees_more_than_clip(
 
 
 def test_the_length_is_that_of_the_run(make_job: JobFactory, monkeypatch: Any) -> None:
-    """A share of the warm-up is one of the steps that are made, whichever limit comes first."""
+    """A warm-up given as a fraction is one of the run's steps, whichever limit ends it."""
     for train, steps in (({"epochs": 3}, 12), ({"epochs": 9, "max_steps": 5}, 5)):
         config = make_job(train=train)
         assert Rank._total_steps(type("Of", (), {"config": config})(), 4) == steps  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_the_same_losses(case: str, make_job: JobFactory) -> None:
 
 @pytest.mark.slow
 def test_the_same_in_bf16(make_job: JobFactory) -> None:
-    """Parameters and gradients in bf16, where rounding differs; ranks compare collectives."""
+    """Parameters and gradients in bf16 are rounded differently; ranks compare collectives."""
     options: dict[str, Any] = {"precision": "bf16", "guard": "deep", "graph": SMALL}
     runs = [
         train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
@@ -174,7 +174,7 @@ def test_it_goes_on_where_it_stopped(stop: int, norm: str, make_job: JobFactory)
 
 
 def test_a_resume_with_other_sharding(make_job: JobFactory) -> None:
-    """With another number of workers, too; and again when nothing is left to do."""
+    """The number of workers changes, too; the last resume has no step left."""
     options: dict[str, Any] = {
         "graph": SMALL,
         "sampling": {"fanout": [-1, -1], "batch_size": 60},

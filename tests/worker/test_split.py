@@ -25,7 +25,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def rows(run: Run) -> pd.DataFrame:
-    """Seconds of each part, of a batch: a row for each rank, the median over windows."""
+    """Return seconds of each part of a batch by rank, the median over windows."""
     records = read_metrics(run.path / "ranks.jsonl")[1:]  # the first has a start in it
     tables = [pd.DataFrame(record["seconds"]) for record in records]
     return pd.concat(tables).groupby(level=0).median()
@@ -43,7 +43,7 @@ def sleep_before(owner: Any, name: str, rank: int | None = None) -> Plant:
 
 
 def slow_link(patch: pytest.MonkeyPatch) -> None:
-    """A reduction is over only after a while, as the wire would have it."""
+    """Delay the end of a reduction, as a network would."""
     total = reduction.Reduction._sum
 
     def late(self: Any, values: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_sleep_is_in_its_row(
 def test_the_parts_sum_to_the_wall_time(
     prefetch: int, accumulate: int, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured apart from the clock: the records' own times."""
+    """The wall time comes from the records' own times."""
     sleep_before(TaskModule, "outputs")(monkeypatch)
     config = make_job(
         graph={"val": 0.0},
@@ -103,7 +103,7 @@ def test_the_parts_sum_to_the_wall_time(
 
 
 class _Event:
-    """Stands for a CUDA event: time goes by as the stream gets to it."""
+    """Stand-in for a CUDA event: time advances when the stream reaches it."""
 
     now = 0.0
     waited = 0

@@ -39,7 +39,7 @@ ONE = SimpleNamespace(world=World(0, 1))
 
 
 class Calls:
-    """Calls of the file system below a place, of which one fails."""
+    """Calls of the file system below a path, one of which fails."""
 
     def __init__(self, place: AnyPath, monkeypatch: pytest.MonkeyPatch):
         self.place = os.path.realpath(str(place))
@@ -63,7 +63,7 @@ def job_of(config: Config, place: AnyPath, run_dir: Path) -> Job:
 
 
 def read(job: Job) -> tuple[Shard, Any]:
-    """All that a rank reads of it, into a cache that is empty."""
+    """Read everything that a rank needs into an empty cache."""
     shutil.rmtree(job.config.staging.root, ignore_errors=True)
     return map_shard(job, ONE, replicated=True), words(job)  # type: ignore[arg-type]
 
@@ -71,7 +71,7 @@ def read(job: Job) -> tuple[Shard, Any]:
 def test_each_call_of_a_store_may_fail_once(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure at each of them in turn, and what is read is the same."""
+    """Each call fails in turn, and the result is the same."""
     monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
     config = make_job(graph={"nodes": 200}, staging={"path": str(tmp_path / "cache")})
     place = ensure_partition(config, 1).directory
@@ -94,7 +94,8 @@ def test_each_call_of_a_store_may_fail_once(
 def test_the_driver_plans_again_what_failed_once(
     foreign: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what a node sees of the partition; storage that stays away is exit code 4."""
+    """This includes what a node sees of the partition; storage that stays unavailable is exit code
+    4."""
     monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
     sections: dict[str, Any] = {"graph": {"nodes": 200}, "fault": {"storage_timeout": 0.5}}
     place = Path(str(ensure_partition(make_job(**sections), 1).directory))
@@ -140,7 +141,7 @@ def test_a_place_that_comes_back(
 
 
 def test_a_place_that_stays_away_is_said(make_job: JobFactory, tmp_path: Path) -> None:
-    """With what a run is gone on from after; what is there and is bad is so at once."""
+    """The message names the way to resume; a damaged partition is reported at once."""
     config = make_job(graph={"nodes": 200}, fault={"storage_timeout": 0.2})
     place = Path(str(ensure_partition(config, 1).directory))
     job = job_of(config, place, tmp_path)

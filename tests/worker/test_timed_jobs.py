@@ -61,7 +61,7 @@ def tables(place: Path, changed_from: int = END) -> Path:
 
 
 def config_of(place: Path, graph: Path, name: str = "test", **sections: Any) -> Config:
-    """A user's kind, and where they go, both from what was before."""
+    """Return a job that predicts a user's class and next visits from earlier events."""
     time = {"edges": "time", "seeds": "time", "strategy": "latest"}
     values = job(
         place,
@@ -80,7 +80,8 @@ def config_of(place: Path, graph: Path, name: str = "test", **sections: Any) -> 
 
 
 def test_several_tasks_and_reversed_edges_see_no_future(tmp_path: Path) -> None:
-    """Reversed edges have the times of theirs, so a link is not told by its reverse either."""
+    """Reversed edges have the times of their originals, so that they do not reveal a link
+    either."""
     found = []
     for name, changed_from in (("as it was", END), ("changed", TEST)):
         graph = tables(tmp_path / name, changed_from)
@@ -106,7 +107,7 @@ def test_nodes_are_split_by_time_beside_edges_that_have_masks(tmp_path: Path) ->
 
 
 def test_a_resume_with_cache_and_partition_is_bitwise_identical(tmp_path: Path) -> None:
-    """Stopped within an epoch, partitioned, with a cache, gradients averaged in bf16."""
+    """The run stops within an epoch, with a partition, a cache and gradients averaged in bf16."""
     graph = tables(tmp_path / "graph")
     more: dict[str, Any] = {
         "sampling": {"cache": 0.5},
@@ -130,7 +131,7 @@ def test_a_resume_with_cache_and_partition_is_bitwise_identical(tmp_path: Path) 
 
 
 def test_times_whose_unit_is_named_are_not_guessed(tmp_path: Path) -> None:
-    """Clocks that begin at 0: the sizes of the numbers could be seconds since 1970, and steps."""
+    """Clocks that begin at 0 have values of the size of seconds since 1970, and of steps."""
     graph = tables(tmp_path / "tables")
     text = graph.read_text().replace("time: joined", "time: {column: joined, unit: ms}")
     graph.write_text(text.replace("time: at", "time: {column: at, unit: s}"))
