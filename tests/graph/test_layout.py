@@ -465,8 +465,7 @@ def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
 def test_large_arrays_are_mapped(
     meta: PartitionMeta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are mapped at any offset of a file; they are hashed as ever, and the file is
-    unchanged."""
+    """Arrays are mapped at any offset of a file and still hashed, and the file is unchanged."""
     lists = read_in_edges(meta, 0)
     monkeypatch.setattr(dgl_format, "_MAPPED", 1)
     for etype, edges in read_in_edges(meta, 0).items():

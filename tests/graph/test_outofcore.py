@@ -400,7 +400,7 @@ def test_features_are_not_in_memory(tmp_path: Path) -> None:
 
 
 def test_nodes_that_edges_add(tmp_path: Path) -> None:
-    """They are numbered as in memory, with features from ``fill``."""
+    """Their numbers are those in memory, and their features are from ``fill``."""
     spec = changed("edges user:bought:item missing", "add")
     spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.5
     spec["nodes"]["item"]["categories"] = {"brand": {"column": "brand", "unknown": "bucket"}}

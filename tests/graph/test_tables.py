@@ -250,7 +250,7 @@ def test_times(values: list[Any], expected: int, tmp_path: Path) -> None:
 def test_times_whose_unit_is_named(
     unit: str, values: list[Any], expected: list[int], kind: str, tmp_path: Path
 ) -> None:
-    """They are converted to microseconds, the unit of dates in another table."""
+    """Such times are converted to microseconds, the unit of dates in another table."""
     spec = changed("edges user:bought:item time", {"column": "at", "unit": unit})
     data = load_graph(write_shop(tmp_path, kind, spec, bought={"at": values}))
     assert data.edges[BOUGHT].data["time"].tolist() == expected
@@ -306,7 +306,7 @@ def test_times_of_parquet(unit: str, tmp_path: Path) -> None:
 
 
 def test_times_finer_than_microseconds_are_cut(tmp_path: Path) -> None:
-    """They are rounded down, so that no time is later than it was."""
+    """Times are rounded down, so that none is later than it was."""
     at = pa.array([1999, -1, -1001], pa.timestamp("ns"))
     data = load_graph(write_shop(tmp_path, "parquet", bought={"at": at}))
     assert data.edges[BOUGHT].data["time"].tolist() == [1, -1, -2]

@@ -120,7 +120,7 @@ def test_is_its_definition(kernels: Choice) -> None:
 
 
 def test_hidden_layers_are_normalised_and_activated_again() -> None:
-    """They are so inside the MLP and after it, as in the paper's experiments."""
+    """The norm and activation are inside the MLP and after it, as in the paper's experiments."""
     torch.manual_seed(0)
     model = network(layers=2, norm="batch")
     whole, h = block(adjacency(SRC, SRC)), {"_N": torch.randn(SRC, WIDTH).double()}

@@ -138,7 +138,7 @@ def neighbourhood(
 
 @pytest.mark.system
 def test_a_neighbourhood_is_enough(make_job: JobFactory, tmp_path: Path) -> None:
-    """It is enough also if messages are weighted by degrees in the whole graph."""
+    """Messages may be weighted by degrees in the whole graph."""
     config = make_job(model={"kind": "gcn"}, train={"epochs": 1})
     run = train_on_ranks(config)
     made = raygnn.export(run, out=tmp_path / "served")
@@ -412,7 +412,7 @@ def test_what_is_too_large_for_a_strangers_run_is_not_read(
 def test_a_class_from_outside_is_refused(
     model: dict[str, str], trained: Run, tmp_path: Path
 ) -> None:
-    """It is refused without being imported."""
+    """The class is refused without being imported."""
     run = Path(shutil.copytree(trained.path, tmp_path / "run"))
     file = run / "config.yaml"
     mark, text = file.read_text().split("\n", 1)

@@ -343,7 +343,8 @@ def test_other_data(
 
 
 def test_the_partition_of_the_training(trained: Run, tmp_path: Path) -> None:
-    """It is used for any number of workers, even without its graph; else an equal one is built."""
+    """The partition serves any number of workers, even without its graph; else an equal one is
+    built."""
     run = copied(trained, tmp_path)
     place = next((trained.path.parent / "partitions").iterdir())
     about = {"directory": str(place), "parts": [{}, {}]}

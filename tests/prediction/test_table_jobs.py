@@ -85,7 +85,7 @@ def test_predictions_are_by_the_ids_of_the_tables(
 
 
 def test_triples_have_no_task_yet(tmp_path: Path) -> None:
-    """They are refused before and after they are partitioned, which is possible."""
+    """Jobs on triples are refused before and after they are partitioned, which is possible."""
     (tmp_path / "kg").mkdir()
     (tmp_path / "kg" / "train.txt").write_text("a\tr\tb\nb\ts\tc\n")
     graph = {"format": "triples", "path": str(tmp_path / "kg")}

@@ -932,7 +932,7 @@ def test_the_cluster_alone() -> None:
 
 
 def test_a_thousand_nodes_are_judged_one_by_one() -> None:
-    """In the worst case, every value differs on every node."""
+    """The worst case is that every value differs on every node."""
     nodes = tuple(
         replace(
             make_node(),

@@ -77,7 +77,7 @@ def test_local_negatives_are_owned_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "degree", "local"])
 def test_draws_depend_on_seed_epoch_step_and_end(kind: Any) -> None:
-    """They do so also if both ends are of one type."""
+    """Samples of both ends differ even if the ends are of one type."""
     config = NegativesConfig(kind=kind, number=30)
     ntypes: Any = {"source": "_N", "target": "_N"}
     weights: Any = dict.fromkeys(ntypes, np.ones(1000, np.int64))

@@ -183,7 +183,7 @@ def test_fanouts_by_edge_type(replicated: bool, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_owns_all_destinations_still_answers(tmp_path: Path) -> None:
-    """That rank holds every existing row."""
+    """The only rank with destinations holds every row."""
     data = typed_graph(items=1)
     data.edges = {e: edges for e, edges in data.edges.items() if e[2] == ITEM}
     meta = partitioned(data, tmp_path, 2)

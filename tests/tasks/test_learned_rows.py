@@ -68,7 +68,7 @@ def batch(ids: list[int], bounds: np.ndarray, exchange: Exchange) -> Batch:
     st.randoms(use_true_random=False),
 )
 def test_first_rows_are_of_the_node_alone(ids: list[int], seed: int, random: Any) -> None:
-    """They do not depend on the other nodes of a rank, or on their order."""
+    """Initial rows do not depend on the other nodes of a rank, or on their order."""
     some = random.sample(ids, k=random.randint(1, len(ids)))
     whole, part = torch.empty(len(ids), DIM), torch.empty(len(some), DIM)
     first_rows(config(), seed, "a", np.array(ids), whole)

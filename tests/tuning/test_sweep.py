@@ -148,7 +148,7 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
 @pytest.mark.system
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    """It uses an embedded Ray; the result can be set, and no run is created."""
+    """The command uses an embedded Ray; the result can be set, and no run is created."""
     made = job(tmp_path / "runs", cluster={"address": "local", "workers": 2, "num_cpus": 4})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
     argv = [sys.executable, "-m", "raygnn", "tune", "job.yaml", "--seconds", "0.1", "--json"]

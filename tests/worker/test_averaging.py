@@ -94,8 +94,8 @@ def test_averaged_weights_resume_bitwise(
 
 
 def test_what_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Path) -> None:
-    """They are of the average: with a decay near 1, it is nearly the weights after the first
-    step."""
+    """Validation and saved weights are the average's: with a decay near 1, nearly those after the
+    first step."""
     train: dict[str, Any] = {"epochs": 3, "lr": 0.05, "select": "last"}
     one = train_on_ranks(make_job(name="one", train={**train, "max_steps": 1}))
     plain = train_on_ranks(make_job(name="plain", train=train))

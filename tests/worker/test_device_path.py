@@ -265,7 +265,7 @@ def test_a_training_with_locked_pages_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """It is so even if CUDA locks no pages and the host has no memory for copies."""
+    """CUDA may lock no pages, and the host may then have no memory for copies."""
     with monkeypatch.context() as patch:
         patch.setattr(device_path, "_free", lambda device: None)
         plain = trained(tmp_path, "plain", {"features_on": "cpu"})
@@ -358,7 +358,7 @@ def test_what_a_gpu_does_not_draw(
 def test_rows_that_are_locked_are_in_shared_memory(
     as_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are, even if `staging.resident` keeps rows for a CPU out of the host's memory."""
+    """Locked rows are shared even if `staging.resident` keeps rows for a CPU out of memory."""
 
     class Checked(Cudart):
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:

@@ -297,7 +297,7 @@ def test_your_own_model(make_job: JobFactory) -> None:
 
 
 def test_ranks_that_own_nothing(tmp_path: Path) -> None:
-    """There are two things for three ranks, and steps with fewer edges than ranks."""
+    """Two things are owned by three ranks, and some steps have fewer edges than ranks."""
     data = shop()
     likes, back = data.edges[LIKES], data.edges[LIKED_BY]
     keep = likes.dst < 2

@@ -162,7 +162,7 @@ def listed(kind: str, place: Path, hard: int = 3, rows: Any = None) -> Path:
 
 @pytest.mark.parametrize("kind", ["none", "uniform"])
 def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> None:
-    """They stay so through a resume; edges without a list have sampled ones."""
+    """A resume does not change them; edges without a list have sampled ones."""
     edges = shop().edges[LIKES]
     some = np.flatnonzero(edges.data["train_mask"])
     hard = listed(kind, tmp_path / "lists", rows=some if kind == "none" else some[::2])

@@ -259,7 +259,7 @@ def test_your_own_encoder(make_job: JobFactory) -> None:
 
 
 def test_the_first_task_selects(tmp_path: Path) -> None:
-    """It is refused if it has no validation data and another task has."""
+    """The job is refused if the first task has no validation data and another task has."""
     data = shop()
     del data.nodes["thing"].data["val_mask"]
     tasks = {"price": PRICE, "kind": KIND}

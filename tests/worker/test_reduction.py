@@ -117,7 +117,7 @@ def test_the_keys_reach_what_they_name(
 
 
 def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
-    """There are several buckets, and batches accumulate."""
+    """Gradients have several buckets, and batches accumulate."""
     for compression in ("none", "bf16"):
         runs = [
             train_on_ranks(

@@ -94,8 +94,8 @@ def test_each_call_of_a_store_may_fail_once(
 def test_the_driver_plans_again_what_failed_once(
     foreign: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This includes what a node sees of the partition; storage that stays unavailable is exit code
-    4."""
+    """A node's view of the partition is read again, too; storage that stays unavailable is exit
+    code 4."""
     monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
     sections: dict[str, Any] = {"graph": {"nodes": 200}, "fault": {"storage_timeout": 0.5}}
     place = Path(str(ensure_partition(make_job(**sections), 1).directory))
