@@ -45,11 +45,11 @@ class Browser:
     def __init__(self, profile: Path, *, dark: bool = False):
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        ours, theirs = os.pipe(), os.pipe()  # what it reads, what it writes
+        ours, theirs = os.pipe(), os.pipe()  # the browser's input and output
         profile.mkdir()
 
         def join() -> None:
-            # it takes descriptors 3 and 4; first out of their way
+            # move both away first: the browser uses descriptors 3 and 4
             reads, writes = os.dup(ours[0]), os.dup(theirs[1])
             high = (os.dup2(reads, 100), os.dup2(writes, 101))
             os.dup2(high[0], 3)

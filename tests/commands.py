@@ -40,7 +40,7 @@ class Command:
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # it says where its threads are
+            self.process.send_signal(signal.SIGABRT)  # it prints where its threads are
             out, err = self.process.communicate(timeout=30)
             raise AssertionError(f"not over after {timeout:g} s\n{out}\n{err}") from None
         return self.process.returncode, out, err

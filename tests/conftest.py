@@ -40,7 +40,7 @@ MAY_SKIP = re.compile(
         (
             "there is no GPU|needs CUDA|this DGL has CUDA kernels",  # hardware, and builds for it
             "this processor or this torch can not",
-            "no IPv6 here|virtual hosts do not work here",  # what a container may lack
+            "no IPv6 here|virtual hosts do not work here",  # a container may lack these
             "no mounts here|nothing can be mounted here",
             "root may read everything",
             "could not import '(ogb|wandb|mlflow)",  # packages that are no dependencies

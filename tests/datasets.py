@@ -82,7 +82,7 @@ class RandomGraphs:
         )
         label = number % 2
         feat = torch.randn(nodes, 4, generator=draw) + label
-        # what every dtype can hold, so that the stored values do not depend on it
+        # every dtype represents these values exactly, so that stored values do not depend on it
         feat = feat.mul(8).round().div(8).clamp(-8, 8)
         graph.ndata["feat"] = feat.to(DTYPES[self.dtypes[number % len(self.dtypes)]])
         return graph, label

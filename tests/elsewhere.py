@@ -92,7 +92,7 @@ def on_cuda(tensor: Tensor) -> Tensor:
     return tensor.to("cuda")
 
 
-# name → what puts a tensor there
+# name → function that moves a tensor there
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {"stand-in": elsewhere, "cuda": on_cuda}
 
 

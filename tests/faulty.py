@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.own_models import DglSage
 
-ODD = 1  # the rank whose fault it is
+ODD = 1  # the rank that fails
 STEP = 6  # the call of the model, or the batch, with which it happens
 
 

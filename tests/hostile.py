@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_MEMORY = 2 * 2**30  # bytes, torch included; what is refused here would take far more
+MOST_MEMORY = 2 * 2**30  # bytes, torch included; loading the hostile input would need far more
 MOST_SECONDS = 120
 
 

@@ -197,7 +197,7 @@ class Host:
     def close(self) -> None:
         """Switch it off: kill all that runs in it. Called by the end of the group, too."""
         self._holder.kill()
-        # The kernel lets the holder go only when those who are children of ours are reaped.
+        # The holder can end only when our own children in it have been reaped.
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END)
@@ -223,7 +223,7 @@ class _Holder:
             stdout=pipe,
             stderr=subprocess.STDOUT,
             cwd="/",
-            start_new_session=True,  # Ctrl-C is for us alone
+            start_new_session=True,  # keep Ctrl-C from the holder
         )
         try:
             self.pid = self._wait()

@@ -259,7 +259,7 @@ class Clips(Plain):
     def configure_gradient_clipping(self, optimizer: Any, **named: Any) -> None:
         assert set(named) == {"gradient_clip_val", "gradient_clip_algorithm"}
         if self.config.clip:
-            super().configure_gradient_clipping(optimizer)  # by what the configuration says
+            super().configure_gradient_clipping(optimizer)  # as configured
         else:
             self.clip_gradients(optimizer, 0.1, "norm")
         norm = torch.stack([p.grad.norm() for p in self.parameters() if p.grad is not None]).norm()

@@ -59,7 +59,7 @@ def run_ranks(
         results = _called(size, function, args, fresh)
     failures = [value for ok, value in results if not ok]
     if failures:
-        # the cause rather than "connection closed by peer", which is what the others die of
+        # the cause, not the "connection closed by peer" of the other ranks
         raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
     return [value for _, value in results]
 
@@ -76,7 +76,7 @@ def _called(
         results = [process.receive() for process in ranks]
     if ranks[0] not in _pool:
         _end(ranks)
-    elif not all(ok for ok, _ in results):  # the others may wait for it still
+    elif not all(ok for ok, _ in results):  # other ranks may still wait for it
         end_kept_ranks()
     return results
 
@@ -145,7 +145,7 @@ class _Process:
         theirs.close()
 
     def send(self, call: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `receive` says that it has died
+        with contextlib.suppress(BrokenPipeError):  # `receive` reports its death
             self._pipe.send_bytes(pickle.dumps(call))
 
     def receive(self) -> tuple[bool, Any]:
@@ -199,7 +199,7 @@ def _for_kept_ranks(size: int, function: Callable[..., Any], args: Sequence[Any]
     if not all(isinstance(at, (ModuleType, type)) and name in vars(at) for at, name in changed):
         return None
     now = {(target, name): vars(target)[name] for target, name in changed}
-    _set(changed)  # what a patch calls in its turn is pickled by its name
+    _set(changed)  # functions that a patch calls are pickled by name
     try:
         call = bytes(cloudpickle.dumps((function, args, now)))
     except Exception:
@@ -237,7 +237,7 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
             answer = pickle.dumps((True, _run(store, world, call, only)))
         except BaseException:
             answer = pickle.dumps((False, traceback.format_exc()))
-            return  # what is left open is closed, which the other ranks see
+            return  # exit closes its connections, which the other ranks notice
         finally:
             pipe.send_bytes(answer)
 

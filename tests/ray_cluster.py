@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 _PORT = 6379
 _START = 120.0  # seconds until a node is up; two to five where cores are free
-_END = 30.0  # seconds for what was killed to be gone, or for a shell command
+_END = 30.0  # seconds for killed processes to end, or for a shell command
 _POLL = 0.05
 _STARTED = b"Ray runtime started"  # printed when the GCS lists the node as alive
 _OBJECT_STORE = 100_000_000  # bytes
@@ -83,7 +83,7 @@ def ray_cluster(
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         for i, size in (shm or {}).items():
             _resize_shm(hosts[i], size)
-            stack.callback(_resize_shm, hosts[i], "50%")  # what the kernel gives by default
+            stack.callback(_resize_shm, hosts[i], "50%")  # the kernel's default
         cluster = Cluster(
             hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory), jobs, autoscaling
         )

@@ -65,7 +65,7 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         "fault": {"max_failures": 0},
         "logging": {"loggers": []},
     }
-    if ":" in sections.get("model", {}).get("kind", ""):  # a user's class takes its args alone
+    if ":" in sections.get("model", {}).get("kind", ""):  # a user's class receives only its args
         base["model"] = {"layers": 2}
     for section, values in sections.items():
         if isinstance(values, dict) and section in base:

@@ -79,7 +79,7 @@ class LocalStore:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.port = 0
         self.start()
-        reset = f"http://127.0.0.1:{self.port}/moto-api/reset"  # what others have left
+        reset = f"http://127.0.0.1:{self.port}/moto-api/reset"  # objects of earlier tests
         urlopen(Request(reset, method="POST"), timeout=_START).close()
         from pyarrow.fs import S3FileSystem
 

@@ -82,4 +82,4 @@ def test_all_of_what_a_gpu_does_runs_on_a_cpu(tmp_path: Path) -> None:
     assert len(found["throughput"]) == 14
     assert found["large"]["seeds_per_second"] > 0
     assert len(found["differs"]) == 15
-    assert found["left_out"] == ["pyg"]  # its loader needs a library of its own
+    assert found["left_out"] == ["pyg"]  # its loader needs an additional library

@@ -738,7 +738,7 @@ def test_only_the_process_that_holds_a_run_is_stopped(
         run.begin({"name": "made"})
     file = run.path / ".lock"
     with open(file, "r+") as held:
-        # it has the file open only where nobody has locked it
+        # a process that has the file open only counts if the file is not locked
         opened = held if lock == "nobody has" else subprocess.DEVNULL
         if lock != "nobody has":
             fcntl.flock(held, fcntl.LOCK_EX)

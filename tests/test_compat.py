@@ -39,10 +39,10 @@ def norm_by(*names: str) -> Callable[[float], float]:
     [
         ("math:sqrt", True),
         ("json:dumps(obj, indent)", True),
-        ("json:dumps(obj, width)", True),  # it takes any, by **kw
+        ("json:dumps(obj, width)", True),  # it accepts any, by **kw
         ("shutil:which(cmd, mode, path)", True),
         ("shutil:which(cmd, place)", False),  # another parameter
-        ("shutil:which(mode)", False),  # one that is needed is not passed
+        ("shutil:which(mode)", False),  # a required argument is not passed
         ("shutil:nowhere", False),
         ("no_such_package.inner:name", False),
         ("torch<999", True),

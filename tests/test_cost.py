@@ -152,7 +152,7 @@ def test_bytes_are_those_of_the_exchange(tmp_path: Path, replicated: bool) -> No
     found = run_ranks(3, _sends, meta, replicated)
     told = replace(graph(nodes=300), edges=2400)
     expected = [sent_bytes(told, job(replicated=replicated), 3, touched) for _, touched in found]
-    # what one asks another answers, so that it comes out even over all of them
+    # one rank's request is another's answer, so the sums over all ranks agree
     assert sum(data for data, _ in expected) == sum(sent for sent, _ in found)
 
 

@@ -46,7 +46,7 @@ def test_every_page_is_there(site: Path) -> None:
     assert pages == {path.stem for path in DOCS.glob("*.md")}
     assert not [*site.glob("*.py")]
     for page in pages:
-        assert "in the checkout" not in (DOCS / f"{page}.md").read_text()  # the site's own words
+        assert "in the checkout" not in (DOCS / f"{page}.md").read_text()  # the site's wording
 
 
 def test_all_blocks_are_blocks(site: Path) -> None:

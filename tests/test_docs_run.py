@@ -122,7 +122,7 @@ def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
             words = shlex.split(command)[1:]
             steps.append([STANDS_FOR.get(word, word) for word in words])
     assert len(steps) > 10, steps
-    # one's own graph as a file, that partitioned by DGL, and one of PyG's
+    # the user's graph as a file, its partition by DGL, and a dataset of PyG's
     steps += [*blocks("py own", quick), _PARTITIONED]
     steps += [shlex.split(command)[1:] for command in commands_of(coming)]
     steps += [_DATA + block for block in blocks("py pyg", coming)]

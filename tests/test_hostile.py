@@ -226,7 +226,7 @@ def test_names_in_partitions(
         values["part-0"][key] = name
         foreign.config_file.write_text(json.dumps(values))
         assert_refused(run_main(["partition", config], capsys))
-    # beside it, what would be waited for, or never ends
+    # beside it, files that block a reader or never end
     foreign.config_file.unlink()
     os.mkfifo(foreign.config_file)
     assert_refused(run_main(["partition", config], capsys), "is no file")

@@ -212,7 +212,7 @@ def test_nothing_is_left(end: str):
     files = len(os.listdir("/proc/self/fd"))
     with expected, hosts(2, rate="100mbit") as group:
         spaces = set().union(*(_spaces(host.pid) for host in group)) - _spaces(os.getpid())
-        # one that has orphans, and one that does not want to go
+        # one with orphans, and one that ignores signals
         group[0].popen(["sh", "-c", "sleep 1000 & sleep 1000 & exit"])
         stubborn = group[1].popen(["sh", "-c", "trap '' TERM INT HUP; sleep 1000; sleep 1000"])
         assert len(spaces) == 8

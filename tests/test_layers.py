@@ -52,7 +52,7 @@ ALLOWED = {
         "preflight",
         "runs",
         "checkpoint",
-        "worker.main",  # its entry point, and what it is handed and leaves
+        "worker.main",  # its entry point, its arguments and its files
         "worker.job",
         "worker.control",
         "worker.comm.backend",
@@ -86,7 +86,7 @@ ONLY_IN = {
 }
 
 HEAVY = ("torch", "dgl", "ray", "lightning", "torchmetrics")
-# Layers that must not load what is heavy, so that a mistake is reported at once.
+# Layers without heavy imports, so that mistakes are reported at once.
 LIGHT = {
     "errors": HEAVY,
     "compat": HEAVY,

@@ -252,7 +252,7 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         assert request.answer(control.snapshot()) is True
         assert store.newest(disk) == "step-0000000001"
         saving._events.flush()
-        # what the first one said waited in its process
+        # the first one's message waited in its process
         assert not [line for line in told(disk) if "training continues" in line]
 
 
@@ -300,7 +300,7 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
     monkeypatch.setattr(lifecycle, "_POLL", 0.0)  # after each step
     write = store.write
 
-    def slow(*args: Any) -> None:  # so that further looks see the request
+    def slow(*args: Any) -> None:  # so that later polls see the request
         time.sleep(0.5)
         write(*args)
 
@@ -378,7 +378,7 @@ def test_a_disk_that_is_full_for_a_while(
         assert new.to_dict() == old.to_dict()
         assert run.summary["metrics"] == whole.summary["metrics"]
         counts = run.summary["checkpoints"]
-        assert 3 <= counts["failed"] <= 6  # step 3's may be under way when the disk is filled
+        assert 3 <= counts["failed"] <= 6  # step 3's may be in progress when the disk is filled
         assert counts["failed"] + counts["saved"] == 12
         steps = {int(p.name[-2:]) for p in run.path.glob("checkpoints/step-*")}
         assert {1, 2, 12} <= steps

@@ -34,7 +34,7 @@ from tests.plain_embeddings import rows_in
 from tests.small_jobs import JobFactory, runtime, train_on_ranks
 from tests.worker.test_embeddings import options
 
-PATIENCE = 1.0  # seconds for which storage may take nothing
+PATIENCE = 1.0  # seconds without progress of the storage
 
 
 def wanted(**fault: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = ["onprem.yaml", "aws.yaml", "gcp.yaml"]
-# What Ray's providers read; its schema passes any other key without a word.
+# Keys that Ray's providers read; its schema silently accepts any other key.
 PROVIDER = {
     "local": {"type", "head_ip", "worker_ips"},
     "aws": {"type", "region", "availability_zone", "cache_stopped_nodes", "use_internal_ips"},

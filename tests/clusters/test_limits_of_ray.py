@@ -38,7 +38,7 @@ def test_limits_are_those_of_ray(name: str, role: str, tmp_path: Path) -> None:
         env={**os.environ, "HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        start_new_session=True,  # an interactive shell takes the terminal of the tests
+        start_new_session=True,  # an interactive shell would seize the tests' terminal
         check=True,
         timeout=LIMIT,
     )

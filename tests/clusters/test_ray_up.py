@@ -75,7 +75,7 @@ def machines(tmp_path: Path) -> Iterator[list[Host]]:
     """A head, a worker and the machine that people sit at; sshd runs on the first two."""
     (tmp_path / "storage").mkdir()
     (tmp_path / "sshd").write_text(_SSHD)
-    # the environment is there already, by the test's own interpreter: nothing is installed
+    # the test's interpreter is a complete environment, so nothing is installed
     path = f"export PATH={BIN}:$PATH PYTHONPATH={CHECKOUT}\n"
     (tmp_path / "bashrc").write_text(path)
     make_key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")]

@@ -21,7 +21,7 @@ JOB: dict[str, Any] = {
     [
         ("deep", "deep"),
         ("off", "off"),
-        (False, "off"),  # what PyYAML makes of off
+        (False, "off"),  # PyYAML's value of off
         (True, "on"),
         ({"mode": True, "every": 3}, "on"),
         ({"mode": "deep"}, "deep"),

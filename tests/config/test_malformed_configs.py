@@ -468,7 +468,7 @@ def test_command_is_quick_and_loads_nothing_heavy(case: str, here: Path) -> None
     assert done.stdout.strip() == ""
     check_message(done.stderr, fragments)
     assert snapshot(here) == before
-    # The limit is 3 s; the processor's time does not depend on what else the machine does.
+    # The limit is 3 s of processor time, which does not depend on the machine's load.
     assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 3
 
 

@@ -81,7 +81,7 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     command = run("train", **sections)
     metrics = tmp_path / "runs" / "test" / "metrics.jsonl"
     wait_for_step(metrics, 3, command.process)
-    os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does
+    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
     code, out, err = command.finish(timeout=30)
     assert code == 130
     assert "interrupted: saving a checkpoint" in out
@@ -444,7 +444,7 @@ def test_a_thread_that_a_stop_kept_from_starting(monkeypatch: pytest.MonkeyPatch
     def stopped() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compat, "shut_down_ray", lambda then: None)  # other tests' may be running
+    monkeypatch.setattr(compat, "shut_down_ray", lambda then: None)  # other tests' Ray may run
     monkeypatch.setattr(cluster, "_start", start)
     thread = threading.Thread()
     monkeypatch.setattr(thread, "start", stopped)

@@ -116,7 +116,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         raygnn.train(config, display=False)
     error = caught.value
-    assert (error.exit_code, error.rank) == (4, 0)  # who writes the metrics
+    assert (error.exit_code, error.rank) == (4, 0)  # rank 0 writes the metrics
     assert "the disk or the quota is full: No space left on device" in error.what
     assert str(config.run_dir) in str(error.where)
     assert "free space or raise the quota there" in str(error.remedy)

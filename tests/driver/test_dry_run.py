@@ -54,7 +54,7 @@ def outcome(config: Config, directory: Path) -> dict[str, Any] | None:
     return None
 
 
-# class → words of what is said, and the function of the user's that is named
+# class → words of the message, and the user's function that it names
 UNABLE = {
     "EveryRow": (["returned [32, 4], expected [8, 4]"], None),
     "ThirdBlock": (["IndexError: list index out of range"], "forward"),
@@ -160,7 +160,7 @@ def check_weights(config: Config) -> None:
         with pytest.raises(ConfigError, match=r"there are 3 weights, and [24] (cl|lab)") as caught:
             dry_run.check_weights(config, given, goals)
         assert caught.value.where == "task.class_weights"
-        if given.meta is None:  # nobody waits for a partition, or for a node, to be told
+        if given.meta is None:  # it is reported before a partition is built or a node is awaited
             with pytest.raises(ConfigError, match="there are 3 weights"):
                 make(config, Mock(spec=ClusterNodes, survey=AssertionError), given, NullDisplay())
         num = int(caught.value.what.split()[-2])

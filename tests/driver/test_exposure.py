@@ -110,7 +110,7 @@ def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
         (session / "sockets" / "raylet").stat()
         assert open_to_others(session.parent, tmp_path / "job.yaml") == []
         assert made.stat().st_mode & 0o777 == 0o700
-        # Ray's directory is this user's alone, and goes with the job: it holds no secret even so
+        # Ray's directory is private and removed with the job, but may hold no secret either
         assert with_secrets(command.temp, kept) == []
         assert with_secrets(tmp_path / "runs", kept) == []
         command.process.send_signal(signal.SIGINT)

@@ -208,7 +208,7 @@ def test_a_frozen_rank_is_named_and_ended(job: Job) -> None:
         in (job.logs / "rank-1.log").read_text()
     )
 
-    job.begin()  # which shall not be explained by what was frozen before it
+    job.begin()  # earlier frozen ranks must not explain this attempt's failure
     job.watch(100)
     assert failures.recorded(job.path) == []
     assert job.shown().count("rank 1") == 1
@@ -495,7 +495,7 @@ def test_a_rank_that_is_stopped_in_the_last_start(make_job: JobFactory) -> None:
     with pytest.raises(TrainingError, match="rank 1 sent no heartbeat") as caught:
         raygnn.train(config, display=False)
     assert caught.value.rank == 1
-    # on a busy machine the file may tell of a phase before the one that it stopped in
+    # on a busy machine the file may have an earlier phase than the one that it stopped in
     assert "phase " in str(caught.value.where)
     assert "SIGSTOP" in str(caught.value.remedy)
     found = raygnn.diagnose(config.run_dir)

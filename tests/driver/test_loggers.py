@@ -93,7 +93,7 @@ def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
         feed(run, 1, "interrupted")
         assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 13)]
         assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 13))]
-        # it goes on from a checkpoint at step 8, to other losses
+        # it resumes from a checkpoint at step 8, with other losses
         there = [r for r in records(range(1, 9)) if r["step"] <= 8]
         write(run, there, anew=True)
         write(run, [{**r, "train/loss": 9.0} for r in records(range(9, 11))])
@@ -171,7 +171,7 @@ def test_a_logger_that_hangs_holds_nothing_up(
         write(run, records([1]))
         with stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
             loggers.start(1)
-        assert shown(run, "train/loss") == [(1, 1.0)]  # the other one has all
+        assert shown(run, "train/loss") == [(1, 1.0)]  # the other logger has all records
     waiting, missing = told
     assert " s for csv to take the last records; Ctrl-C ends the wait alone" in waiting
     assert f"{run.path / 'metrics.jsonl'} has all of them, and the run is as it is" in waiting
@@ -322,7 +322,7 @@ def test_a_run_that_goes_back_opens_the_logger_anew(
     thread = begin(print)
     until(lambda: kind.got == [1, 2, 3])
     first = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)[0]
-    os.truncate(tmp_path / METRICS, len(first))  # as a run does that goes on from step 1
+    os.truncate(tmp_path / METRICS, len(first))  # as a run that resumes from step 1 does
     put(tmp_path, [{"step": 2, "time": 9.0, "epoch": 0, "train/loss": 9.0}])
     until(lambda: len(kind.got) == 4)
     thread.finish("interrupted")

@@ -32,14 +32,14 @@ pytestmark = [
 ]
 
 TIMEOUT = 15  # seconds, comm.timeout
-ROOM = 60.0  # seconds to wait for room again, with such a timeout
-# what the README promises: until ranks notice, Ray ends them, and the others' last words are there
+ROOM = 60.0  # seconds to wait for free resources again, with such a timeout
+# limit in the README until ranks notice, Ray ends them, and their last messages have arrived
 END = TIMEOUT + 45.0
 LIMIT = 400.0
 EPOCHS = 20
 SEEDS = 400  # training nodes: 0.2 of 2000
 
-# Notes what every step trained on, in a file for each process.
+# Records what every step trained on, in a file for each process.
 _MODEL = """
 import json, os, time
 from pathlib import Path
@@ -118,7 +118,7 @@ class Lab:
         """Return a host's processes that belong to a job, or to a Ray that has ended."""
         done = self.hosts[number].run(["ps", "-eo", "args"], cwd="/", timeout=60)
         lines = [line for line in done.stdout.splitlines()[1:] if not line.startswith("ps ")]
-        if number == 0:  # its Ray goes on
+        if number == 0:  # its Ray still runs
             words = ("RayTrainWorker", "TrainController", "Synchronization", "raygnn train")
             lines = [line for line in lines if any(word in line for word in words)]
         return [line for line in lines if line.strip() != "cat"]
@@ -230,7 +230,7 @@ def test_a_fixed_number_of_workers_ends(lab: Lab, failures: int) -> None:
     found = diagnosis(lab, "fixed")["cause"]
     assert (found["kind"], found["rank"], found["confidence"]) == ("node_lost", rank, "high")
     assert "host1" in found["what"]
-    end = time.monotonic() + 30  # what it began may take a moment to go
+    end = time.monotonic() + 30  # its children may take a moment to end
     while any(map(lab.processes, (0, 1))) and time.monotonic() < end:
         time.sleep(0.5)
     assert [lab.processes(number) for number in (0, 1)] == [[], []]

@@ -97,10 +97,10 @@ ASKED = "asked for [{'CPU': 1.0}, {'CPU': 1.0}], PACK"
 def test_nodes_are_judged_when_enough_have_come(made_up: Any, tmp_path: Path) -> None:
     with job_plan.ClusterNodes(config_of(tmp_path), made_up, NullDisplay()) as nodes:
         survey = nodes.survey(None)
-        nodes.survey(None)  # what is there is not asked for twice
+        nodes.survey(None)  # existing nodes are not requested twice
         assert made_up.events == [ASKED, "judged 2", "judged 2"]
     assert made_up.events[3:] == ["gave back", "left"]
-    # what it holds itself is free for it
+    # its own reservation counts as free
     assert (survey.resources.free_cpus, survey.resources.growing) == (2.0, 0.0)
 
 

@@ -55,7 +55,7 @@ class Policy:
         self.room = self.size = self.held = 0
 
     def count(self, running: Sequence[Worker]) -> int:
-        assert len(running) == self.held  # by workers that end when others start
+        assert len(running) == self.held  # held by workers that end when new ones start
         return self.room
 
     def start(self) -> int:
@@ -107,7 +107,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Polic
 
 
 def test_a_fixed_number_is_asked_of_ray_at_first(make: Any) -> None:
-    assert make(2, 2).start() == 2  # whatever there is: Ray waits, and the driver says so
+    assert make(2, 2).start() == 2  # whatever is free: Ray waits, and the driver reports that
 
 
 def test_a_fixed_number_starts_again_when_there_is_room(make: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_wait_that_ends_names_the_missing_resources(make: Any, fewest: int, ro
 def test_a_range_starts_with_what_there_is(make: Any) -> None:
     policy = make(1, 4)
     policy.room = 3
-    assert policy.start() == 0  # what is free now may not be all
+    assert policy.start() == 0  # more may become free
     assert policy.started() == 3
     policy.room = 9
     policy.clock.sleep(100)

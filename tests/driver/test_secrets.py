@@ -52,7 +52,7 @@ def test_a_run_directory_has_no_secrets(tmp_path: Path, monkeypatch: pytest.Monk
 GOOD = "name: a\ngraph: {format: dgl, path: graph.dgl}\nmodel: {kind: gcn}\n"
 USER = "u:hunter2@host"
 
-# what is wrong, with a secret in it: the error must say so without it
+# mistakes in values with secrets: the error must not repeat the secret
 WRONG = {
     "storage": f"storage: ftp://{USER}/runs",
     "storage on another host": f"storage: file://{USER}/runs",

@@ -116,7 +116,7 @@ def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) ->
     assert (caught.value.exit_code, caught.value.where) == (4, str(place))
     assert "put it back where it was" in str(caught.value.remedy)
     assert [*place.glob("*")] == []
-    assert raygnn.open_run(kept).status == "killed"  # whoever finds it can tell, and resume it
+    assert raygnn.open_run(kept).status == "killed"  # the run can be recognised and resumed
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, needs_hosts()]
 
 LIMIT = 180.0
 
-# Where a rank is, is in its log: what a user's model prints goes there.
+# The model prints the rank's host, which is then in the rank's log.
 _MODEL = """
 import socket
 

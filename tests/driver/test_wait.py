@@ -21,7 +21,7 @@ from tests.small_jobs import job
 pytestmark = [needs_hosts(), pytest.mark.system]
 
 LIMIT = 180.0
-# What is asked for and held, told by another process of the cluster.
+# Reports requested and held resources from another process of the cluster.
 _GROUPS = """
 import json
 
@@ -118,7 +118,7 @@ def test_a_job_starts_when_its_second_host_has_come(cluster: Cluster, shared: Pa
         assert process.wait(LIMIT) == 0, output.read_text()
     said = output.read_text()
     assert "resources for 2 workers: " in said
-    assert "have to wait" not in said  # what was asked for is free for this job
+    assert "have to wait" not in said  # resources that the job requested are free for it
     run = shared / "runs" / "grows"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["workers"], summary["starts"]) == ("done", 2, 1)

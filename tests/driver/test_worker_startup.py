@@ -92,7 +92,7 @@ def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None
     ray.get(actor.ping.remote(), timeout=120)
     startup.poll()
     assert startup.detail == ""
-    ray.kill(actor)  # what happens to it later is Ray Train's to say
+    ray.kill(actor)  # Ray Train reports what happens to it later
     time.sleep(1)
     startup.poll()
     assert show.console.export_text() == ""
@@ -248,7 +248,7 @@ def test_directories_of_commands_that_were_killed_go(
     for directory in (stale, other):
         (directory / "logs").mkdir(parents=True)
     (stale / ".owner").touch()
-    # what anybody may have put there: it would be waited for, or lead elsewhere
+    # any user may have put these there: reading would block, or follow a link
     waits, leads = tmp_path / "raygnn-waits", tmp_path / "raygnn-leads"
     waits.mkdir()
     os.mkfifo(waits / ".owner")
@@ -314,6 +314,6 @@ def test_what_a_later_ray_starts_is_whole(logs: bool) -> None:
     before = [getattr(node.Node, name) for name in names], services.ConsolePopen
     with compat.own_session(logs=logs):
         kept = [getattr(node.Node, name) is own for name, own in zip(names, before[0])]
-        assert kept == [False, False, logs]  # what is written on our output with -v
+        assert kept == [False, False, logs]  # with -v these lines are on our output
         assert services.ConsolePopen is not before[1]
     assert ([getattr(node.Node, name) for name in names], services.ConsolePopen) == before

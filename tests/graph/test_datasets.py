@@ -190,7 +190,7 @@ def test_a_graph_of_pyg() -> None:
     assert (edges.src.tolist(), edges.dst.tolist()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0])
     assert edges.data["edge_kind"].tolist() == [9, 8, 7, 6, 5, 4]
     assert load("graph_alone").num_nodes == 6  # a function that returns one
-    for _ in range(2):  # what the dataset keeps is not scaled
+    for _ in range(2):  # the dataset's own arrays are not scaled
         scaled = load("graph_alone", {"normalize": "standard"})
         assert np.allclose(nodes(scaled)["feat"].std(0), 1)
     assert nodes(load("graph_alone"))["feat"].tolist() == found["feat"].tolist()

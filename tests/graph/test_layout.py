@@ -130,7 +130,7 @@ def put(values: dict[str, Any], path: Iterable[str | int], to: Any) -> None:
 
 GONE = object()
 LONG = "a very long path"
-# the path of an entry, what it is made; the key that is named, and what is said of it
+# path of an entry, its new value, the key that the message names, and its text
 BAD: dict[str, tuple[str, Any, str, str]] = {
     "no parts": ("num_parts", GONE, "num_parts", "None"),
     "parts as text": ("num_parts", "2", "num_parts", "'2'"),
@@ -211,7 +211,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 PART = "part1/graph.dgl"
-# path of an entry → what it is made
+# path of an entry → its new value
 DAMAGE: dict[str, tuple[list[str | int], object]] = {
     "facts of a file": (["files", PART], 7),
     "size of a file": (["files", PART, "bytes"], "7"),
@@ -402,7 +402,7 @@ def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
     dgl().save_graphs(str(tmp_path / "theirs.dgl"), [graph])
     ours, theirs = ((tmp_path / f"{name}.dgl").read_bytes() for name in ("ours", "theirs"))
     assert ours[:32] == theirs[:32]
-    assert ours[4096:] == theirs[4096:]  # between them DGL leaves what was in memory
+    assert ours[4096:] == theirs[4096:]  # DGL writes uninitialised memory between them
     ends = {
         ("user", "buys", "item"): (torch.tensor([0, 2]), torch.tensor([1, 0])),
         ("item", "bought", "user"): (torch.tensor([1, 0]), torch.tensor([0, 2])),
@@ -454,7 +454,7 @@ def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
         assert found.dtype == array.dtype
         assert np.array_equal(found, array)
         assert found.flags.writeable  # torch would warn
-        if array.ndim:  # DGL writes a scalar as we do, but reads what was in memory
+        if array.ndim:  # DGL writes a scalar as we do, but reads it from uninitialised memory
             loaded = dgl().data.utils.load_tensors(str(path))["x"]
             assert torch.equal(loaded, torch.from_numpy(array))
     write_tensors(path, {"x": torch.from_numpy(array).bfloat16()})

@@ -112,7 +112,7 @@ def test_any_windows(
         assert not found[part].any()
         found[part] = 1
     assert shows_files(found)
-    assert (again[cache : cache + cached] == several).all()  # all see what one writes
+    assert (again[cache : cache + cached] == several).all()  # all processes see a write
     assert not again[room:].any()  # but not here
     for piece in pieces:
         found[piece.at : piece.at + piece.rows] = 1

@@ -143,7 +143,7 @@ def test_several_things_are_shared_out() -> None:
     data = random_graph(2000)
     indptr, ids = metis.undirected(data)
     weights = np.ones((2000, 2), np.int64)
-    weights[:1500, 1] = 0  # the last quarter alone
+    weights[:1500, 1] = 0  # only the last quarter counts
     for parts in (4, 12):  # bisection, k-way
         found = metis_library.metis(indptr, ids, parts, weights)
         assert found.dtype == np.int64

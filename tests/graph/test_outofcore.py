@@ -241,7 +241,7 @@ def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
     assert {path.name for path in root.glob(".*")} == set()
 
 
-# not shrunk, as an example takes a while
+# not shrunk, since each example is slow
 @settings(max_examples=12, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(
     features=st.sampled_from(["float32", "float16", "float64", "uint8", ">f4"]),

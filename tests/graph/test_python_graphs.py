@@ -104,7 +104,7 @@ def test_a_target_that_is_no_class(y: torch.Tensor) -> None:
 def test_edges_keep_the_order_of_their_ids() -> None:
     graph = dgl().graph((torch.tensor([3, 0, 2]), torch.tensor([0, 0, 1])))
     graph.edata["at"] = torch.tensor([7, 8, 9])
-    graph = graph.formats("csc")  # of which the edges come in another order
+    graph = graph.formats("csc")  # a format with another order of edges
     (frame,) = graph_data(graph).edges.values()
     assert frame.src.tolist() == [3, 0, 2]
     assert frame.data["at"].tolist() == [7, 8, 9]

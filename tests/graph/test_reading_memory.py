@@ -73,7 +73,7 @@ def write_big_dgl(place: Path) -> GraphConfig:
 
 def write_big_tables(place: Path, kind: str) -> GraphConfig:
     arrays = drawn()
-    text = ["x" * 500] * NODES  # of a column that nobody reads
+    text = ["x" * 500] * NODES  # of an unused column
     columns = {f"f{i}": arrays["node_features"][:, i] for i in range(WIDTH)}
     nodes = pa.table({"id": np.arange(NODES), "y": arrays["node_labels"], **columns, "text": text})
     edges = pa.table({"a": arrays["edges"][:, 0], "b": arrays["edges"][:, 1]})

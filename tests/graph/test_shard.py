@@ -246,7 +246,7 @@ def test_a_part_without_nodes_of_a_type_may_lack_its_arrays(tmp_path: Path) -> N
     file = Path(str(meta.files[empty].node_feats))
     write_tensors(file, {k: v for k, v in read_tensors(file).items() if k != "user/feat"})
     bare, stage = read_meta(meta.directory), Stage(tmp_path / "stage")
-    for workers in (1, 2):  # of two workers, one sees that part alone, and knows the arrays
+    for workers in (1, 2):  # one of two workers has only that part, and still knows the arrays
         shards = [
             load_shard(bare, rank, workers, replicated=True, stage=stage) for rank in range(workers)
         ]

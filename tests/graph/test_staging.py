@@ -450,7 +450,7 @@ def test_a_disk_that_is_read_only(mount: Callable[..., Path], tmp_path: Path) ->
     place = mount("--bind", str(tmp_path / "stage"))
     subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
     bound = Stage(place)
-    assert get(bound, build=refuse).array("x")[7] == 7  # what is there can be used
+    assert get(bound, build=refuse).array("x")[7] == 7  # existing entries can be used
     with pytest.raises(DataError, match="Read-only file system") as error:
         get(bound, 1)
     assert error.value.where == str(place)

@@ -32,7 +32,7 @@ def test_equal_times_are_in_the_same_split(values: list[int], val: float, test: 
     for time in set(values):
         assert len(set(codes[times == time].tolist())) == 1
     assert (np.diff(codes[np.argsort(times)]) >= 0).all()  # the earliest train, the latest test
-    # as many as the shares say, but for those of the time at which a split begins
+    # counts follow the fractions, except for edges at the time at which a split begins
     most = max([values.count(time) for time in values], default=0)
     for code, share in ((2, test), (1, val + test)):
         assert abs(int((codes >= code).sum()) - share * len(values)) <= most + 1
@@ -79,7 +79,7 @@ def some_times(unit: int, begin: int = 1_600_000_000, days: int = 90) -> np.ndar
 def test_units_are_compared_by_quantiles(unit: int, other: int, never: int) -> None:
     one, two = some_times(unit), some_times(other, 1_650_000_000)
     one[:never] = min(NEVER * unit, 2**62)
-    for times in (two, two[:1]):  # seeds of one date tell their unit, too
+    for times in (two, two[:1]):  # the unit of seeds with a single date is recognised, too
         ranges = [TimeRange("a", np.sort(one)), TimeRange("b", np.sort(times))]
         if unit == other:
             check_units(ranges)
@@ -175,5 +175,5 @@ def test_units_within_one_column_and_of_a_bound(one: int, other: int) -> None:
     for data, bound in ((one, other), (other, one)):
         with pytest.raises(DataError, match=r"the times: .*; task.split: 16"):
             since(some_times(data), "2020-10-01", 1_604_188_800 * bound)
-    steps = np.arange(0, 10**9, 10**6)  # half of which have the size of seconds
+    steps = np.arange(0, 10**9, 10**6)  # half of them have the size of seconds
     assert since(steps, 20_000_000, 950_000_000) == (20_000_000, 950_000_000)

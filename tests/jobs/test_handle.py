@@ -167,7 +167,7 @@ def test_a_token_that_lies_there_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / ".ray" / "auth_token").write_text("t")
     server._use_token()
     assert os.environ["RAY_AUTH_MODE"] == "token"
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # said on purpose
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # set on purpose
     server._use_token()
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
 

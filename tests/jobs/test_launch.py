@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas  # before a run begins: to import it takes as long as that
+import pandas  # before a run begins, since the import takes as long as the run
 import psutil
 import pytest
 

@@ -18,7 +18,7 @@ LIMIT = 300  # seconds for a cell
 @pytest.mark.slow
 def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # its own files, not those of who runs the test
+    # not the files of the user who runs the test
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

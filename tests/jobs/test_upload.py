@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read(work: Path, tmp_path: Path) -> None:
 
 def test_ten_gigabytes_stay(work: Path) -> None:
     with open(work / "notes" / "keep.txt", "wb") as file:
-        file.truncate(10 * 2**30)  # a sparse file: nobody may read it
+        file.truncate(10 * 2**30)  # a sparse file that must not be read
     with pytest.raises(InputError) as error:
         prepare("job.yaml")
     assert "10.0 GiB" in error.value.what
@@ -257,7 +257,7 @@ def test_secrets_stay(work: Path) -> None:
     assert not contents.files.keys() & SECRETS.keys()
     assert prepare("job.yaml").contents.secrets, "submit names them"
 
-    write(work, {".gitignore": "!.env\n"})  # which may mean many other things
+    write(work, {".gitignore": "!.env\n"})  # the line may have other reasons than the upload
     assert ".env" in contents_of(work).secrets
     write(work, {".rayignore": "!.env\n!.aws/\n!deploy\n!deep/id_rsa\n"})
     assert {".env", ".aws/config", "deploy", "deep/id_rsa"} <= names(work)

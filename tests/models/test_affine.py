@@ -70,7 +70,7 @@ def test_affine_is_torchs(
     bias = exact[-1] if biased else None
     linear = F.linear(torch.cat(exact[:num], 1), torch.cat(exact[num:-1], 1), bias)
     expected = F.relu(linear) if relu else linear
-    # near 0 a rounded number may be on the other side
+    # near 0, rounding may change the sign
     (linear * (result.detach() > 0) if relu else linear).backward(grad.double())
 
     loose = {"atol": 1e-3, "rtol": 1e-4}

@@ -75,7 +75,7 @@ def normalised(exchange: Exchange, again: bool) -> list[dict[str, Tensor]]:
     for number in range(10):
         x, grads, ids, counted = case(number, world.size)
         rows = x[ids[world.rank]].requires_grad_()
-        plain = world.size == 1 and number < 5  # torch's own way
+        plain = world.size == 1 and number < 5  # as torch computes it
         out = norm(rows, None if plain else counted[world.rank])
         if again:
             with repeated():  # as a layer does that is recomputed: no collective, no tracking

@@ -93,7 +93,7 @@ def compare(schema: Schema, family: dict[str, Any], sizes: dict[str, int], file:
     for grown in (1, 3, 40):
         block, given = random_data(schema, {t: n * grown for t, n in sizes.items()})
         degree = {e: adj.degree for e, adj in block.adj.items()}
-        if family["kind"] == "gcn":  # of the whole graph, of which this is a part
+        if family["kind"] == "gcn":  # degrees in the whole graph, of which this is a part
             degree = {e: d + torch.randint(0, 9, d.shape) for e, d in degree.items()}
             given["degree"] = {etype_str(e): d for e, d in degree.items()}
         x, categories = given["x"], given.get("categories", {})
@@ -196,7 +196,7 @@ def test_decoders_give_the_same(kind: str, relations: int, tmp_path: Path) -> No
     if kind == "mlp":  # of which one relation is as the other before it is trained
         nn.init.normal_(decoder.relation)  # type: ignore[arg-type]
     made = programs(EdgeModel(Direct(ONE, head=False), decoder, PLAIN[0]))
-    assert list(made) == ["decoder"]  # nothing encodes what has no layers
+    assert list(made) == ["decoder"]  # a model without layers has no encoder
     exported = loaded(made["decoder"], tmp_path / "a.pt2")
     for num in (1, 4, 300):
         given = {"source": torch.randn(num, 8), "target": torch.randn(num, 8)}

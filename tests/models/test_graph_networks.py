@@ -157,7 +157,7 @@ class TestDense:
         sample = random_sample(PLAIN, 3, 7, 15)
         heads = {"heads": 2} if kind.startswith("gat") else {}
         model = network({"kind": kind}, PLAIN, **heads, readout=readout)
-        with torch.no_grad():  # so that nothing is left out for being 0
+        with torch.no_grad():  # parameters of 0 would hide a missing term
             for name, parameter in model.named_parameters():
                 if "bias" in name or "eps" in name:
                     parameter.copy_(torch.randn(parameter.shape))
@@ -457,7 +457,7 @@ class TestUsersClass:
             )
             rows.append(model.module(graph, x))
         same(out, torch.cat(rows))
-        out.sum().backward()  # atoms do not depend on what goes into rings
+        out.sum().backward()  # atoms do not depend on the rings' inputs
         assert all(p.grad is not None for n, p in model.named_parameters() if ".in." not in n)
 
     @pytest.mark.dgl

@@ -182,7 +182,7 @@ def test_a_bias_that_batch_norm_subtracts_is_left_out(
     torch.testing.assert_close(model(*inputs), old(*inputs), atol=1e-9, rtol=1e-9)
     old(*inputs).square().sum().backward()
     for name, parameter in old.named_parameters():
-        if name in removed:  # rounding alone
+        if name in removed:  # only rounding errors remain
             assert parameter.grad is not None
             assert parameter.grad.abs().max() < 1e-6, name
 

@@ -30,7 +30,7 @@ LIST = Path(__file__).with_name("mutants.yaml")
 _LIMIT = 300  # seconds for a test
 _COMPILES = "tests/sampling/test_kernels.py"
 _NOT_IMPORTED = 90  # an exit status that pytest does not have
-# a mutant that cannot be imported, or names nothing, says nothing about its test
+# a mutant that fails on import or by a NameError proves nothing about its test
 _INVALID = re.compile(r"(ImportError|ModuleNotFoundError|NameError|SyntaxError)\b")
 _CAUSE = re.compile(r"^E +((?:assert|[\w.]*(?:Error|Exception|Failed))\b.*)", re.M)
 
@@ -180,7 +180,7 @@ def main() -> int:
     alive = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         trees = [Tree(Path(directory) / str(number)) for number in range(options.jobs)]
-        # first what compiles, in one process: ranks wait a minute for each other
+        # compile the kernels first in one process, since ranks wait a minute at most
         shares = [[_COMPILES, *tests[number :: options.jobs]] for number in range(options.jobs)]
         for _, status, output, _ in run_all(trees, [(None, share) for share in shares]):
             if status:

@@ -42,7 +42,7 @@ def test_probabilities_come_true(trained: tuple[Run, Config]) -> None:
         for frame in frames:
             rows = frame[frame["split"] == split]
             shares.append(np.stack(rows["scores"])[:, 1].mean() - (rows["label"] == 1).mean())
-        assert abs(shares[0]) > 0.2  # what the model itself says is far off
+        assert abs(shares[0]) > 0.2  # the model's own probabilities are far off
         assert abs(shares[1]) < tolerance
     for frame in frames:
         scores = np.stack(frame["scores"])

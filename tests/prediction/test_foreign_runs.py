@@ -289,7 +289,7 @@ def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> Non
     for name in SHADOWED:
         write_module(tmp_path / "theirs" / f"{name}.py", marker)
     change(foreign, model={"kind": "evil:Evil", "layers": 2})
-    script = tmp_path / "bin" / "raygnn"  # as the installed command: its directory is on the path
+    script = tmp_path / "bin" / "raygnn"  # installed: its directory is on the path
     script.parent.mkdir()
     script.write_text("import sys\nfrom raygnn.cli import main\nsys.exit(main(sys.argv[1:]))\n")
     for verb in VERBS:

@@ -139,7 +139,7 @@ def test_only_later_edges(kind: str, tmp_path: Path) -> None:
     assert frame[value].to_numpy() == pytest.approx(some, abs=1e-4)
     assert rows(1, since="950")["edge"].tolist() == np.flatnonzero(at >= 950).tolist()
     config = Config.model_validate(run.config, strict=False)
-    tests = ask(run, config, 2, split="test", since=850).to_pandas()  # of the training's own
+    tests = ask(run, config, 2, split="test", since=850).to_pandas()  # of the training's data
     assert tests["time"].tolist() == [t for t in early.edata["at"].tolist() if t >= 850]
     assert _since(plan(run, ("all",), "all", "runs", [], False, False, None), None, None) is None
     at_once = (False, False, None, True, None, True, 900)

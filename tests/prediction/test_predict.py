@@ -435,7 +435,7 @@ def test_on_a_ray(make_job: JobFactory, tmp_path: Path) -> None:
     assert not (storage / ".predicting").exists()
 
 
-@pytest.mark.slow  # the notebook's test comes this way, too
+@pytest.mark.slow  # the notebook's test covers this path, too
 @pytest.mark.usefixtures("no_ray")
 def test_the_command(trained: Run, tmp_path: Path) -> None:
     """From Python, through a process of its own."""

@@ -150,7 +150,7 @@ def test_a_slice(pynvml: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_query_that_fails(pynvml: Machine, query: str, lost: dict[str, Any], how: str) -> None:
     if how == "missing":
         del pynvml.queries[query]
-    else:  # what the wrapper raises for an unknown structure is no NVMLError
+    else:  # for an unknown structure, the wrapper raises an error that is no NVMLError
         pynvml.broken[query] = pynvml.NVMLError if how == "NVMLError" else RuntimeError
     assert machine.gpus() == tuple(replace(gpu(i), **lost) for i in range(3))
     if query == "nvmlShutdown":

@@ -280,7 +280,7 @@ def _until_stream(peer: socket.socket) -> None:
 def test_a_stream_that_nobody_ends() -> None:
     def answer(peer: socket.socket) -> None:
         _until_stream(peer)
-        with pytest.raises(ConnectionResetError):  # not sent to its end, which may take long
+        with pytest.raises(ConnectionResetError):  # closed before all is sent, which is slow
             _drain(peer)
 
     with _program(answer) as port:

@@ -113,7 +113,7 @@ def test_a_real_partition_passes_and_a_damaged_one_does_not(
     facts = partition_facts(config, meta)
     report = preflight(config, facts, probe_local(config, meta))
     assert report.ok, report.findings
-    # What the node sees after the driver looked: a shorter file, and one with a bit turned.
+    # A node then sees a shorter file, and one with a flipped bit.
     victim = meta.files[1].node_feats
     content = victim.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):

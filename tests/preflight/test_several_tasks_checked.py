@@ -111,7 +111,7 @@ def test_none_is_trained_on_what_another_is_tested_with(
     assert [f.severity for f in found] == ([] if agree else ["error"])
     assert all("link and weight" in f.what for f in found)
     assert not list(splits_agree(replace(made, partition=facts, config=made.config.asking())))
-    if not agree:  # masks say it of all edges, or of none
+    if not agree:  # masks cover all edges, or none
         masked = {e: {**column, "val_mask": ArrayType("bool", ())} for e in edges}
         own = [{k: v for k, v in given.items() if k != "split"} for given in (one, other)]
         made = job({"link": {**LINK, **own[0]}, "weight": {**WEIGHT, **own[1]}})

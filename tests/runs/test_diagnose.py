@@ -45,7 +45,7 @@ TRACE = """Traceback (most recent call last):
 ValueError: {what}
 """
 PREPARES = '  File "/src/raygnn/sampling/loader.py", line 97, in _run\n'
-# of Ray 2.60, whose memory monitor was told a low threshold
+# messages of Ray 2.60 with a low threshold of its memory monitor
 MONITOR = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "
     "10.0.0.7, ID: 26dd0d12cfb10a53257a20083e7eb63d) was 22.71GB used / 23.54GB limit (0.964)\n"
@@ -142,7 +142,7 @@ def crashed(text: str) -> Evidence:
 
 
 SILENT = Traces(1, state(1, ago=0.5))
-# evidence, then the kind of the cause, its rank, and what says where
+# evidence, then the cause's kind, its rank and its location
 CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "model": (raised("ValueError: no"), "model", 1, "my_model.py:7 in forward"),
     "data": (raised("KeyError: 3", ours=PREPARES), "data", 1, "my_model.py:7"),
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
         raised("RuntimeError: Expected to have finished reduction in the prior iteration"),
         "unused_parameter", 1, "",
     ),
-    # the user's own check: where it stands says more
+    # the user's own check: its location is more helpful
     "the user says nan": (raised("RuntimeError: loss is nan", ours=""), "model", 1, ""),
     "memory": (raised("MemoryError: "), "memory", 1, ""),
     "cuda": (raised("OutOfMemoryError: CUDA out of memory. Tried to"), "memory", 1, ""),
@@ -280,7 +280,7 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "alarm, and the culprit met the end of the others": (
         run(left(0, f"{ALARM} KeyError"), left(1, RESET)), "data", 1, ""
     ),
-    "alarm for a collective": (  # of which it is not known why it came to nothing
+    "alarm for a collective": (  # the reason for its failure is unknown
         run(
             left(0, f"{ALARM} {TIMEOUT}"),
             Traces(1, state(1, ago=1.0), box(1), failure(1, TIMEOUT, ago=1.0)),
@@ -420,7 +420,7 @@ def test_where_collectives_part() -> None:
     same = [entry(1), entry(2), entry(3)]
     assert first_difference({0: same, 1: same}) is None
     assert first_difference({0: same}) is None
-    # a rank that has not come yet, where nobody waits
+    # a rank that is late, but that no rank waits for
     assert first_difference({0: same, 1: same[:2]}) is None
 
     for kind, other in (
@@ -442,7 +442,7 @@ def test_where_collectives_part() -> None:
     assert found is not None
     assert (found["kind"], found["seq"], found["odd"]) == ("missing", 4, 1)
 
-    # what is lost of a ring buffer is no difference
+    # entries overwritten in a ring buffer are no difference
     assert first_difference({0: same, 1: same[2:]}) is None
     assert first_difference({0: [entry(1, pending=True), *same[1:]], 1: same[2:]}) is None
     # another group's earlier difference does not hide behind a later one
@@ -471,10 +471,10 @@ OURS = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
     ("trace", "key", "own", "kind", "where"),
     [
         (OURS, None, (), "error", "lightning_modules.py:9 in shaped"),  # not the user's
-        # the user's class is the user's wherever it lies
+        # a user's class counts as the user's in any directory
         (INSTALLED, None, (), "error", "net.py:1 in f"),
         (INSTALLED, None, ("/mine/net.py",), "model", "net.py:1"),
-        # our own frame says less than the key, and that less than the user's frame
+        # the key is preferred to our frame, and the user's frame to the key
         (OURS, "model.kind", (), "error", "model.kind"),
         ('  File "/u/net.py", line 2, in f\n' + OURS, "model.kind", (), "model", "/u/net.py:2"),
     ],
@@ -676,7 +676,7 @@ def test_only_so_much_of_regular_files_is_read(failed: Path, put: Callable[[Path
     assert all(any(name in note for note in found.notes) for name in names)
     put(failed / "config.yaml")
     assert raygnn.diagnose(failed).cause.rank == 1
-    (failed / "summary.json").unlink()  # so that the lock is asked
+    (failed / "summary.json").unlink()  # so that the lock is checked
     assert raygnn.diagnose(failed).status == "killed"
 
 

@@ -77,7 +77,7 @@ def test_a_stage_leaves_one_line_with_seconds(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("raygnn.runs.display._NOTHING", 0.0)
     with screen.display.stage("starting Ray") as at:
         at("waiting")
-    for seconds in (5.0, 0.0):  # after a short one the error alone
+    for seconds in (5.0, 0.0):  # after a short stage, only the error is printed
         monkeypatch.setattr("raygnn.runs.display._SHORT", seconds)
         with pytest.raises(KeyError), screen.display.stage("loading"):
             raise KeyError
@@ -136,13 +136,13 @@ def test_a_failed_training_still_leaves_its_last_line() -> None:
 @pytest.mark.parametrize(
     ("steps_per_epoch", "total", "records", "line"),
     [
-        # time left counts from the first record: a slow start says nothing of the rest
+        # the remaining time is estimated from the first record on, without a slow start
         (100, 100, [{"step": 10, "time": 60.0}], "epoch 1/1  step 10/100"),
         (
             *(100, 100, [{"step": 10, "time": 60.0}, {"step": 20, "time": 61.0}]),
             "epoch 1/1  step 20/100  0:08 left",
         ),
-        # losses of validation leave room for metrics
+        # validation losses give way to metrics
         (
             *(10, 10, [{"step": 1, "time": 1.0, "val/a/loss": 1.0, "val/a/mrr": 0.5}]),
             "epoch 1/1  step 1/10  val/a/mrr 0.5000",
@@ -216,7 +216,7 @@ def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
         bar, _, rest = line.partition("  ")
         assert rest.strip() == columns
         assert re.fullmatch("[━╸╺]+", bar.replace(" ", "")), bar
-    # what stays of it when the training has ended
+    # the lines that stay when the training has ended
     assert cell_len(progress.unsaid(width)) <= width
 
 

@@ -145,7 +145,7 @@ def run():
         raise RuntimeError("nothing came back")
 """
 
-# it comes before all handlers and what reminds are in place
+# it arrives before all handlers and reminders are in place
 _EARLY = """
 import threading
 begin = threading.Thread.start
@@ -243,7 +243,7 @@ def _ended(
 
 
 _INTERRUPTED = "error: interrupted\n"
-# what runs, the signal that it is sent once it has begun, exit code, standard output and error
+# code, the signal once it has begun, exit code, standard output and error
 _CASES = {
     "just before a wait, SIGTERM": (_BEFORE_A_WAIT, signal.SIGTERM, 130, "", _INTERRUPTED),
     "just before a wait, SIGINT": (_BEFORE_A_WAIT, signal.SIGINT, 130, "", _INTERRUPTED),

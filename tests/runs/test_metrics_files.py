@@ -140,7 +140,7 @@ def test_a_tail_does_not_tell_again_what_a_restart_kept(tmp_path: Path) -> None:
     assert tail.poll() == [{"step": 4, "time": 9.5}]
     path.write_text(lines[0] + '{"step": 2, "time": 11.5}\n')  # and both since the last look
     assert tail.poll() == [{"step": 2, "time": 11.5}]
-    # it shrank and grew beyond what it was, all since the last look
+    # since the last poll, the file shrank, and then grew beyond its old size
     news = [f'{{"step": {step}, "time": {step}.25}}\n' for step in range(2, 30)]
     path.write_text("".join([lines[0], *news]))
     assert [item["step"] for item in tail.poll()] == [*range(2, 30)]

@@ -200,7 +200,7 @@ def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
     found = read_some(file, file.stat().st_size // 10, (b'"val/',))
     assert 50 <= len(found) <= 110
     assert {501, 999} <= {record["step"] for record in found}
-    # also of evaluations alone
+    # also with evaluations only
     file.write_text("".join(f'{{"step": {step}, "val/f1": 1}}\n' for step in range(1000)))
     steps = [record["step"] for record in read_some(file, file.stat().st_size // 10, (b'"val/',))]
     assert len(steps) < 110

@@ -88,7 +88,7 @@ def test_a_claim_without_a_run_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run to resume"):
         RunDir.create(str(tmp_path / "x" / "runs"), "a", mode="resume")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs" / "a").mkdir(parents=True)  # what was there before stays
+    (tmp_path / "runs" / "a").mkdir(parents=True)  # existing files stay
     RunDir.create(str(tmp_path / "runs"), "a").release()
     assert list((tmp_path / "runs" / "a").iterdir()) == []
     (tmp_path / "file").touch()

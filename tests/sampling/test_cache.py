@@ -46,10 +46,10 @@ def test_inclusion_is_what_batches_show(typed: bool, tmp_path: Path) -> None:
     data, ntype = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     meta = partitioned(data, tmp_path, 1)
     ((predicted, counted, degree),) = run_ranks(1, frequencies, meta, ntype)
-    assert ((counted == 0) >= (predicted == 0)).all()  # what is never drawn is never predicted
+    assert ((counted == 0) >= (predicted == 0)).all()  # a node predicted 0 is never sampled
     assert np.corrcoef(predicted, counted)[0, 1] > 0.97
     assert np.abs(predicted - counted).mean() < 0.03
-    # and it finds what is asked for better than the baseline does
+    # it predicts requested nodes better than the baseline does
     count = len(counted) // 5
     best, by_degree = (counted[np.argsort(-score)[:count]].sum() for score in (predicted, degree))
     assert best > by_degree
@@ -59,7 +59,7 @@ def test_a_whole_cache_keeps_every_row_that_can_be_asked_for() -> None:
     """Rows with a tiny chance are kept; here each hop has a thousandth of the previous one's."""
     hops, degree = 13, 1000
     num = 1 + hops * degree
-    # a node has the next 1,000 as neighbours, of which the first has neighbours itself
+    # a node's neighbours are the next 1,000, the first of which has neighbours itself
     has = np.zeros(num, np.int64)
     has[np.r_[0, np.arange(1, num - degree, degree)]] = degree
     rows = SimpleNamespace(

@@ -107,7 +107,7 @@ def test_rows_are_read_where_they_lie(
     table = torch.randint(-99, 99, (50, *shape), generator=rng).to(dtypes[0])
     index = torch.randint(0, 50, (37,), generator=rng)
     near = slots = None
-    if cached:  # other rows than the table's show which was read
+    if cached:  # rows unlike the table's show which one was read
         chosen = torch.arange(0, 50, 3)
         slots = torch.full((50,), -1, dtype=torch.int32)
         slots[chosen] = torch.arange(len(chosen), dtype=torch.int32).flip(0)

@@ -108,7 +108,7 @@ def gather(
     sent, all_to_all = np.zeros(exchange.world.size, np.int64), exchange._all_to_all
 
     def counted(out: Any, values: Any, receive: Any, send: list[int] | None) -> None:
-        if send is not None:  # ids and rows; how many there are is said in any case
+        if send is not None:  # ids and rows; their numbers are sent in any case
             sent[:] += send
         all_to_all(out, values, receive, send)
 
@@ -238,7 +238,7 @@ def _learned(exchange: Exchange, meta: PartitionMeta) -> bool:
     store = build_store(shard, exchange, inputs, **given, learned=learned, host=host)
     ids = {t: np.arange(shard.num_nodes(t)) for t in shard.ntypes}
     owner = torch.from_numpy(np.repeat([0.0, 1.0], np.diff(shard.bounds[ITEM]))).float()
-    for step in (0, 10):  # between which the rows change where they lie
+    for step in (0, 10):  # the stored rows change in between
         learned[ITEM][: shard.owned(ITEM)] = rank + step
         rows, stored = store.gather(ids), plain.gather(ids)
         assert torch.equal(rows[ITEM].pop("learned"), (owner + step).unsqueeze(1).expand(-1, 2))

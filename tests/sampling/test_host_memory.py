@@ -86,7 +86,7 @@ def test_ranks_that_are_killed_leave_nothing(tmp_path: Path) -> None:
         return {name for name in os.listdir("/dev/shm") if "raygnn" in name}
 
     before = files()
-    run_ranks(3, _held, meta, fresh=True)  # what a node keeps of the partition is there to stay
+    run_ranks(3, _held, meta, fresh=True)  # the node's staged partition stays
     staged = set(os.listdir(tmp_path / "stage"))
     with pytest.raises(RuntimeError, match="exit code -9"):
         run_ranks(3, _killed, meta, fresh=True)

@@ -114,7 +114,7 @@ def train(exchange: Exchange, culprit: int, alarmed: bool) -> tuple[str, float]:
             time.sleep(0.01)
     except Exception as error:
         if exchange.world.rank == culprit:
-            time.sleep(LONGEST)  # does not die, so that its connections say nothing
+            time.sleep(LONGEST)  # stays alive, so that its connections do not reveal the failure
         return f"{type(error).__name__}: {error}", time.monotonic() - begin
     return "done", time.monotonic() - begin
 
@@ -146,7 +146,7 @@ def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
     own, other = (FailureBroadcast(World(rank, 2), store) for rank in range(2))
     own.check()
     other.announce(KeyError("x"))
-    other.check()  # whoever rang raises what it met itself
+    other.check()  # the rank that raised the alarm raises its own error
     own.announce(ValueError("late"))
     with pytest.raises(TrainingError, match=r"rank 1 could not .* KeyError"):
         own.check()

@@ -98,7 +98,7 @@ def draw(
         step=3,
         times={ntype: until},
     )
-    # from the seeds back: the time of each source is that of whoever drew it
+    # backwards from the seeds: a source has the time of the node that sampled it
     bounds = {t: until if t == ntype else until[:0] for t in shard.ntypes}
     drawn = set()
     for hop, block in enumerate(reversed(blocks)):

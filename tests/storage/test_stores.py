@@ -91,7 +91,7 @@ def test_of_many_commands_one_has_the_name(place: RemotePath) -> None:
     for thread in threads:
         thread.start()
     until(lambda: taken)
-    time.sleep(1.0)  # whoever still tries sees the holder, and waits for a sign of life
+    time.sleep(1.0)  # other claimants see the holder, and wait for its heartbeat
     assert len(taken) == 1
     taken[0].release()
     for thread in threads:
@@ -129,7 +129,7 @@ def test_a_dead_command_is_replaced_and_a_silent_one_reported(
     told: list[str] = []
     silent.acquire(told.append)
     assert silent.stale == f"process {dead.pid} on {dead.host}"
-    assert told == []  # whose end is known here is not waited for
+    assert told == []  # a local process is known to have ended, so there is no wait
     next_one.acquire(told.append)  # after a second without a sign
     here = Holder.here()
     assert next_one.stale == f"process {here.pid} on {here.host}"
@@ -245,7 +245,7 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     assert "again" in told[1]
     assert set((place / "run").files()) == {"config.yaml", "metrics.jsonl"}
     (tmp_path / "here" / "config.yaml").unlink()
-    for content in (b"1" * 2**23, b"2" * 2**23):  # of which so much is due later
+    for content in (b"1" * 2**23, b"2" * 2**23):  # the larger size is uploaded later
         (tmp_path / "here" / "metrics.jsonl").write_bytes(content)
         assert one.finish(30)
         assert set((place / "run" / "metrics.jsonl").read_bytes()) == set(content)
@@ -313,7 +313,7 @@ def test_a_run_that_ends_well_but_is_not_all_in_the_store_has_failed(
 def test_the_next_command_uploads_what_an_outage_left(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "SILENCE", 2.0)  # of the claim that could not be given back
+    monkeypatch.setattr(claim, "SILENCE", 2.0)  # of the claim that could not be released
     config, told = config_of(store, tmp_path), []
     with contextlib.suppress(KeyError), created(config, patience=1.0) as run:
         run.tell = told.append
@@ -335,7 +335,7 @@ def test_the_next_command_uploads_what_an_outage_left(
         run.begin(config.recorded())
         run.update_summary(status="done")
     shutil.rmtree(run.path, ignore_errors=True)
-    shutil.copytree(tmp_path / "kept", run.path)  # of which another has gone on meanwhile
+    shutil.copytree(tmp_path / "kept", run.path)  # another command has continued it meanwhile
     with created(config, mode="resume") as run:
         assert run.summary["status"] == "done"
 
@@ -396,7 +396,7 @@ def test_a_resume_goes_on_from_the_newest_checkpoint_wherever_it_is(
             there.send(tmp_path / "rank" / f"step-{step:010d}", keep=9)
         newest = place / "test/checkpoints/step-0000000006/state.ckpt"
         content = newest.read_bytes()
-        newest.write(content[:-1])  # so that the one before is used
+        newest.write(content[:-1])  # so that the previous one is used
         found = start()
         assert found.checkpoint is not None
         assert found.checkpoint.step == 4
@@ -404,7 +404,7 @@ def test_a_resume_goes_on_from_the_newest_checkpoint_wherever_it_is(
         newest.write(content)
         found = start()
         assert found.checkpoint is not None
-        assert found.checkpoint.step == 6  # though that of step 4 is here by now
+        assert found.checkpoint.step == 6  # although step 4's is local by now
         write_checkpoint(run.checkpoints, config, 8)  # the command before could not upload it
         found = start()
         assert found.checkpoint is not None
@@ -591,7 +591,7 @@ def test_a_node_has_a_directory_of_its_own_if_it_does_not_see_the_commands(tmp_p
     (run / ".run-1").touch()
     assert not is_away(run, ".run-1")
     (run / "stale").touch()
-    assert is_away(run, ".run-2")  # what lies there is of another command
+    assert is_away(run, ".run-2")  # the directory is another command's
     assert not (run / "stale").exists()
     (run / "logs" / "rank-0.log").touch()
     assert is_away(run, ".run-2")

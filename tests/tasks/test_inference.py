@@ -102,7 +102,7 @@ def _infer(
         spare=spare,
     )
     model = model_of(config, data, target, *others)
-    if not by_layer:  # a module whose layers are not known
+    if not by_layer:  # a module without visible layers
         inner = model
         model = torch.nn.Module()
         model.forward = inner.eval().forward  # type: ignore[method-assign]

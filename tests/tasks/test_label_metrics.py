@@ -81,7 +81,7 @@ def test_loss_and_metrics_are_those_of_the_known_entries(num: int, labels: int, 
     assert outputs.grad is not None
     assert (outputs.grad[truth < 0] == 0).all()
     assert (outputs.grad[truth >= 0] != 0).all()
-    stored = truth.float().masked_fill(truth < 0, torch.nan)  # edges give them so
+    stored = truth.float().masked_fill(truth < 0, torch.nan)  # as edges store them
     assert torch.equal(label_entropy(outputs, stored), label_entropy(outputs, truth))
 
 
@@ -96,7 +96,7 @@ def spread(
 @pytest.mark.parametrize("cuts", [[0, 25, 60], [0, 0, 1, 60]])
 def test_exact_however_the_seeds_are_spread(cuts: list[int]) -> None:
     outputs, labels = entries(60, 5, 0)
-    labels[1:, 2] = -1  # what one label's only known entry is says nothing
+    labels[1:, 2] = -1  # a label's only known entry does not count
     for found in run_ranks(len(cuts) - 1, spread, outputs, labels, cuts):
         assert found == pytest.approx(expected(outputs, labels), abs=1e-5)
         assert "roc_auc_2" not in found

@@ -199,7 +199,7 @@ def test_a_step_that_is_left_out_moves_no_row(how: str) -> None:
     moved = (rows.rows["a"] != before).any(dim=1)
     assert torch.nonzero(moved).flatten().tolist() == [5, 6]
     moment = rows.optimizer.state[rows.rows["a"]]["exp_avg"]
-    assert torch.allclose(moment[5], torch.full((DIM,), 0.1))  # of the second step alone
+    assert torch.allclose(moment[5], torch.full((DIM,), 0.1))  # from the second step only
 
 
 def _not_finite(exchange: Exchange) -> list[bool]:

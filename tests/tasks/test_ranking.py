@@ -41,7 +41,7 @@ def graph(typed: bool, related: bool) -> tuple[GraphData, EdgeType]:
 def decoder_of(kind: str) -> Any:
     torch.manual_seed(0)
     decoder = make_decoder(read_model(kind="sage"), kind, WIDTH, RELATIONS, 1)
-    if kind == "distmult":  # whole numbers, so that scores are exact and many are equal
+    if kind == "distmult":  # whole numbers make scores exact, and many of them equal
         decoder.relation.data = torch.randint(-1, 2, decoder.relation.shape).float()
     return decoder
 
@@ -297,7 +297,7 @@ def test_ranked_among_drawn_nodes(scale: float) -> None:
     scores = torch.cat([there, absent[counted]]).float()
     order = np.argsort(-scores.numpy(), kind="stable")
     precision, hits = 0.0, 0
-    for value in dict.fromkeys(scores.numpy()[order].tolist()):  # those of one score together
+    for value in dict.fromkeys(scores.numpy()[order].tolist()):  # equal scores together
         chosen = scores >= value
         new = int(chosen[:40].sum()) - hits
         hits += new

@@ -110,7 +110,7 @@ def test_notes_that_follow_at_once_are_left_to_the_watcher(
     mine = recorder(tmp_path)
     mine._written = dict.fromkeys(mine._written, time.monotonic() - 601)
     mine.note("forward", step=1)
-    in_prefetch_thread(lambda: mine.note("sample", step=3))  # a place of its own
+    in_prefetch_thread(lambda: mine.note("sample", step=3))  # it has a separate record
     assert (state(tmp_path).training.phase, state(tmp_path).prefetch.phase) == ("forward", "sample")
     mine.note("backward")
     in_prefetch_thread(lambda: mine.note("queue"))
@@ -442,7 +442,7 @@ def test_what_is_a_consequence() -> None:
     reset = "Connection reset by peer"
     gloo = f"RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: {reset}"
     assert _failed(gloo, _OURS, f"{_LIB}/torch/distributed/distributed_c10d.py")
-    assert _failed(gloo, _OURS, "/home/me/net.py")  # it waits for what it began before
+    assert _failed(gloo, _OURS, "/home/me/net.py")  # it waits for an earlier collective
     assert _failed(f"DistNetworkError: {reset}", "/home/me/net.py")
     assert _failed(f"RuntimeError: {reset}", _OURS, f"{_LIB}/torch/autograd/graph.py")
     assert _failed(f"ConnectionResetError: {reset}", _OURS)

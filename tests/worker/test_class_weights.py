@@ -204,7 +204,7 @@ def test_filler_graphs_have_a_valid_target(tmp_path: Path) -> None:
     """A rank without a graph for a batch receives one that has no influence."""
     config = make(
         tmp_path,
-        graph=dataset("Numbered", num=11),  # of which seven train
+        graph=dataset("Numbered", num=11),  # seven of them for training
         task={"kind": "graph_regression", "loss": f"{OWN}:logarithmic"},
         cluster={"workers": 3},
         sampling={"batch_size": 2},

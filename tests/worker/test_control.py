@@ -43,7 +43,7 @@ def test_starts_are_counted_over_commands() -> None:
     control.report(says(0, attempt=3))  # a rank that was asleep
     assert control.snapshot().progress == {}
     assert not control.is_current(3)
-    assert before.progress  # what was taken stays as it was
+    assert before.progress  # the earlier snapshot does not change
 
 
 def test_a_request_that_is_withdrawn_answers_no_other() -> None:
@@ -102,7 +102,7 @@ def test_a_rank_learns_what_is_asked_when_it_reports(link: ControlHandle) -> Non
     until(lambda: link.newest().progress.get(0))
     rank.tell(sending=True)
     rank.answer_saves(rank.pending_saves(), saved=True)
-    assert not rank.pending_saves()  # whatever the next report still says
+    assert not rank.pending_saves()  # whatever the next report contains
     until(lambda: request.answer(link.newest()) is not None)
     assert link.newest().sending
     assert rank.is_current(1)

@@ -154,7 +154,7 @@ def test_a_training_on_several_hosts_is_the_same(
     remote, expected = device.summary["remote"], plain.summary["remote"]
     assert remote["rows"] == expected["rows"] > 0
     assert remote["cache_hits"] == expected["cache_hits"] < remote["rows"]
-    # and those of what is done both ways before the first batch
+    # and those of the comparison before the first batch
     assert expected["bytes"] <= remote["bytes"] < 1.2 * expected["bytes"]
 
 
@@ -169,7 +169,7 @@ def test_rows_come_in_one_order_with_gradients(
 
     def late(self: BatchMaker, epoch: int, step: int) -> Any:
         batch = make(self, epoch, step)
-        if step == 2 * dist.get_rank() + 1:  # the others are ahead of this rank by then
+        if step == 2 * dist.get_rank() + 1:  # the other ranks are ahead by then
             time.sleep(0.5)
         return batch
 
@@ -191,7 +191,7 @@ def test_rows_come_in_one_order_with_gradients(
     orders = [(tmp_path / f"order-{rank}").read_text().splitlines() for rank in range(2)]
     assert orders[0] == orders[1]
     step = ["all_to_all_single in MainThread", "all_reduce in MainThread"]
-    # the first is of what is done both ways before the first batch
+    # the first belongs to the comparison before the first batch
     assert [line for line in orders[0] if "MainThread" not in line] == []
     steps = orders[0][orders[0].index(step[0], orders[0].index(step[0]) + 1) :]
     assert steps == step * 4
@@ -251,7 +251,7 @@ def test_gpus_that_gloo_connects_fetch_rows_beside_training(
     ("features_on", "most", "copies", "store"),
     [
         ("pinned", None, True, DeviceFeatures),  # locked in place
-        ("pinned", 1, False, DeviceFeatures),  # copied, as it is told to
+        ("pinned", 1, False, DeviceFeatures),  # copied, as configured
         ("auto", 0, True, DeviceFeatures),
         ("auto", 0, False, FeatureStore),
     ],
@@ -413,7 +413,7 @@ class Streams:
         return SimpleNamespace(wait_event=wait, record_event=record)
 
     def Event(self, *, blocking: bool) -> Any:
-        assert blocking  # its wait takes no core from who makes batches
+        assert blocking  # its wait leaves the core to the prefetch thread
         return SimpleNamespace()
 
 

@@ -181,11 +181,11 @@ def test_temporal_sampling_learns_from_the_order_of_events(tmp_path: Path) -> No
     without times."""
     rng = np.random.default_rng(1)
     heard, asked = 40, 500
-    src = rng.integers(0, CLASSES * 10, (asked, heard))  # of which a tenth each is of a class
+    src = rng.integers(0, CLASSES * 10, (asked, heard))  # ten sources for each class
     at = np.tile(np.arange(heard), (asked, 1)) * 10
     when = rng.integers(10, 200, asked)
     last = src[np.arange(asked), (when - 1) // 10]
-    src[np.arange(asked)[:, None], 20 + np.arange(20)] = last[:, None]  # what comes after
+    src[np.arange(asked)[:, None], 20 + np.arange(20)] = last[:, None]  # later events
     people = CLASSES * 10
     ends = src.ravel(), np.repeat(np.arange(asked) + people, heard)
     graph = dgl().graph(ends, num_nodes=people + asked)

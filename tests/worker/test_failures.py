@@ -30,7 +30,7 @@ def _described(error: BaseException, cause: BaseException | None = None) -> Trai
         raise error from cause
     except type(error) as caught:
         failure = describe(caught, 1, "", [])
-    assert "Traceback" in failure.trace  # for the rank's log, whatever the user is told
+    assert "Traceback" in failure.trace  # for the rank's log, whatever the user's message is
     return failure.as_error()
 
 

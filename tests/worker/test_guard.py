@@ -404,7 +404,7 @@ def test_ranks_that_differ(name: str) -> None:
     said = error["what"].removeprefix("ranks differ: ")
     assert said.startswith(what) if what.endswith(";") else said == what
     assert error["remedy"] == compare.REMEDIES[section]
-    assert error["rank"] == (rank if size == 3 else 0)  # of two, nobody knows which is right
+    assert error["rank"] == (rank if size == 3 else 0)  # of two ranks, either may be right
     before = section in ("parameters", "order", "options")
     assert error["where"] == ("before training" if before else "step 0")  # as most ranks see it
     assert error["reduced"] == 0
@@ -461,7 +461,7 @@ def test_a_parameter_that_is_not_used_on_one_rank(accumulate: int) -> None:
     assert own["rank"] == 1
     assert "comm.find_unused_parameters: true" in own["remedy"]
     assert "Connection" in other["other"]  # that rank's end, not the timeout
-    assert len(own["parameters"]) == 2  # before the batch, and after the one that was right
+    assert len(own["parameters"]) == 2  # before the batch, and after the valid one
 
 
 def test_a_parameter_that_is_used_on_no_rank() -> None:
@@ -633,7 +633,7 @@ def test_a_window_without_samples_moves_nothing(scale: float) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
-    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum overflows
+    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # their sum overflows
     small = torch.ones(3, dtype=dtype)
     sparse = torch.sparse_coo_tensor([[0, 2]], large[:2], (5,))
     gradients = callback._Gradients()
@@ -653,7 +653,7 @@ def test_finite_is_seen_wherever_gradients_lie() -> None:
     first, second, roomy = torch.ones(10), torch.ones(10), torch.ones(12)
     for bucket in (first, first, second):
         assert gradients.are_finite(views(bucket))
-    roomy[10:] = math.nan  # nobody's
+    roomy[10:] = math.nan  # spare rows
     assert gradients.are_finite([roomy[:6].view(2, 3), roomy[6:10], torch.ones(3)])
     assert gradients.are_finite(views(first))
     for place in (0, 9):

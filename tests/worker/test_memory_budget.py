@@ -110,7 +110,7 @@ def test_rows_are_copied_where_there_is_room_or_as_told(
     [
         ("auto", [10**9, 10**10], True),
         ("auto", [10**9, 1000], False),
-        ("auto", [None], True),  # a node that does not say
+        ("auto", [None], True),  # a node without a figure
         ("replicated", [0], True),
         ("partitioned", [10**12], False),
     ],

@@ -67,7 +67,7 @@ def test_the_class_is_named_and_chosen_by_its_word(tmp_path: Path) -> None:
     assert asked.summary["positive"] == {"": "fraud"}
     assert "positive" not in told(asked)
     metric = "test/average_precision"
-    # the same model: metrics choose the weights of one epoch or the other
+    # the same model, but the metrics select different epochs
     assert asked.summary["metrics"][metric] < 0.6 < 0.9 < first.summary["metrics"][metric]
     screen = Display(Console(file=(text := io.StringIO()), width=150))
     screen.closing(asked.summary, asked.path)

@@ -36,7 +36,7 @@ OWN = "tests.pyg_models"
 SAGE = {"kind": f"{OWN}:Sage", "interface": "pyg"}
 TYPED = {
     "graph": {"typed": True, "nodes": 900, "degree": 6},
-    "comm": {"find_unused_parameters": True},  # of the node types that nobody predicts
+    "comm": {"find_unused_parameters": True},  # those of node types without a task
 }
 
 
@@ -176,7 +176,7 @@ def test_to_hetero_is_typed_sage() -> None:
                 there = [e for e in SHOP if e[2] == etype[2]]
                 named = {"_l.weight": f"convs.:{':'.join(etype)}.weight"}
                 named |= {"_l.bias": f"bias.:{etype[2]}", "_r.weight": f"own.:{etype[2]}.weight"}
-                for end, name in named.items():  # PyG has the node's own part once for each type
+                for end, name in named.items():  # PyG adds the node's own term once for each type
                     value = mine.get(f"layers.{number}.{name}")
                     if value is not None:
                         share = 1.0 if end == "_l.weight" else 1 / len(there)

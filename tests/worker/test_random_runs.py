@@ -99,7 +99,7 @@ def whole_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "epochs": 2,
         "max_steps": 4,
         "lr": 0.05,
-        "optimizer": "sgd",  # Adam's first steps depend on a gradient's sign alone
+        "optimizer": "sgd",  # Adam's first steps depend only on a gradient's sign
         "accumulate": draw(st.integers(1, 3)),
         "log_every": 1,
         "seed": draw(st.integers(0, 5)),
@@ -136,7 +136,7 @@ def _check(sections: dict[str, Any]) -> None:
         shutil.rmtree(storage, ignore_errors=True)
     kind = sections["graph"]["format"]
     if isinstance(alone, str) or isinstance(together, str):
-        # the same cause, whether others had to be told of it or not
+        # the same cause, whether it was sent to other ranks or not
         assert isinstance(together, str), f"alone: {alone}\ntogether: {together}"
         assert isinstance(alone, str), f"alone: {alone}\ntogether: {together}"
         causes = ("is unreadable", "can be loaded", "is left to train on", "guard.bad_samples")

@@ -77,7 +77,7 @@ def _held(exchange: Exchange, job: Job) -> dict[str, Any]:
 
     def look(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
         optimizer = trainer.optimizers[0]
-        state = getattr(optimizer, "optim", optimizer).state  # of ZeRO, the rank's own optimizer
+        state = getattr(optimizer, "optim", optimizer).state  # for ZeRO, the rank's optimizer
         parts = [t for held in state.values() for t in held.values() if t.dim()]
         found.update(
             state=sum(part.nbytes for part in parts),

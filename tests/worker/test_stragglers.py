@@ -161,7 +161,7 @@ def test_ranks_that_train(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch)
     assert (steps["ranks/slowest"] == 1).mean() > 0.5
     assert (steps["ranks/slowest_seconds"] > 0.4).all()
     assert steps["ranks/median_seconds"].median() < steps["ranks/slowest_seconds"].median()
-    # the other one waits for it in the backward pass: half of that is the mean of both
+    # the other rank waits in the backward pass, so the mean of both is half of that
     assert steps["seconds/peers"].median() > 0.1
     assert steps["seconds/communicate"].median() < 0.1
     assert _slow(run.summary["ranks"]).startswith("rank 1: busy for ")

@@ -85,7 +85,7 @@ def test_several_tasks_and_reversed_edges_see_no_future(tmp_path: Path) -> None:
     found = []
     for name, changed_from in (("as it was", END), ("changed", TEST)):
         graph = tables(tmp_path / name, changed_from)
-        rounds = {"eval_batch_size": 5}  # of which one rank has more than the other
+        rounds = {"eval_batch_size": 5}  # one rank has more of these rounds
         done = train_on_ranks(config_of(tmp_path / f"{name} run", graph, sampling=rounds))
         curves = done.metrics.set_index("step")
         found.append((curves[list(CURVES)], done.summary["metrics"]["test/visit/mrr"]))
