@@ -50,10 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def carry_out(args: argparse.Namespace) -> int:
-    """Call ``args.run``, show the error that it raises, and return the exit code.
-
-    ``args.tell``, if set, is called with the error's facts.
-    """
+    """Call ``args.run``, show the error that it raises, and return the exit code. ``args.tell``, if
+    set, is called with the error's facts."""
     try:
         with stoppable():
             return _carry_out(args)

@@ -15,13 +15,6 @@ JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"
 …, "remedy": …, "rank": …, "run": …}}"""
 
 
-def count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1000, got {text}")
-    return value
-
-
 def seconds(text: str) -> float:
     try:
         value = float(text)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from raygnn.cli.options import (
-    overrides,
-    print_json,
-    print_result,
-    run_command,
-)
+from raygnn.cli.options import overrides, print_json, print_result, run_command
 
 
 def add(commands: Any) -> None:

@@ -6,14 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from raygnn.cli.options import (
-    command,
-    job_command,
-    load,
-    overwrite_or_resume,
-    print_json,
-    seconds,
-)
+from raygnn.cli.options import command, job_command, load, overwrite_or_resume, print_json, seconds
 from raygnn.errors import ConfigError, PreflightError
 from raygnn.runs.output import say
 
@@ -98,11 +91,7 @@ def _train(args: argparse.Namespace) -> int:
     from raygnn.driver import train as driver
 
     run = driver.train(
-        config,
-        overwrite=args.overwrite,
-        resume=args.resume,
-        started=args.started,
-        **_shown(args),
+        config, overwrite=args.overwrite, resume=args.resume, started=args.started, **_shown(args)
     )
     print_json(args, run.to_dict())
     return 0

@@ -21,11 +21,9 @@ _IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # the job server sets it
 
 
 def launched() -> int:
-    """Train for `raygnn.launch`; returns the exit code.
-
-    Standard input is one line of JSON, the request. Its end, which comes when the parent ends,
-    interrupts the training as SIGTERM does: it saves a checkpoint first.
-    """
+    """Train for `raygnn.launch`; returns the exit code. Standard input is one line of JSON, the
+    request. Its end, which comes when the parent ends, interrupts the training as SIGTERM does: it
+    saves a checkpoint first."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="raygnn-parent", daemon=True).start()
     os.set_inheritable(request["outcome"], False)  # or it would stay open in child processes

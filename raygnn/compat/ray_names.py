@@ -15,19 +15,17 @@ from raygnn.compat.fallbacks import nothing, private
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _FAILURES = "ray.train.v2._internal.execution.failure_handling"
 
-# Base classes of our policies for Ray Train, imported on first use: name here → module and name
-# there.
+# Base classes of our policies for Ray Train, imported on first use, and their modules. Ray's
+# scaling policies decide by resources that they read some time ago, and wait in silence for nodes
+# that do not come; its elastic policy restarts without a checkpoint. Its failure policy restarts
+# max_failures times after a failure that every restart meets.
 _CLASSES = {
-    # Ray's policies decide by resources that they read some time ago, and wait in silence for nodes
-    # that do not come; its elastic policy restarts without a checkpoint.
-    "FixedScalingPolicy": (_SCALING, "FixedScalingPolicy"),
-    "NoopDecision": (_SCALING, "NoopDecision"),
-    "ResizeDecision": (_SCALING, "ResizeDecision"),
-    "ScalingDecision": (_SCALING, "ScalingDecision"),
-    # A scaling policy does not know the placement group that the ranks hold.
-    # Ray's failure policy restarts max_failures times after a failure that every restart meets.
-    "DefaultFailurePolicy": (_FAILURES, "DefaultFailurePolicy"),
-    "FailureDecision": (_FAILURES, "FailureDecision"),
+    "FixedScalingPolicy": _SCALING,
+    "NoopDecision": _SCALING,
+    "ResizeDecision": _SCALING,
+    "ScalingDecision": _SCALING,
+    "DefaultFailurePolicy": _FAILURES,
+    "FailureDecision": _FAILURES,
 }
 
 
@@ -35,8 +33,7 @@ def base_class(name: str) -> Any:
     """Return a class of `_CLASSES`. Raises AttributeError for another name."""
     if name not in _CLASSES:
         raise AttributeError(f"module 'raygnn.compat' has no attribute {name!r}")
-    module, original = _CLASSES[name]
-    return getattr(importlib.import_module(module), original)
+    return getattr(importlib.import_module(_CLASSES[name]), name)
 
 
 # Module that every process of an embedded Ray imports first: it makes the garbage collector run
@@ -214,7 +211,7 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
 
 
 @private(
-    *(f"{module}:{name}" for module, name in _CLASSES.values()),
+    *(f"{module}:{name}" for name, module in _CLASSES.items()),
     f"{_SCALING}:FixedScalingPolicy(scaling_config)",
     f"{_SCALING}:FixedScalingPolicy.make_decision_for_non_running_worker_group(self)",
     f"{_SCALING}:FixedScalingPolicy.make_decision_for_running_worker_group"
@@ -277,7 +274,7 @@ def lean_trainer(
             arguments["failure_policy"] = failures(self.run_config.failure_config)
             if not local:
                 return super()._initialize_and_run_controller(**arguments)
-            for request in ("send", "maybe_send", "cancel"):  # not in 2.51
+            for request in ("send", "maybe_send", "cancel"):
                 setattr(policy, f"_{request}_resource_request", lambda: None)
             controller = Controller(**arguments)
             # it passes ranks its actor handle, which they would query for what they reported

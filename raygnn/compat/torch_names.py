@@ -19,16 +19,11 @@ def _import_torchmetrics() -> None:
     import torchmetrics  # noqa: F401
 
 
-@private(
-    "torchmetrics<1.10",
-    otherwise=_import_torchmetrics,
-    loses="every rank starts 1 s later",
-)
+@private("torchmetrics<1.10", otherwise=_import_torchmetrics, loses="every rank starts 1 s later")
 def import_torchmetrics() -> None:
     """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in every
     rank (torchmetrics 1.4 to 1.9). It only checks whether an old name exists there, for a speech
-    package. Whatever needs scipy.signal imports it afterwards as usual.
-    """
+    package. Whatever needs scipy.signal imports it afterwards as usual."""
     wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
     known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
     if known or any(importlib.util.find_spec(name) for name in wanted_by):
@@ -129,11 +124,7 @@ def _copy_each(targets: list[Any], sources: list[Any]) -> None:
         target.copy_(source)
 
 
-@private(
-    "torch:_foreach_copy_",
-    otherwise=_copy_each,
-    loses="steps with many buffers take longer",
-)
+@private("torch:_foreach_copy_", otherwise=_copy_each, loses="steps with many buffers take longer")
 def copy_all(targets: list[Any], sources: list[Any]) -> None:
     """Copy tensors of one dtype and device: one kernel on a GPU; 25 us instead of 55 for 60 small
     buffers on a CPU."""

@@ -31,20 +31,14 @@ class Interface:
 
 @dataclass(frozen=True)
 class NodeNetwork:
-    """Network connection of a node.
+    """Network connection of a node."""
 
-    Attributes:
-        address: Ray's address of the node; None on an embedded Ray.
-        interface: name of the interface with that address, if any.
-        resolves_to: IPv4 addresses that the node's host name resolves to on the node.
-        rdma: InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``.
-    """
-
-    address: str | None = None
-    interface: str | None = None
+    address: str | None = None  # Ray's address of the node; None on an embedded Ray
+    interface: str | None = None  # name of the interface with that address, if any
     interfaces: tuple[Interface, ...] = ()
+    # IPv4 addresses that the node's host name resolves to on the node
     resolves_to: tuple[str, ...] = ()
-    rdma: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()  # InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``
 
 
 @dataclass(frozen=True)
@@ -62,25 +56,17 @@ class Variable:
 
 @dataclass(frozen=True)
 class CommPlan:
-    """Communication plan of the ranks.
+    """Communication plan of the ranks."""
 
-    Attributes:
-        backend: ``"gloo"`` or ``"nccl"``; ``why`` is the reason.
-        timeout: of a collective, seconds.
-        single: all ranks will be on one node, that of an embedded Ray.
-        rdma: every node has InfiniBand or RoCE (True), none has (False), or some have (None).
-        common: variables of every rank on any node, without ``env``.
-        env: the user's (``comm.env``), which override all others.
-        nodes: Ray's id of a node (empty on an embedded Ray) → all its variables.
-    """
-
-    backend: str
+    backend: str  # ``"gloo"`` or ``"nccl"``; ``why`` is the reason
     why: str
-    timeout: int
-    single: bool
+    timeout: int  # of a collective, seconds
+    single: bool  # all ranks will be on one node, that of an embedded Ray
+    # every node has InfiniBand or RoCE (True), none has (False), or some have (None)
     rdma: bool | None
-    common: tuple[Variable, ...]
-    env: Mapping[str, str]
+    common: tuple[Variable, ...]  # variables of every rank on any node, without ``env``
+    env: Mapping[str, str]  # the user's (``comm.env``), which override all others
+    # Ray's id of a node (empty on an embedded Ray) → all its variables
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
     def variables(self, network: NodeNetwork, present: Mapping[str, str]) -> tuple[Variable, ...]:

@@ -100,14 +100,11 @@ MOST_DRAWN = 1024  # of a node's neighbours by a GPU, which compares each with a
 
 @dataclass(frozen=True)
 class Precision:
-    """Number types of a training.
+    """Number types of a training."""
 
-    Attributes:
-        weights: name of the torch dtype of parameters, gradients and features.
-        autocast: Lightning's name of the precision that layers compute in.
-    """
-
+    # name of the torch dtype of parameters, gradients and features
     weights: Literal["float64", "float32", "bfloat16"]
+    # Lightning's name of the precision that layers compute in
     autocast: Literal["32-true", "bf16-mixed", "16-mixed"]
 
     @property
@@ -174,8 +171,7 @@ class CommConfig(Section):
     )
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
     overlap: bool = Field(
-        True,
-        description="Exchange gradients during the backward pass; false = all at its end.",
+        True, description="Exchange gradients during the backward pass; false = all at its end."
     )
     compression: Literal["none", "fp16", "bf16"] = Field(
         "none", description="Data type in which gradients are exchanged; none = their own."
@@ -256,8 +252,7 @@ class ClusterConfig(Section):
     probe_timeout: Span = Field(
         Duration(5.0),
         description="Longest wait for a node to report its hardware, after the first node's "
-        "answer; the first one may take half a minute, because a Python process is started "
-        "for it.",
+        "answer; the first one may take half a minute, because a Python process is started for it.",
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
@@ -370,8 +365,7 @@ class GuardConfig(Section):
     mode: Literal["on", "deep", "off"] = Field(
         "on",
         description="on = ranks compare what they are about to do (parameters, dtypes, batch "
-        "arrays, options); deep = also each collective before it runs (slow); off = no "
-        "comparison.",
+        "arrays, options); deep = also each collective before it runs (slow); off = no comparison.",
     )
     every: Count = Field(
         100,

@@ -177,7 +177,7 @@ class DatasetGraph(GraphSplit, ReversibleGraph):
     dataset: UserClass = Field(
         description="The class, such as torch_geometric.datasets:Planetoid or "
         "package.module:Class; dataset[i] is a Data or HeteroData of PyG, a DGL graph, or a graph "
-        "and its labels.",
+        "and its labels."
     )
     args: JsonValues = Field(
         {},

@@ -59,28 +59,19 @@ class Override:
 
 @dataclass
 class Document:
-    """Raw values and their origin.
+    """Raw values and their origin."""
 
-    Attributes:
-        data: the values, to be checked by the schema.
-        label: what errors call the document: its file as it was named.
-        file: the file, absolute, if it came from one.
-        sources: key path → line in that file, from 1, or label of the override that set it.
-        relative: paths that were not absolute, once they are resolved.
-    """
-
-    data: dict[str, Any]
-    label: str
-    file: Path | None = None
+    data: dict[str, Any]  # the values, to be checked by the schema
+    label: str  # what errors call the document: its file as it was named
+    file: Path | None = None  # the file, absolute, if it came from one
+    # key path → line in that file, from 1, or label of the override that set it
     sources: Mapping[KeyPath, int | str] = field(default_factory=dict)
+    # paths that were not absolute, once they are resolved
     relative: set[KeyPath] = field(default_factory=set)
 
     def apply(self, override: Override) -> None:
-        """Set one key; a mapping is merged into a section, and replaces anything else.
-
-        Raises:
-            ConfigError: when a part of the key has a value that has no keys.
-        """
+        """Set one key; a mapping is merged into a section, and replaces anything else. Raises
+        ConfigError if a part of the key has a value that has no keys."""
         key, value = override.key, override.value
         # Keys of one graph format mean nothing to another.
         mergeable = key[0] in SECTIONS or key[0] == "graph"
@@ -131,11 +122,7 @@ class Document:
             section[key[-1]] = os.path.abspath(base / place)
 
     def checked(self, root: type[S]) -> S:
-        """Return the validated section.
-
-        Raises:
-            ConfigError: with all problems of single keys.
-        """
+        """Return the validated section. Raises ConfigError with all problems of single keys."""
         given = {key: value for key, value in self.data.items() if value is not None}
         try:
             return root.model_validate(given)
@@ -179,21 +166,14 @@ class Document:
 
 
 def read_mapping(source: Mapping[str, Any], label: str = "config") -> Document:
-    """Return a document from a mapping, which is copied.
-
-    Raises:
-        ConfigError: it is nested too deeply.
-    """
+    """Return a document from a mapping, which is copied. Raises ConfigError if it is nested too
+    deeply."""
     return Document(_plain(source, label, 0), label)
 
 
 def read_file(source: str | Path) -> Document:
-    """Return a document from a YAML file.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, too large, not UTF-8, not YAML or not a
-            mapping.
-    """
+    """Return a document from a YAML file. Raises ConfigError if the file is missing, unreadable,
+    too large, not UTF-8, not YAML or not a mapping."""
     label, path = str(source), Path(source)
     data, lines = read_yaml(read_text(path, label), label)
     if data is None:
@@ -212,14 +192,8 @@ def read_file(source: str | Path) -> Document:
 
 
 def read_text(path: Path, label: str) -> str:
-    """Return the text of a YAML file, up to a little more than a document may have.
-
-    Args:
-        label: name of the file in errors.
-
-    Raises:
-        ConfigError: there is no such file, or it is not text.
-    """
+    """Return the text of a YAML file, up to a little more than a document may have; ``label``: name
+    of the file in errors. Raises ConfigError if there is no such file, or it is not text."""
 
     def error(what: str, remedy: str) -> ConfigError:
         return ConfigError(what, where=label, remedy=remedy)
@@ -276,10 +250,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any],
-    /,
-    overrides: Overrides | None = None,
-    **sections: Any,
+    source: str | Path | Mapping[str, Any], /, overrides: Overrides | None = None, **sections: Any
 ) -> Config:
     """Read and check a configuration. Nothing is started or written, torch is not loaded.
 
@@ -303,11 +274,8 @@ def load_config(
 
 
 def as_config(config: ConfigSource) -> Config:
-    """Return the configuration itself, or what `load_config` returns for it.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
+    """Return the configuration itself, or what `load_config` returns for it. Raises ConfigError as
+    `load_config` does."""
     return config if isinstance(config, Config) else load_config(config)
 
 
@@ -384,21 +352,14 @@ _SECRETIVE = (("comm", "env"), ("logging", "loggers"))
 
 @dataclass
 class _Place:
-    """Location of a value.
+    """Location of a value."""
 
-    Attributes:
-        key: its key path.
-        section: section around it.
-        key_info: key of that section that it belongs to, or None.
-        kinds: kinds that the section, or the value, may have.
-        kind: kind of the section.
-    """
-
-    key: KeyPath
-    section: type[Section]
-    key_info: FieldInfo | None = None
+    key: KeyPath  # its key path
+    section: type[Section]  # section around it
+    key_info: FieldInfo | None = None  # key of that section that it belongs to, or None
+    # kinds that the section, or the value, may have
     kinds: Mapping[str, type[Section]] = field(default_factory=dict)
-    kind: str = ""
+    kind: str = ""  # kind of the section
 
 
 def _place(root: type[Section], loc: KeyPath) -> _Place:
@@ -466,10 +427,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
 
 
 def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
-    """Describe a key that belongs to another kind of the section, or to none.
-
-    The remedy names its replacement, a similar key, or the same key in another section.
-    """
+    """Describe a key that belongs to another kind of the section, or to none. The remedy names its
+    replacement, a similar key, or the same key in another section."""
     key, word, keys = place.key, str(place.key[-1]), place.section.model_fields
     if kinds := [kind for kind, other in place.kinds.items() if word in other.model_fields]:
         name = dotted((*key[:-1], place.section.kind_key))

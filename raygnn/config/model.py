@@ -72,11 +72,8 @@ class EmbeddingConfig(Section):
         return (3 / self.dim) ** 0.5 if self.init is None else self.init
 
     def covers(self, ntype: str, has_inputs: bool) -> bool:
-        """Return True if a node type has an embedding table.
-
-        Args:
-            has_inputs: True if it has features or categories that the model reads.
-        """
+        """Return True if a node type has an embedding table; ``has_inputs``: True if it has
+        features or categories that the model reads."""
         return not has_inputs if self.ntypes is None else ntype in self.ntypes
 
 
@@ -322,10 +319,7 @@ class SageConfig(_EdgeFamily):
 
 class _Heads(_EdgeFamily):
     heads: int = Field(
-        8,
-        ge=1,
-        le=1024,
-        description="Attention heads of a hidden layer, or (hgt) of each layer.",
+        8, ge=1, le=1024, description="Attention heads of a hidden layer, or (hgt) of each layer."
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
@@ -365,9 +359,8 @@ class RgcnConfig(_EdgeFamily):
     kind: Literal["rgcn"] = Field(description=_KIND)
     regularizer: Literal["basis", "block", "none"] = Field(
         "basis",
-        description="Decomposition of a relation's weights: basis = a combination of matrices "
-        "that relations share, block = blocks on the diagonal, none = one matrix per "
-        "relation.",
+        description="Decomposition of a relation's weights: basis = a combination of matrices that "
+        "relations share, block = blocks on the diagonal, none = one matrix per relation.",
     )
     bases: Count = Field(8, description="Number of shared matrices, or of blocks.")
     mean_over: Literal["relation", "all"] = Field(
@@ -397,11 +390,8 @@ MODEL_FAMILIES = tuple(
 
 
 def read_model(**keys: Any) -> ModelConfig:
-    """Return the section with these keys.
-
-    Raises:
-        pydantic.ValidationError: a key or a value is wrong.
-    """
+    """Return the section with these keys. Raises pydantic.ValidationError if a key or a value is
+    wrong."""
     model: ModelConfig = TypeAdapter(ModelConfig).validate_python(keys)
     return model
 

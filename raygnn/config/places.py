@@ -112,11 +112,8 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or else the nearest above it that exists: it will be made there.
-
-    Raises:
-        OSError: it may not be looked at, or is no possible name.
-    """
+    """The path, or else the nearest above it that exists: it will be made there. Raises OSError if
+    it may not be looked at, or is no possible name."""
     for part in (path, *path.parents):
         try:
             part.stat()
@@ -138,11 +135,9 @@ def unreachable(path: Path) -> str | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why no file can be written to the directory, there or yet to be made; None = one can.
-
-    A file without a name is opened where it would be made, which leaves nothing: permissions do
-    not tell of file systems that are read-only, or that hold no files of anybody's.
-    """
+    """Why no file can be written to the directory, there or yet to be made; None = one can. A file
+    without a name is opened where it would be made, which leaves nothing: permissions do not tell
+    of file systems that are read-only, or that hold no files of anybody's."""
     try:
         there = nearest_existing(path)
         if not there.is_dir():

@@ -446,12 +446,13 @@ _WHOLE = (
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that must not change in a resume, dotted, with their values as JSON types.
-
-    Args:
-        config: a complete one, such as `Config.to_dict` returns.
-    """
-    found = {key: value for key, value in _leaves(config) if not _may_change(key)}
+    """Return the keys that must not change in a resume, dotted, with their values as JSON types;
+    ``config``: a complete one, such as `Config.to_dict` returns."""
+    found = {
+        key: value
+        for key, value in _leaves(config)
+        if not any(key == free or key.startswith(f"{free}.") for free in _MAY_CHANGE)
+    }
     # which there are, and in which order: the first one selects the best weights
     tasks = config.get("tasks")
     return {**found, "tasks": None if tasks is None else list(tasks)}
@@ -486,10 +487,6 @@ def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
         for key, value in empty.items()
         if value is None and key not in apart and any(other.startswith(f"{key}.") for other in full)
     ]
-
-
-def _may_change(key: str) -> bool:
-    return any(key == free or key.startswith(free + ".") for free in _MAY_CHANGE)
 
 
 def _leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:

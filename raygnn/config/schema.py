@@ -113,7 +113,7 @@ class TimeConfig(Section):
 
     edges: Text = Field(
         description="Edge array of integers with the time of each edge: `time` for tables. "
-        "Edge types without it are timeless and always sampled.",
+        "Edge types without it are timeless and always sampled."
     )
     seeds: Text | None = Field(
         None,
@@ -166,9 +166,8 @@ class SamplingConfig(Section):
     )
     cache: AutoFraction = Field(
         "auto",
-        description="Fraction of the other nodes' feature rows that each node caches, most "
-        "likely first, once for all its workers; auto = as many as fit in a sixteenth of its "
-        "free memory.",
+        description="Fraction of the other nodes' feature rows that each node caches, most likely "
+        "first, once for all its workers; auto = as many as fit in a sixteenth of its free memory.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
     sample_on: Literal["auto", "cpu", "gpu"] = Field(
@@ -257,10 +256,7 @@ class TrainConfig(Section):
         description="Growth of the learning rate with the number of workers that the global "
         "batch is made for.",
     )
-    schedule: ScheduleConfig = Field(
-        ScheduleConfig(),
-        description="Learning-rate schedule.",
-    )
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
     accumulate: Count = Field(

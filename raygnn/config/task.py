@@ -263,9 +263,8 @@ class ClassTask(_Task):
     metric: _ClassMetric | None = Field(
         None,
         description="Metric that selects the best weights; null = accuracy, or roc_auc for "
-        "multi-label. accuracy and f1 are single-label only; recall@K = fraction of the "
-        "positive seeds among the K with the highest score; package.module:function = your "
-        "own.",
+        "multi-label. accuracy and f1 are single-label only; recall@K = fraction of the positive "
+        "seeds among the K with the highest score; package.module:function = your own.",
     )
     positive: int | Text | None = Field(
         None,
@@ -278,8 +277,7 @@ class ClassTask(_Task):
         "own package.module:function; null = cross_entropy.",
     )
     gamma: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None,
-        description="Focusing parameter of the focal loss; null = 2.",
+        None, description="Focusing parameter of the focal loss; null = 2."
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Fraction of a target that is spread evenly over all classes."
@@ -427,8 +425,7 @@ class LinkPrediction(_Edges):
         "al. 2019); null = softmax.",
     )
     negatives: NegativesConfig = Field(
-        NegativesConfig(),
-        description="Negative sampling in training.",
+        NegativesConfig(), description="Negative sampling in training."
     )
     ranking: RankingConfig = Field(
         RankingConfig(),
@@ -440,8 +437,7 @@ class LinkPrediction(_Edges):
         "rotate and transe, which are negative distances (bce, self_adversarial; null = 9).",
     )
     temperature: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
-        None,
-        description="Weighting of negatives by their score (self_adversarial); null = 1.",
+        None, description="Weighting of negatives by their score (self_adversarial); null = 1."
     )
 
     metrics = get_args(RankMetric)
@@ -496,11 +492,8 @@ def _tag(value: Any) -> str | None:
 
 
 def read_task(**keys: Any) -> TaskConfig:
-    """Return the section with these keys.
-
-    Raises:
-        pydantic.ValidationError: a key or a value is wrong.
-    """
+    """Return the section with these keys. Raises pydantic.ValidationError if a key or a value is
+    wrong."""
     task: TaskConfig = TypeAdapter(TaskConfig).validate_python(keys)
     return task
 

@@ -52,11 +52,8 @@ class Section(BaseModel):
     read_if: ClassVar[Conditions] = {}
 
     def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """Yield contradictions between the section's own keys, and keys that nothing reads.
-
-        Args:
-            at: key path of the section.
-        """
+        """Yield contradictions between the section's own keys, and keys that nothing reads; ``at``:
+        key path of the section."""
         for key, (other, *values) in self.read_if.items():
             value = getattr(self, str(other))
             if value in values or (not values and value is not None):
@@ -105,13 +102,13 @@ USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of 
 
 def classes_of(union: Any) -> dict[str, type[Section]]:
     """Return the sections of a union by kind."""
-    return {kind: section for section in sections_in(union) for kind in _kinds(section)}
-
-
-def _kinds(section: type[Section]) -> list[str]:
-    options = members(section.model_fields[section.kind_key].annotation)
-    named = [option for option in options if get_origin(option) is Literal]
-    return [kind for option in named for kind in get_args(option)] or [USER_CLASS]
+    found: dict[str, type[Section]] = {}
+    for section in sections_in(union):
+        options = members(section.model_fields[section.kind_key].annotation)
+        named = [option for option in options if get_origin(option) is Literal]
+        kinds = [kind for option in named for kind in get_args(option)] or [USER_CLASS]
+        found |= dict.fromkeys(kinds, section)
+    return found
 
 
 def tag_of(kind: Any) -> str:
@@ -122,10 +119,8 @@ def tag_of(kind: Any) -> str:
 def by_kind(
     classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
 ) -> BeforeValidator:
-    """Prepares a section whose keys depend on the value of one of them.
-
-    A key of another kind that has its default there is left out: configurations of older versions,
-    which runs recorded, have all keys.
+    """Prepare a section whose keys depend on the value of one of them: a key of another kind that
+    has its default there is left out.
 
     Args:
         classes: gives the sections by kind.
@@ -173,12 +168,9 @@ class Duration:
 
     @classmethod
     def parse(cls, value: str | int | float | timedelta | Duration) -> Duration:
-        """Read ``"30m"``, ``"10s"``, ``"2h"``, ``"1d"``, or a number of seconds.
-
-        Raises:
-            PydanticCustomError: a ValueError; when it is none of these, under a millisecond, or
-                over ten years.
-        """
+        """Read ``"30m"``, ``"10s"``, ``"2h"``, ``"1d"``, or a number of seconds. Raises
+        PydanticCustomError, a ValueError, if it is none of these, under a millisecond, or over ten
+        years."""
         if isinstance(value, Duration):
             return value
         if isinstance(value, timedelta):
@@ -456,8 +448,7 @@ RunName: TypeAlias = Annotated[
     must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
 ]
 TaskName: TypeAlias = Annotated[
-    str,
-    must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all"),
+    str, must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all")
 ]
 Storage: TypeAlias = Annotated[
     Path | Uri,

@@ -27,7 +27,8 @@ from raygnn.errors import ConfigError
 from raygnn.graph.collection import CollectionMeta
 from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
-from raygnn.preflight.facts import DryRun, PartitionFacts
+from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.findings import Finding, error, warn
 from raygnn.worker.job import OUTCOME, DryRunRequest, TaskTarget
 
 LIMIT = 120.0  # seconds, including imports of torch and DGL
@@ -94,10 +95,13 @@ def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int
 
 
 @contextlib.contextmanager
-def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
-    """Start the process, and yield a function that waits for its outcome; kill it on exit."""
+def started(request: DryRunRequest) -> Iterator[Callable[[], Finding | None]]:
+    """Start the process, and yield a function that waits for its finding; kill it on exit."""
     config = request.config
-    with TemporaryDirectory(prefix="raygnn-") as directory, _output(directory) as output:
+    with (
+        TemporaryDirectory(prefix="raygnn-") as directory,
+        open(Path(directory, "output"), "ab") as output,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-m", "raygnn.worker.dry_run_process", directory],
             stdin=subprocess.PIPE,
@@ -118,26 +122,16 @@ def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
             process.wait()
 
 
-@contextlib.contextmanager
-def _output(directory: str) -> Iterator[int]:
-    """Yield the descriptor of a file for the process's output."""
-    output = os.open(Path(directory) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        yield output
-    finally:
-        os.close(output)
-
-
 def _outcome(
     process: subprocess.Popen[bytes], directory: Path, config: Config, began: float
-) -> DryRun:
-    """Return the finding of the dry run; raise ConfigError if a class cannot be imported."""
+) -> Finding | None:
+    """Return the finding of the dry run, None if the model works; raise ConfigError if a class
+    cannot be imported."""
     kind = " with ".join(config.own_steps)
     try:
         process.wait(max(0.0, began + LIMIT - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return DryRun(
-            "warn",
+        return warn(
             f"{kind} was not tried to the end: to make it and take one batch lasts longer than "
             f"{LIMIT:g} s on this machine's CPU",
             "make sure that it works, with a small graph and train.max_steps: 2",
@@ -147,22 +141,21 @@ def _outcome(
     except FileNotFoundError:
         return _death(process.returncode, directory, config)
     if facts["what"] is None:
-        return DryRun()
+        return None
     lacks_gpu = config.cluster.gpus_per_worker > 0 and bool(_NEEDS_GPU.search(facts["what"]))
     if facts["key"] and not lacks_gpu:
         raise ConfigError(facts["what"], where=config.where(facts["key"]), remedy=facts["remedy"])
     at = f", at {facts['where']}" if facts["where"] else ""
     if lacks_gpu or not facts["sure"]:
         why = "without a GPU" if lacks_gpu else "on a small graph"
-        return DryRun(
-            "warn",
+        return warn(
             f"{kind} could not be tried {why}: {facts['what']}{at}",
             "make sure that it works, with train.max_steps: 2",
         )
-    return DryRun("error", f"{kind} fails on a batch: {facts['what']}{at}", facts["remedy"])
+    return error(f"{kind} fails on a batch: {facts['what']}{at}", facts["remedy"])
 
 
-def _death(code: int, directory: Path, config: Config) -> DryRun:
+def _death(code: int, directory: Path, config: Config) -> Finding:
     """Return the finding for a process that left no outcome."""
     how = f"with exit status {code}"
     if code < 0:
@@ -172,8 +165,7 @@ def _death(code: int, directory: Path, config: Config) -> DryRun:
     said = f"; it printed last: {printed}" if printed else ""
     # the kernel sends SIGKILL when memory runs out, which says nothing about the model
     unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
-    return DryRun(
-        "warn" if unsure else "error",
+    return (warn if unsure else error)(
         f"{' with '.join(config.own_steps)} ended its process {how} on a batch{said}",
         "see what of it ends the process: os._exit, a native library, its use of memory",
     )

@@ -41,16 +41,11 @@ _LAST_CALL = 15.0  # seconds before a node's end at which another checkpoint is 
 
 @dataclass(frozen=True)
 class Sign:
-    """Newest heartbeat of a rank.
+    """Newest heartbeat of a rank."""
 
-    Attributes:
-        beat: changes with each heartbeat.
-        awaited: True unless the rank failed or finished.
-    """
-
-    beat: int
+    beat: int  # changes with each heartbeat
     host: str
-    awaited: bool = True
+    awaited: bool = True  # True unless the rank failed or finished
 
 
 class Silence:
@@ -126,11 +121,7 @@ class Heartbeat:
         failures = [f for f in faults.recorded(self._run_dir) if f.attempt == self._attempt]
         over = self._frozen | {failure.rank for failure in failures}
         signs = {
-            rank: Sign(
-                progress.beat,
-                progress.host,
-                progress.phase != DONE and rank not in over,
-            )
+            rank: Sign(progress.beat, progress.host, progress.phase != DONE and rank not in over)
             for rank, progress in snapshot.progress.items()
         }
         silent = self._silence.poll(now, signs)
@@ -153,10 +144,8 @@ class Heartbeat:
 
 
 class _Ending:
-    """Termination of a rank that seems frozen: verify that, report it, and kill the process.
-
-    Only a process that still exists is frozen; Ray reports one that has ended.
-    """
+    """Termination of a rank that seems frozen: verify that, report it, and kill the process. Only a
+    process that still exists is frozen; Ray reports one that has ended."""
 
     def __init__(
         self, run_dir: Path, job: Launch, progress: RankProgress, silent: float, show: Display
@@ -269,26 +258,13 @@ def send(state_file: Path, pid: int, number: int) -> bool:
     Raises:
         PermissionError: it is, but this user may not send it signals.
     """
-    handle = None
-    try:
-        handle = os.pidfd_open(pid)  # refers to this process even after its pid is reused
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # a kernel before 5.3, or a container that does not let it through
     try:
         if not _holds(pid, state_file):
             return False
-        if handle is None:
-            os.kill(pid, number)
-        else:
-            signal.pidfd_send_signal(handle, number)
+        os.kill(pid, number)
         return True
     except ProcessLookupError:
         return False
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def _holds(pid: int, file: Path) -> bool:
@@ -326,11 +302,8 @@ class SignalTask:
         self._task = ray.remote(send).options(**options).remote(state_file, pid, number)
 
     def answer(self) -> bool | None:
-        """Return the result of `send`, False for a dead node; None until it is known.
-
-        Raises:
-            Exception: whatever prevented the signal from being sent.
-        """
+        """Return the result of `send`, False for a dead node; None until it is known. Raises
+        whatever prevented the signal from being sent."""
         import ray
         from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 

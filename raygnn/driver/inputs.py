@@ -16,12 +16,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.available_memory import check_available
-from raygnn.graph.collection import (
-    CollectionMeta,
-    MissingCollection,
-    find_collection,
-    split_graphs,
-)
+from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, split_graphs
 from raygnn.graph.data import EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, reading_bytes, sketch
@@ -78,11 +73,8 @@ class Input:
         return self
 
     def facts(self, config: Config) -> PartitionFacts:
-        """Return its facts for the preflight.
-
-        Raises:
-            InputError: it cannot be read, or lacks the target of a task.
-        """
+        """Return its facts for the preflight. Raises InputError if it cannot be read, or lacks the
+        target of a task."""
         return dataset_facts()
 
     def known(self, config: Config) -> PartitionFacts:
@@ -90,20 +82,14 @@ class Input:
         return self.facts(config)
 
     def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
-        """Return a task's negatives that are listed in files, see `Job`.
-
-        Raises:
-            DataError: a file is missing, damaged or does not fit the graph.
-        """
+        """Return a task's negatives that are listed in files, see `Job`. Raises DataError if a file
+        is missing, damaged or does not fit the graph."""
         return {}
 
     def ids(self, ntype: str | None) -> tuple[Any, int] | None:
         """Return the user's ids of a node type, or of graphs (None = their numbers), and their
-        number; None if only the ranks know.
-
-        Raises:
-            DataError: the partition's file of ids is damaged.
-        """
+        number; None if only the ranks know. Raises DataError if the partition's file of ids is
+        damaged."""
         return None
 
     def check(self, config: Config) -> None:
@@ -193,11 +179,8 @@ def _read(config: Config, found: Missing) -> GraphData:
 
 @contextmanager
 def to_look_at(given: Input) -> Iterator[Input]:
-    """The same, with graphs that are yet to be packed in a directory that goes afterwards.
-
-    Raises:
-        InputError: they cannot be read.
-    """
+    """The same, with graphs that are yet to be packed in a directory that goes afterwards. Raises
+    InputError if they cannot be read."""
     if not isinstance(given, CollectionInput) or not isinstance(given.found, MissingCollection):
         yield given
         return
@@ -228,26 +211,28 @@ class PartitionInput(Input):
         return self.found.parts if isinstance(self.found, Missing) else self.found.num_parts
 
     @property
+    def nodes(self) -> dict[str, int]:
+        """Node type → number of nodes."""
+        if self.data is not None:
+            return {t: frame.num for t, frame in self.data.nodes.items()}
+        assert self.meta is not None
+        return {t: self.meta.num_nodes(t) for t in self.meta.ntypes}
+
+    @property
     def counts(self) -> dict[EdgeType, tuple[int, int, int]]:
         """Edge type → number of source nodes, destination nodes and edges."""
+        nodes, meta = self.nodes, self.meta
         if self.data is not None:
-            nodes = {t: frame.num for t, frame in self.data.nodes.items()}
             edges = {e: frame.num for e, frame in self.data.edges.items()}
         else:
-            meta = self.meta
             assert meta is not None
-            nodes = {t: meta.num_nodes(t) for t in meta.ntypes}
             edges = {e: meta.num_edges(e) for e in meta.etypes}
         return {e: (nodes[e[0]], nodes[e[2]], num) for e, num in edges.items()}
 
     @property
     def has_few_nodes(self) -> bool:
         """True if one worker is enough for the graph."""
-        if self.data is not None:
-            return sum(frame.num for frame in self.data.nodes.values()) < FEW_NODES
-        meta = self.meta
-        assert meta is not None
-        return sum(map(meta.num_nodes, meta.ntypes)) < FEW_NODES
+        return sum(self.nodes.values()) < FEW_NODES
 
     @property
     def structure_bytes(self) -> int:
@@ -300,11 +285,15 @@ class PartitionInput(Input):
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
-        if weight is not None and arrays is not None and weight not in arrays:
-            raise _no_array(weight, arrays, "sampling.edge_weight")
-        relation = config.model.relation
-        if relation is not None and arrays is not None and relation not in arrays:
-            raise _no_array(relation, arrays, "model.relation")
+        named = {"sampling.edge_weight": weight, "model.relation": config.model.relation}
+        for key, array in named.items():
+            if array is not None and arrays is not None and array not in arrays:
+                raise ConfigError(
+                    f"no edge type has an array {array!r}; "
+                    f"there are: {', '.join(sorted(arrays)) or 'none'}",
+                    where=key,
+                    remedy="name one of them, or remove the key",
+                )
         if weight is not None and self.data is not None:
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
@@ -320,11 +309,11 @@ class PartitionInput(Input):
     def ids(self, ntype: str | None) -> tuple[Any, int]:
         assert ntype is not None
         if self.data is not None:
-            return self.data.ids.get(ntype), self.data.nodes[ntype].num
+            return self.data.ids.get(ntype), self.nodes[ntype]
         from raygnn.graph.partition.read import read_ids  # which imports torch
 
         assert self.meta is not None
-        return read_ids(self.meta, ntype), self.meta.num_nodes(ntype)
+        return read_ids(self.meta, ntype), self.nodes[ntype]
 
     def _check_numbers(self, config: Config, where: str) -> None:
         """Raise ConfigError if a regression target holds numbers of categories."""
@@ -371,15 +360,6 @@ class PartitionInput(Input):
         kinds = {etype_str(etype) for etype in self.meta.etypes}
         named = (key.rpartition("/") for key in manifest.features)
         return {name for kind, _, name in named if kind in kinds}
-
-
-def _no_array(name: str, arrays: set[str], key: str) -> ConfigError:
-    known = ", ".join(sorted(arrays)) or "none"
-    return ConfigError(
-        f"no edge type has an array {name!r}; there are: {known}",
-        where=key,
-        remedy="name one of them, or remove the key",
-    )
 
 
 @dataclass(frozen=True)

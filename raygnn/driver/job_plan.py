@@ -28,25 +28,17 @@ _REPLICATED_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """Complete plan of a job.
-
-    Attributes:
-        goals: task name → prediction target, "" for a single task; empty if the report says why.
-        workers: see `count_workers`.
-        replicated: True if every rank holds the complete graph structure.
-        training_seeds: number of them; None if only the ranks will know.
-        global_batch: seeds per batch, over all ranks.
-        lists: negatives listed in files, see `Job`.
-    """
+    """Complete plan of a job."""
 
     input: Input
     report: Report
+    # task name → prediction target, "" for a single task; empty if the report says why
     goals: Mapping[str, TaskTarget]
-    workers: int
-    replicated: bool
-    training_seeds: int | None
-    global_batch: int
-    lists: Mapping[str, Any]
+    workers: int  # see `count_workers`
+    replicated: bool  # True if every rank holds the complete graph structure
+    training_seeds: int | None  # number of them; None if only the ranks will know
+    global_batch: int  # seeds per batch, over all ranks
+    lists: Mapping[str, Any]  # negatives listed in files, see `Job`
 
     def topology(self, config: Config) -> str | None:
         """Distribution of the graph structure over the nodes; None for graph-level tasks."""
@@ -62,38 +54,30 @@ class Plan:
         return -(-batches // config.train.accumulate)
 
 
-@dataclass(frozen=True)
-class JobSize:
-    """Number of workers of a job.
-
-    Attributes:
-        config: with ``cluster.workers`` 1 in place of ``auto`` if the graph has few nodes.
-        workers: the maximum, for which the batch and the partition are built.
-        early: the graph, if it was read to decide.
-    """
-
-    config: Config
-    workers: int
-    early: PartitionInput | None = None
-
-
 @patient
-def count_workers(config: Config, cluster: RayCluster, show: Display) -> JobSize:
-    """Return the number of workers; queries a running cluster and reads the graph if that decides.
+def count_workers(
+    config: Config, cluster: RayCluster, show: Display
+) -> tuple[Config, int, PartitionInput | None]:
+    """Count a job's workers; queries a running cluster and reads the graph if that decides.
+
+    Returns:
+        The configuration, with ``cluster.workers`` 1 in place of ``auto`` if the graph has few
+        nodes; the maximum number of workers, for which the batch and the partition are built; and
+        the graph, if it was read.
 
     Raises:
         InputError: bad input.
         PreflightError: no connection to the cluster, or too little memory to read the graph.
     """
     if config.cluster.limits is not None:
-        return JobSize(config, config.cluster.limits[1])
+        return config, config.cluster.limits[1], None
     if not cluster.local:
         cluster.wait()
     workers = resolve_workers(config, probe_resources(config, cluster.local))
     early = read_early(config, workers, show) if workers > 1 else None
     if early is None or not early.has_few_nodes:
-        return JobSize(config, workers, early)
-    return JobSize(config.with_workers(1), 1, early)
+        return config, workers, early
+    return config.with_workers(1), 1, early
 
 
 class ClusterNodes(ExitStack):
@@ -115,11 +99,8 @@ class ClusterNodes(ExitStack):
 
     def survey(self, meta: Stored | None) -> Survey:
         """Return the nodes' resources and what they see of the partition, if ``meta`` is one.
-
-        Raises:
-            InputError: the driver cannot write to the storage.
-            PreflightError: no connection to the cluster, or no room on it within ``cluster.wait``.
-        """
+        Raises InputError if the driver cannot write to the storage, and PreflightError without a
+        connection to the cluster, or room on it within ``cluster.wait``."""
         if self._cluster.local:
             return probe_local(self._config, meta)
         config, room = self._config, self._room
@@ -171,13 +152,9 @@ def make_plan(
     global_batch: int,
     show: Display,
 ) -> Plan:
-    """Survey the nodes and run all checks; their findings are in the plan's report.
-
-    Raises:
-        ConfigError: a relation to be sampled is not in the graph, or the model's class cannot be
-            imported.
-        PreflightError: no connection to the cluster.
-    """
+    """Survey the nodes and run all checks; their findings are in the plan's report. Raises
+    ConfigError if a relation to be sampled is not in the graph, or the model's class cannot be
+    imported, and PreflightError without a connection to the cluster."""
     given.check(config)
     facts = given.facts(config)
     goals = goals_of(config, facts)
@@ -298,5 +275,5 @@ def show_report(show: Display, report: Report) -> None:
 
 
 def show_nodes(show: Display, report: Report) -> None:
-    for block in display_blocks(report, show.console.width):
+    for block in display_blocks(report):
         show.note(block) if isinstance(block, str) else show.table(*block)

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,6 @@ class Launch:
 
     Args:
         cluster: the ranks' Ray, which need not be ready yet.
-
-    Attributes:
-        snapshot: state of the ranks at the last call of `running`.
-        began: True once a record of a step was seen, possibly before the rank reports the step.
     """
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
@@ -83,7 +79,8 @@ class Launch:
         self._error: BaseException | None = None
         self._oom_kills = oom_kills()
         self._control: ControlHandle | None = None
-        self.snapshot = Snapshot()
+        self.snapshot = Snapshot()  # state of the ranks at the last call of `running`
+        # True once a record of a step was seen, possibly before the rank reports the step
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         self._ended = threading.Event()  # see that of `RayCluster`
@@ -239,18 +236,8 @@ class Launch:
 
         local, failures = self.cluster.local, self._job.config.fault.max_failures
         while not self._stopped:
-            trainer = make_trainer(
-                self._job,
-                control,
-                self._workers,
-                self._comm,
-                failures,
-                local=local,
-                stopped=lambda: self._stopped,
-                died=lambda: self.cluster.death() is not None,
-            )
             try:
-                trainer.fit()
+                self._trainer(control, failures).fit()
                 return
             except ActorDiedError as error:
                 if local or self._stopped or self.cluster.death() is not None:
@@ -260,77 +247,65 @@ class Launch:
                 if failures < 0:
                     raise self._ray_died(_CONTROLLER, error) from error
 
+    def _trainer(self, control: ControlHandle, failures: int) -> TorchTrainer:
+        """Build the job's TorchTrainer for so many restarts; nothing starts yet."""
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
 
-def make_trainer(
-    job: Job,
-    control: ControlHandle,
-    workers: int,
-    comm: CommPlan,
-    failures: int,
-    *,
-    local: bool,
-    stopped: Callable[[], bool],
-    died: Callable[[], bool],
-) -> TorchTrainer:
-    """Build the job's TorchTrainer; nothing starts yet.
+        from raygnn.worker.comm.backend import CommBackendConfig
 
-    Args:
-        failures: number of restarts.
-        local: True on an embedded Ray.
-        stopped: returns True once the job was stopped.
-        died: returns True once Ray has died.
-    """
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    from raygnn.worker.comm.backend import CommBackendConfig
-
-    config = job.config
-    cluster = config.cluster
-    known = {field.name for field in fields(FailureConfig)}
-    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
-    ours = compat.scales_itself()
-    scaling_config = ScalingConfig(
-        num_workers=workers if ours or fewest == workers else (fewest, workers),
-        use_gpu=cluster.gpus_per_worker > 0,
-        resources_per_worker=cluster.worker_needs,
-    )
-    trainer_class = TorchTrainer
-    if ours:
-        from raygnn.driver.scaling import Failures, Scaling
-
-        policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
-        failure_policy = partial(Failures, stopped=stopped if local else None)
-        trainer_class = compat.lean_trainer(
-            policy, failure_policy, local=local, stopped=stopped, died=died
+        job, comm, workers, local = self._job, self._comm, self._workers, self.cluster.local
+        cluster = job.config.cluster
+        known = {field.name for field in fields(FailureConfig)}
+        fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+        ours = compat.scales_itself()
+        scaling_config = ScalingConfig(
+            num_workers=workers if ours or fewest == workers else (fewest, workers),
+            use_gpu=cluster.gpus_per_worker > 0,
+            resources_per_worker=cluster.worker_needs,
         )
-    return trainer_class(
-        train_loop,
-        train_loop_config=job,
-        torch_config=CommBackendConfig.from_plan(comm, job.run_dir / "logs", control),
-        scaling_config=scaling_config,
-        run_config=RunConfig(
-            # checkpoints are in the run directory; Ray's bookkeeping needs a name that it has
-            # never seen, since it would resume a run of that name
-            name=f"start-{time.time_ns()}",
-            storage_path=str(job.run_dir / ".ray"),
-            failure_config=FailureConfig(
-                max_failures=failures,
-                # with [min, max] a node may be lost while the ranks start
-                controller_failure_limit=failures if cluster.elastic else 0,
-                # of newer versions, where the default is to restart without limit
-                **{name: failures for name in ("max_preemption_failures",) if name in known},
+        trainer_class = TorchTrainer
+        if ours:
+            from raygnn.driver.scaling import Failures, Scaling
+
+            policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(job.config))
+            trainer_class = compat.lean_trainer(
+                policy,
+                partial(Failures, stopped=self._is_stopped if local else None),
+                local=local,
+                stopped=self._is_stopped,
+                died=lambda: self.cluster.death() is not None,
+            )
+        return trainer_class(
+            train_loop,
+            train_loop_config=job,
+            torch_config=CommBackendConfig.from_plan(comm, job.run_dir / "logs", control),
+            scaling_config=scaling_config,
+            run_config=RunConfig(
+                # checkpoints are in the run directory; Ray's bookkeeping needs a name that it has
+                # never seen, since it would resume a run of that name
+                name=f"start-{time.time_ns()}",
+                storage_path=str(job.run_dir / ".ray"),
+                failure_config=FailureConfig(
+                    max_failures=failures,
+                    # with [min, max] a node may be lost while the ranks start
+                    controller_failure_limit=failures if cluster.elastic else 0,
+                    # of newer versions, where the default is to restart without limit
+                    **{name: failures for name in ("max_preemption_failures",) if name in known},
+                ),
+                # variables that are equal on all nodes; the backend sets the others
+                worker_runtime_env={
+                    "env_vars": {
+                        **ALLOCATOR,
+                        **{n: os.environ[n] for n in (compat.PLAIN,) if n in os.environ},
+                        **comm.everywhere(),
+                    }
+                },
             ),
-            # variables that are equal on all nodes; the backend sets the others
-            worker_runtime_env={
-                "env_vars": {
-                    **ALLOCATOR,
-                    **{n: os.environ[n] for n in (compat.PLAIN,) if n in os.environ},
-                    **comm.everywhere(),
-                }
-            },
-        ),
-    )
+        )
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
 
 
 def _kill(text: str) -> TrainingError | None:
@@ -342,9 +317,7 @@ def _kill(text: str) -> TrainingError | None:
 
 
 def explain(
-    error: BaseException | None,
-    failures: list[faults.Failure],
-    lost: Sequence[ray_nodes.Lost] = (),
+    error: BaseException | None, failures: list[faults.Failure], lost: Sequence[ray_nodes.Lost] = ()
 ) -> TrainingError:
     """Return the error for the user: a rank's recorded failure, else Ray Train's error.
 

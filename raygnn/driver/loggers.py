@@ -16,7 +16,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -35,7 +34,7 @@ from raygnn.util.files import read_json, write_atomic
 FinalStatus = Literal["done", "failed", "interrupted"]
 
 DIRECTORY = "loggers"
-_PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}  # optional dependencies
+_PACKAGES = ("mlflow", "wandb")  # optional dependencies, by the names of their loggers
 _EXPERIMENT = "raygnn"
 # keep these libraries from printing into the display, and from capturing its output
 _QUIET = {
@@ -55,12 +54,11 @@ _SHOWN = 300  # characters of an error
 def check_packages(config: Config) -> None:
     """Raise ConfigError for a logger whose package is not installed."""
     for name in config.logging.loggers:
-        module = _PACKAGES.get(name)
-        if module is not None and importlib.util.find_spec(module) is None:
+        if name in _PACKAGES and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"the logger {name} needs a package that is not installed here",
                 where=config.where("logging.loggers"),
-                remedy=f"install it with `pip install {module}`, or leave {name} out",
+                remedy=f"install it with `pip install {name}`, or leave {name} out",
             )
 
 
@@ -78,14 +76,16 @@ class Loggers:
         self._tell = tell
         self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
         self._threads: list[LoggerThread] = []
-        self._started = self._ended = False
+        self._started = False
 
     def __enter__(self) -> Loggers:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until all records are logged, for a limited time; Ctrl-C ends only the wait."""
-        self.end(_status(error))
+        stopped = isinstance(error, (KeyboardInterrupt, Interrupted, OutputLost))
+        for thread in self._threads:
+            thread.finish("done" if error is None else "interrupted" if stopped else "failed")
         with taken():
             self._wait(_QUICK)
             if late := [thread.logger for thread in self._threads if thread.is_alive()]:
@@ -118,35 +118,10 @@ class Loggers:
         for thread in self._threads:
             thread.poll()
 
-    def end(self, status: FinalStatus) -> None:
-        """Let the threads finish, without waiting for them."""
-        if not self._ended:
-            self._ended = True
-            for thread in self._threads:
-                thread.finish(status)
-
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """End the loggers after the block, so that they finish while outer contexts exit."""
-        try:
-            yield
-        except BaseException as error:
-            self.end(_status(error))
-            raise
-        self.end("done")
-
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _status(error: BaseException | None) -> FinalStatus:
-    """Return the final status of a run that ended with this error."""
-    if error is None:
-        return "done"
-    stopped = isinstance(error, (KeyboardInterrupt, Interrupted, OutputLost))
-    return "interrupted" if stopped else "failed"
 
 
 class LoggerThread(threading.Thread):
@@ -156,16 +131,12 @@ class LoggerThread(threading.Thread):
         run: run directory.
         tell: called with notes for the user.
         step: of this command's first record.
-
-    Attributes:
-        logger: its name.
-        done: True if the logger got all records and has ended.
     """
 
     def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
         super().__init__(name=LOGGER_THREAD + backend.name, daemon=True)
-        self.logger = backend.name
-        self.done = False
+        self.logger = backend.name  # its name
+        self.done = False  # True if the logger got all records and has ended
         self._backend = backend
         self._tell = tell
         self._file = run / METRICS

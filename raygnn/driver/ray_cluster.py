@@ -170,11 +170,7 @@ class RayCluster:
             self._thread.start()
 
     def wait(self) -> None:
-        """Wait until Ray has started.
-
-        Raises:
-            PreflightError: it could not be started or reached.
-        """
+        """Wait until Ray has started. Raises PreflightError if it does not, or is unreachable."""
         self.start()
         if not self._ready.wait(_START):
             self._error = TimeoutError(f"nothing within {_START:g} s")
@@ -239,31 +235,30 @@ class RayCluster:
                     raise
                 # on a loaded machine Ray's processes miss Ray's deadlines
                 self._tell(f"Ray did not start ({type(error).__name__}): once more")
-                self._forget()
+                self._end()
                 self._start()
         except BaseException as error:
             self._error = error
         self._ready.set()
         self._done.wait()
         try:
-            if self.ours:
-                self._shut_down()
+            self._end()
         finally:
-            self._unpatch()
-            self._remove_directory()
             # variables set for this Ray, or by it, are not meant for the next one
             for name in os.environ.keys() - before.keys() if before is not None else ():
                 if name.startswith(_OF_RAY):
                     os.environ.pop(name, None)
 
-    def _forget(self) -> None:
-        """Remove the rest of an embedded Ray that did not start."""
-        self._shut_down()
-        self._unpatch()
-        self._remove_directory()
+    def _end(self) -> None:
+        """End Ray if it is ours, the directory of an embedded one and its reaper."""
+        try:
+            if self.ours:
+                self._shut_down()
+        finally:
+            self._unpatch()
+            self._remove_directory()
 
     def _remove_directory(self) -> None:
-        """Remove an embedded Ray's directory, and end its reaper."""
         if self._directory is not None:
             _remove(self._directory)
         if self._reaper is not None:
@@ -402,10 +397,8 @@ def _connected() -> bool:
 @contextlib.contextmanager
 def _our_sigterm() -> Iterator[Callable[[], object]]:
     """Keep the handler of SIGTERM, which Ray replaces, and resets to the default when it ends.
-    Yield a function that restores it in between.
-
-    Uses Python's C interface, since only the main thread may call `signal.signal`.
-    """
+    Yield a function that restores it in between. Uses Python's C interface, since only the main
+    thread may call `signal.signal`."""
     get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
     get.restype = put.restype = ctypes.c_void_p
     put.argtypes = [ctypes.c_int, ctypes.c_void_p]

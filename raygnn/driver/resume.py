@@ -25,19 +25,12 @@ from raygnn.util.files import storage_errors
 
 @dataclass(frozen=True)
 class StartPoint:
-    """State from which a run starts.
+    """State from which a run starts."""
 
-    Attributes:
-        checkpoint: None = from the beginning.
-        global_batch: seeds per batch, over all ranks.
-        rejected: newer checkpoints, each with what is wrong.
-        resumed: True with ``--resume``.
-    """
-
-    checkpoint: Checkpoint | None
-    global_batch: int
-    rejected: tuple[str, ...] = ()
-    resumed: bool = False
+    checkpoint: Checkpoint | None  # None = from the beginning
+    global_batch: int  # seeds per batch, over all ranks
+    rejected: tuple[str, ...] = ()  # newer checkpoints, each with what is wrong
+    resumed: bool = False  # True with ``--resume``
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
         """Yield notes for the user."""
@@ -137,11 +130,8 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
 
 
 def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
-    """Return a note if the run has made all its steps; else an empty string.
-
-    Raises:
-        InputError: the newest checkpoint is beyond the configured number of steps.
-    """
+    """Return a note if the run has made all its steps; else an empty string. Raises InputError if
+    the newest checkpoint is beyond the configured number of steps."""
     per_epoch = plan.steps_per_epoch(config)
     if per_epoch is None or not start.resumed:
         return ""  # the ranks will see

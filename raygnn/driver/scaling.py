@@ -94,11 +94,8 @@ class Scaling(FixedScalingPolicy):
         self._requested = 0.0  # when
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start as many workers as fit, or wait.
-
-        Raises:
-            TrainingError: the fewest have not fitted for too long, or the driver stops the job.
-        """
+        """Start as many workers as fit, or wait. Raises TrainingError if the fewest have not fitted
+        for too long, or the driver stops the job."""
         full: Any = super().make_decision_for_non_running_worker_group()
         self._more = 0
         self._withdraw()
@@ -106,7 +103,10 @@ class Scaling(FixedScalingPolicy):
         if snapshot.starts == self._starts_before and self._fewest == self._most:
             return full  # the first attempt: Ray waits, and the driver reports for what
         fit, now = self._count(snapshot), time.monotonic()
-        if fit >= self._most or (fit >= self._fewest and self._settled(now)):
+        if fit >= self._fewest and self._settling is None:
+            self._settling = now
+        settled = self._settling is not None and now - self._settling >= _SETTLE
+        if fit >= self._most or (fit >= self._fewest and settled):
             if fit < self._most:
                 self._report(f"{some(fit, 'worker')} of {self._most}{self._lost(snapshot)}")
             self._waiting = self._settling = None
@@ -162,10 +162,6 @@ class Scaling(FixedScalingPolicy):
         except Exception:  # Ray does not answer, which need not end ranks that run
             log.warning("free resources cannot be counted", exc_info=True)
             return 0
-
-    def _settled(self, now: float) -> bool:
-        self._settling = now if self._settling is None else self._settling
-        return now - self._settling >= _SETTLE
 
     def _saved(self, now: float, snapshot: Snapshot) -> bool:
         """Request a checkpoint, and return True once it is written. Without one in time the ranks

@@ -49,10 +49,6 @@ class Session:
         started: when the command began, seconds since the epoch.
         interrupted: returns the message and remedy after Ctrl-C.
         purpose: shown in place of training.
-
-    Attributes:
-        workers: number of ranks.
-        plan: set by `make_plan`.
     """
 
     def __init__(
@@ -70,21 +66,21 @@ class Session:
         self.run = run
         self.show = show
         self.cluster = RayCluster(config, verbose=verbose, tell=show.note)
-        self.workers = 0
+        self.workers = 0  # number of ranks
         self._recorded = config.recorded()
         self._early: PartitionInput | None = None
-        self.plan: Plan
+        self.plan: Plan  # set by `make_plan`
         self._started = started
         self._interrupted = interrupted
         self._purpose = purpose
 
     def __enter__(self) -> Session:
         try:
-            size = count_workers(self.config, self.cluster, self.show)
+            counted = count_workers(self.config, self.cluster, self.show)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-        self.config, self.workers, self._early = size.config, size.workers, size.early
+        self.config, self.workers, self._early = counted
         return self
 
     def __exit__(
@@ -183,7 +179,7 @@ class Session:
                 with interrupts.held():
                     watch(self, launch)
             except BaseException as error:
-                interrupts.shut_down(launch, error, self.show.note, save=job.trains)
+                self._stop(launch, error, save=job.trains)
                 raise
             result = launch.result()
             (run.path / SAVE).unlink(missing_ok=True)
@@ -191,6 +187,17 @@ class Session:
         finally:
             with suppress(TrainingError):
                 run.update_summary(starts=launch.starts)
+
+    def _stop(self, launch: Launch, error: BaseException, *, save: bool) -> None:
+        """Stop the ranks; after an interrupt in the training with a last checkpoint if ``save``."""
+        try:
+            if save and isinstance(error, (KeyboardInterrupt, OutputLost)) and launch.trains:
+                with suppress(OutputLost), interrupts.taken():
+                    self.show.note("interrupted: saving a checkpoint")
+                with interrupts.taken():
+                    launch.save()
+        finally:
+            launch.stop()
 
     def _note_parts(self, made: Input) -> None:
         """Write the sizes of the parts for the report, except of a partition of another tool."""

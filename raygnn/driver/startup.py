@@ -69,10 +69,7 @@ class RoomRequest:
 
     def wait(self) -> None:
         """Reserve the resources, once, and wait up to ``cluster.wait`` until they are available.
-
-        Raises:
-            PreflightError: they are not available by then, or Ray has died.
-        """
+        Raises PreflightError if they are not available by then, or Ray has died."""
         from ray.util import placement_group
 
         if self._group is not None:
@@ -126,9 +123,6 @@ class Startup:
 
     Args:
         workers: the requested number; of a range, the maximum.
-
-    Attributes:
-        detail: Ray's present activity; empty once the workers run.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
@@ -140,17 +134,15 @@ class Startup:
         self._timeout = patience(config)
         self._cluster = cluster
         self._show = show
+        # Ray's present activity; empty once the workers run
         self.detail = "starting Ray" if cluster.local else f"connecting to {cluster.address}"
         self._phase: Phase | None = None
         self._since = self._next = 0.0
         self._told = False
 
     def poll(self) -> None:
-        """Report what Ray waits for, if that takes long.
-
-        Raises:
-            TrainingError: the resources will never be available, or the wait was too long.
-        """
+        """Report what Ray waits for, if that takes long. Raises TrainingError if the resources will
+        never be available, or the wait was too long."""
         now = time.monotonic()
         if self._phase == "done" or now < self._next or not self._cluster.ready:
             return

@@ -95,7 +95,6 @@ def train(
         reported(run, show),
         Loggers(config, run.path, show.note) as loggers,
         Session(config, run, show, started, interrupted=can_go_on, verbose=verbose) as session,
-        loggers.ending(),
     ):
         workers = session.workers
         start = find_start(config, run, workers, show, resume=resume)
@@ -140,8 +139,8 @@ def partition(
     """
     config, show = with_graph(config, graph), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        size = count_workers(config, cluster, show)
-        given = read_input(size.config, size.workers, show, cluster, early=size.early)
+        sized, workers, early = count_workers(config, cluster, show)
+        given = read_input(sized, workers, show, cluster, early=early)
         meta = given.made(show).meta
     if meta is None:
         raise ConfigError(
@@ -186,9 +185,8 @@ def check(
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, ClusterNodes(config, cluster) as nodes:
-        size = count_workers(config, cluster, show)
-        config, workers = size.config, size.workers
-        look = read_input(config, workers, show, cluster, early=size.early, only_look=True)
+        config, workers, early = count_workers(config, cluster, show)
+        look = read_input(config, workers, show, cluster, early=early, only_look=True)
         with to_look_at(look) as given:
             batch = config.sampling.batch_size * workers
             if isinstance(given, UnreadGraph):

@@ -36,10 +36,8 @@ class Watch:
         self._show = job.show
 
     def start_up(self, detail: Callable[[str], object], arrived: Callable[[], bool]) -> None:
-        """Wait until ``arrived`` returns True, or the job ends.
-
-        Args:
-            detail: called with the present activity of Ray or the ranks.
+        """Wait until ``arrived`` returns True, or the job ends; ``detail``: called with the present
+        activity of Ray or the ranks.
 
         Raises:
             TrainingError: the workers do not start.
@@ -74,11 +72,8 @@ class Watch:
 
 
 def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
-    """Show the records of a training until it ends.
-
-    Raises:
-        TrainingError: the workers do not start, or the run directory is gone.
-    """
+    """Show the records of a training until it ends. Raises TrainingError if the workers do not
+    start, or the run directory is gone."""
     config, run, show = job.config, job.run, job.show
     watch = Watch(job, launch)
     records = watch.first_records(tail)
@@ -154,11 +149,8 @@ class _Storage:
         self._told = False
 
     def poll(self) -> None:
-        """Check now, if it is time.
-
-        Raises:
-            TrainingError: the run directory was replaced, or removed and not put back.
-        """
+        """Check now, if it is time. Raises TrainingError if the run directory was replaced, or
+        removed and not put back."""
         lost, now = self._run.lost, time.monotonic()
         if lost is None:
             self._last_seen = now

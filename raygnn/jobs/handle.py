@@ -43,7 +43,7 @@ class Handle(ABC):
         """Interrupt it and wait until it has saved a checkpoint.
 
         Args:
-            timeout: seconds; then it is terminated without a checkpoint.
+            timeout: seconds; then a local one is killed, and can resume from an older checkpoint.
         """
 
     @abstractmethod
@@ -66,11 +66,7 @@ class Handle(ABC):
 
     def metrics(self) -> pandas.DataFrame:
         """Return one row per record so far, as `Run.metrics`; empty before the first one, and if
-        the run directory is not visible from here.
-
-        Raises:
-            DataError: a record is damaged.
-        """
+        the run directory is not visible from here. Raises DataError if a record is damaged."""
         import pandas
 
         run = self.run

@@ -128,17 +128,10 @@ class LocalJob(Handle):
         return run if run is not None and begun_by(run, self._id) else None
 
     def logs(self, lines: int | None = None) -> str:
-        """Return the last so many lines of its output, at most 10,000; logs of ranks are in the run
-        directory."""
-        kept = list(self._lines)
+        kept = list(self._lines)  # the last 10,000; logs of ranks are in the run directory
         return "\n".join(kept if lines is None else kept[-lines:])
 
     def stop(self, timeout: float = 120.0) -> None:
-        """Interrupt it and wait until it has saved a checkpoint.
-
-        Args:
-            timeout: seconds; then it is killed, and can resume from an older checkpoint.
-        """
         if not self._ended.is_set():
             self._process.terminate()
             if not self._ended.wait(timeout):

@@ -1,16 +1,15 @@
 """A cluster's job server: Ray's client with timeouts, errors with a remedy, and a job's output
-as it is printed, also over connections that break."""
+as it is printed."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -45,38 +44,26 @@ RUN, STORAGE, VERSION = "raygnn.run", "raygnn.storage", "raygnn.version"
 # loggers with a line for each package and connection
 _TALKATIVE = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 
-# of following a job's output, in seconds
-_TICK = 1.0  # between polls without output
-_AGAIN, _BETWEEN = 2.0, 0.2  # before another request; before another connection
-_SLOWEST = 10.0  # before another connection, after several without new output
-_SILENT = 15  # polls without a line before the job's state is requested
-_END = 5.0  # for closing a connection
+# between requests for a job's output, in seconds; ten times what the last one took, since each
+# returns all of it
+_OFTENEST, _RAREST = 1.0, 30.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """Job on the server.
+    """Job on the server."""
 
-    Attributes:
-        id: its submission id.
-        state: ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``.
-        code: its exit code, once it has ended.
-        run, storage: name and location of its run, for jobs of `raygnn submit`.
-        command: its entry point.
-        message: Ray's.
-        started: seconds since the epoch.
-    """
-
-    id: str
-    state: str
-    code: int | None
+    id: str  # its submission id
+    state: str  # ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``
+    code: int | None  # its exit code, once it has ended
+    # run, storage: name and location of its run, for jobs of `raygnn submit`
     run: str | None
     storage: str | None
-    command: str
-    message: str
-    started: float | None
+    command: str  # its entry point
+    message: str  # Ray's
+    started: float | None  # seconds since the epoch
 
     @property
     def trains(self) -> bool:
@@ -96,16 +83,13 @@ class JobServer:
         address: ``http://HOST:8265``; None = RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else this
             machine's.
 
-    Attributes:
-        address: its URL.
-
     Raises:
         InputError: this is not the address of a job server.
         PreflightError: there is no answer, or the token is wrong.
     """
 
     def __init__(self, address: str | None = None):
-        self.address = _url(address)
+        self.address = _url(address)  # its URL
         _use_token()
         import ray.job_submission  # noqa: F401 - takes seconds, which are not the server's
 
@@ -165,10 +149,7 @@ class JobServer:
 
     def find(self, name: str) -> JobInfo:
         """Return the job of this id, or of a run of this name: one in progress, else the latest.
-
-        Raises:
-            InputError: there is none.
-        """
+        Raises InputError if there is none."""
         jobs = self.jobs()
         of_run = sorted((job for job in jobs if job.run == name), key=lambda job: job.over)
         for job in (*(job for job in jobs if job.id == name), *of_run):
@@ -186,10 +167,6 @@ class JobServer:
     def log(self, job: str) -> str:
         """Return a job's output."""
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
-
-    def tail(self, job: str) -> AsyncIterator[str]:
-        """Follow a job's output from its beginning."""
-        return self._client.tail_job_logs(job)
 
     def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:
         """Call Ray's client, which has no timeouts, for at most so many seconds."""
@@ -330,117 +307,38 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
     return PreflightError(f"the job server: {said[:_SHOWN]}", where=address, remedy=remedy)
 
 
-def tail(server: JobServer, job: str) -> Iterator[str | None]:
-    """Follow a job's output until it is over; not for a thread with a running event loop, such as
-    that of a notebook's cells.
-
-    Yields:
-        a line without its end; None each second without one.
-
-    Raises:
-        PreflightError: the server is unreachable for two minutes.
-        InputError: there is no such job.
-    """
-    seen, pause = 0, _BETWEEN
+def tail(server: JobServer, job: str) -> Iterator[str]:
+    """Yield the lines of a job's output until it is over. Raises PreflightError if the server is
+    unreachable for two minutes, and InputError if there is no such job."""
+    seen = 0
     for over in states(server, job):
-        if over is None:
-            time.sleep(_AGAIN)
-            yield None
-            continue
-        count, silent, before, rest, whole = 0, 0, seen, "", False
-        # whatever ends a connection, the next request to the server reports it
-        with suppress(Exception), closing(_texts(server, job)) as texts:
-            for text in texts:
-                if text is None:
-                    yield None
-                    silent += 1
-                    # a connection may be dead without an error
-                    if silent % _SILENT == 0 and _over(server, job) is not False:
-                        break
-                    continue
-                silent = 0
-                *lines, rest = (rest + text).split("\n")
-                for line in lines:
-                    count += 1
-                    if count > seen:
-                        seen = count
-                        yield line
-            else:
-                whole = True
-        if over or (whole and _over(server, job)):
-            if not whole or not (count or rest):
-                yield from _others(server, job, seen)
-            elif rest:
-                yield rest
+        began = time.monotonic()
+        try:
+            *lines, rest = ("" if over is None else server.log(job)).split("\n")
+        except PreflightError:  # it fails at bytes that are not UTF-8
+            lines, rest = [], "(the job server cannot read the rest of the output)"
+        yield from lines[seen:]
+        seen = max(seen, len(lines))
+        if over:
+            yield from filter(None, [rest])
             return
-        # each connection sends all output again, and some never send more: see _others
-        pause = _BETWEEN if seen > before else min(2 * pause, _SLOWEST)
-        time.sleep(pause)
+        time.sleep(min(max(_OFTENEST, 10 * (time.monotonic() - began)), _RAREST))
 
 
 def states(server: JobServer, job: str) -> Iterator[bool | None]:
-    """Yield True if a job is over, False if not, None if the server does not answer.
-
-    Raises:
-        PreflightError: the server is unreachable for two minutes.
-        InputError: there is no such job.
-    """
-    lost: float | None = None
+    """Yield True if a job is over, False if not, None if the server does not answer. Raises
+    PreflightError if the server is unreachable for two minutes, and InputError if there is no such
+    job."""
+    answered = time.monotonic()
     while True:
-        over = _over(server, job)
-        if over is not None:
-            lost = None
-        elif lost is None:
-            lost = time.monotonic()
-        elif time.monotonic() - lost > _AWAY:
+        over: bool | None = None
+        with suppress(PreflightError):
+            over = server.info(job).over
+            answered = time.monotonic()
+        if over is None and time.monotonic() - answered > _AWAY:
             raise PreflightError(
                 f"the job server has not answered for {_AWAY:g} s",
                 where=server.address,
                 remedy="the job may still run: raygnn logs --follow shows it later",
             )
         yield over
-
-
-def _others(server: JobServer, job: str, seen: int) -> Iterator[str]:
-    """Yield the lines after so many of a job that is over, which a web socket did not send: its
-    messages have at most 4 MiB, and the job server fails at bytes that are not UTF-8."""
-    try:
-        lines = server.log(job).split("\n")
-    except PreflightError:
-        yield "(the job server cannot read the rest of the output)"
-        return
-    yield from lines[seen : len(lines) - (not lines[-1])]
-
-
-def _over(server: JobServer, job: str) -> bool | None:
-    """Return whether the job has ended; None if the server does not answer."""
-    try:
-        return server.info(job).over
-    except PreflightError:
-        return None
-
-
-def _texts(server: JobServer, job: str) -> Generator[str | None, None, None]:
-    """Yield pieces of a job's output from one web socket; None each second without one."""
-    loop = asyncio.new_event_loop()
-    texts = server.tail(job)
-
-    async def following() -> str | None:
-        return await anext(texts, None)
-
-    task = None
-    try:
-        while True:
-            task = loop.create_task(following())
-            while not task.done():
-                loop.run_until_complete(asyncio.wait([task], timeout=_TICK))
-                if not task.done():
-                    yield None
-            if (text := task.result()) is None:
-                return
-            yield text
-    finally:
-        if task is not None and task.cancel():
-            loop.run_until_complete(asyncio.wait([task], timeout=_END))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()

@@ -41,16 +41,11 @@ _ON_STORAGE = ("storage", "partition.path")
 
 @dataclass(frozen=True)
 class Package:
-    """Job that is ready to be submitted.
-
-    Attributes:
-        contents: the files that are uploaded with it.
-        data: path of its input among them; None if that is on the cluster's storage.
-    """
+    """Job that is ready to be submitted."""
 
     config: Config
-    contents: upload.Contents
-    data: Path | None
+    contents: upload.Contents  # the files that are uploaded with it
+    data: Path | None  # path of its input among them; None if that is on the cluster's storage
 
     @property
     def file(self) -> str:
@@ -71,9 +66,7 @@ class Package:
 
 
 def prepare(
-    config: ConfigSource,
-    overrides: Overrides | None = None,
-    working_dir: str | Path | None = None,
+    config: ConfigSource, overrides: Overrides | None = None, working_dir: str | Path | None = None
 ) -> Package:
     """Check that a job can be uploaded; nothing is sent or written.
 
@@ -193,16 +186,12 @@ def send(
 
 
 class SubmittedJob(Handle):
-    """Job of a cluster's job server.
-
-    Attributes:
-        id: its submission id.
-        storage: location of its run on the cluster's nodes; None if it is not known.
-    """
+    """Job of a cluster's job server."""
 
     def __init__(self, server: JobServer, job: str, name: str, storage: str | None):
-        self.id = job
+        self.id = job  # its submission id
         self.name = name
+        # location of its run on the cluster's nodes; None if it is not known
         self.storage = storage
         self._server = server
 
@@ -231,18 +220,14 @@ class SubmittedJob(Handle):
 
     def follow(self, show: Display) -> JobInfo:
         """Show its output until it is over, and return its last state. On a terminal, the progress
-        of training is a bar, as in `raygnn train`.
-
-        Raises:
-            PreflightError: the job server does not answer any more; the job may still run.
-        """
+        of training is a bar, as in `raygnn train`. Raises PreflightError if the job server does not
+        answer any more; the job may still run."""
         told_why = False
         with show.remote_lines() as live:
             for line in tail(self._server, self.id):
-                if line is not None:
-                    self.told = ProgressLine.read(line) or self.told
-                    told_why |= line.startswith("error: ")
-                    live(line)
+                self.told = ProgressLine.read(line) or self.told
+                told_why |= line.startswith("error: ")
+                live(line)
         info = self.info
         if info.state == "failed" and not told_why:
             show.note(f"{self.id}: {' '.join(info.message.split())[:_LONGEST]}")
@@ -325,11 +310,8 @@ def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
 
 
 def check_storage(config: str, overrides: Overrides) -> None:
-    """Check that a job in a copy of a working directory writes nothing there.
-
-    Raises:
-        ConfigError: it would, or the configuration is wrong.
-    """
+    """Check that a job in a copy of a working directory writes nothing there. Raises ConfigError if
+    it would, or the configuration is wrong."""
     job, relative = load_for_elsewhere(config, overrides)
     _check_places(job, relative, config)
 
@@ -349,11 +331,8 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
 
 
 def _carried(config: Config, relative: frozenset[str], directory: Path, label: str) -> Path | None:
-    """Return the input that is uploaded with the job: one with a relative path.
-
-    Raises:
-        ConfigError: it does not exist, or is not within the directory.
-    """
+    """Return the input that is uploaded with the job: one with a relative path. Raises ConfigError
+    if it does not exist, or is not within the directory."""
     key, path = "graph.path", getattr(config.graph, "path", None)
     if path is None and (root := getattr(config.graph, "args", {}).get("root")) is not None:
         key, path = "graph.args.root", Path(str(root))

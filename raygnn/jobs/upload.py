@@ -50,22 +50,16 @@ _KEY = re.compile(rb'(?:^|"private_key": ?")-----BEGIN [A-Z0-9 ]*PRIVATE KEY----
 
 @dataclass(frozen=True)
 class Contents:
-    """Files of a directory that are uploaded.
+    """Files of a directory that are uploaded."""
 
-    Attributes:
-        directory: absolute.
-        files: path within it → bytes.
-        left_out: links to directories or out of it, special files, and names that are not UTF-8,
-            which Ray cannot pack.
-        secrets: files and, with a slash at the end, directories that look like secrets; skipped.
-        whole: True if all files were counted.
-    """
-
-    directory: Path
-    files: dict[str, int]
+    directory: Path  # absolute
+    files: dict[str, int]  # path within it → bytes
+    # links to directories or out of it, special files, and names that are not UTF-8, which Ray
+    # cannot pack
     left_out: tuple[str, ...]
+    # files and, with a slash at the end, directories that look like secrets; skipped
     secrets: tuple[str, ...]
-    whole: bool
+    whole: bool  # True if all files were counted
 
     @property
     def size(self) -> int:
@@ -96,14 +90,12 @@ class Contents:
 def contents_of(directory: Path, data: Path | None = None, without: Path | None = None) -> Contents:
     """Select the files of a directory to upload: without version control, environments, caches,
     likely secrets, and what a ``.gitignore`` or ``.rayignore`` names; as for Ray, each is about the
-    files below it. Small files are searched for private keys.
+    files below it. Small files are searched for private keys. Raises InputError if it is no
+    directory, or cannot be read.
 
     Args:
         data: a file or directory within it that is uploaded in spite of ignore files.
         without: a directory that is not.
-
-    Raises:
-        InputError: it is no directory, or cannot be read.
     """
     if not directory.is_dir():
         raise InputError("there is no such directory", where=str(directory))
@@ -132,14 +124,12 @@ def contents_of(directory: Path, data: Path | None = None, without: Path | None 
 
 
 def pack(contents: Contents, job: dict[str, object], name: str, target: Path) -> None:
-    """Copy the files and the job into an empty directory.
+    """Copy the files and the job into an empty directory. Raises InputError if a file cannot be
+    read, or there is no free space.
 
     Args:
         job: the configuration, plain JSON types.
         name: of its file; replaces a file of that name.
-
-    Raises:
-        InputError: a file cannot be read, or there is no free space.
     """
     with storage_errors(target, InputError, "set TMPDIR to another place"):
         for file in contents.files:

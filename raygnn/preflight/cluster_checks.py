@@ -153,11 +153,8 @@ def _differ(
     remedy: str,
     missing: str = "missing",
 ) -> Iterator[Finding]:
-    """Yield a finding if the nodes' values differ, about the nodes with rare values.
-
-    Args:
-        values: node → its value.
-    """
+    """Yield a finding if the nodes' values differ, about the nodes with rare values; ``values``:
+    node → its value."""
     nodes_of: dict[str, list[str]] = defaultdict(list)
     for node, value in values.items():
         nodes_of[value or missing].append(node)
@@ -166,18 +163,17 @@ def _differ(
         return
     usual = max(nodes_of, key=lambda value: len(nodes_of[value]))
     odd = [node for value, nodes in nodes_of.items() if value != usual for node in nodes]
-    listed = ", ".join(f"{value} on {_first_three(nodes)}" for value, nodes in nodes_of.items())
+    listed = ", ".join(
+        f"{value} on {', '.join(nodes[:3])}"
+        + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        for value, nodes in nodes_of.items()
+    )
     finding = error if uniform == "strict" else warn
     yield finding(
         f"nodes differ in {aspect}: {listed}",
         f"{remedy}, or accept it with cluster.allow: [{check}]",
         odd[:20],
     )
-
-
-def _first_three(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
 
 
 def cpus_are_there(job: JobFacts) -> Iterator[Finding]:

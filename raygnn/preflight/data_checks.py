@@ -40,11 +40,7 @@ def partition_visible(job: JobFacts) -> Iterator[Finding]:
             what = f"{name} of the partition {node.damaged[name]}"
         else:
             continue
-        yield error(
-            f"{job.partition.directory}: {what}",
-            remedy,
-            [node.node],
-        )
+        yield error(f"{job.partition.directory}: {what}", remedy, [node.node])
 
 
 def parts_agree(job: JobFacts) -> Iterator[Finding]:

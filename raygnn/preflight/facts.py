@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from raygnn.config.comm_plan import NodeNetwork
 from raygnn.graph.data import EdgeType
@@ -13,78 +12,57 @@ from raygnn.graph.data import EdgeType
 
 @dataclass(frozen=True)
 class Gpu:
-    """NVIDIA GPU; unknown facts are None.
-
-    Attributes:
-        driver: version, e.g. ``"550.54.15"``.
-        capability: compute capability, e.g. ``(9, 0)``; bf16 needs 8.0.
-        ecc: True if error correction is on.
-        processes: ids of the processes that use it.
-    """
+    """NVIDIA GPU; unknown facts are None."""
 
     model: str
     uuid: str | None = None
     memory: int | None = None
-    driver: str | None = None
-    capability: tuple[int, int] | None = None
-    ecc: bool | None = None
-    processes: tuple[int, ...] = ()
+    driver: str | None = None  # version, e.g. ``"550.54.15"``
+    capability: tuple[int, int] | None = None  # compute capability, e.g. ``(9, 0)``; bf16 needs 8.0
+    ecc: bool | None = None  # True if error correction is on
+    processes: tuple[int, ...] = ()  # ids of the processes that use it
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts that a node reports about itself; unknown ones are None.
+    """Facts that a node reports about itself; unknown ones are None."""
 
-    Attributes:
-        node: its name in messages.
-        id: Ray's id; empty on an embedded Ray.
-        python: e.g. ``"3.11.7"``.
-        versions: package → version, None if it is not installed.
-        code: SHA-256 over raygnn's source files.
-        cpu: the processor's model.
-        cpu_flags: those of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16`` that it has.
-        cpus, gpus: available to a process.
-        memory, memory_available: of the machine or the container, whichever is smaller.
-        open_files: limit of open files; None = no limit.
-        environment: variables of communication and threads that are set already.
-        clock: seconds that its clock is ahead of the driver's.
-        shm_free: free space in ``/dev/shm``.
-        cache: why the node cannot cache parts in ``staging.path``; None = it can.
-        cache_free, disk_free: free space there, and in ``storage``.
-        storage: ``"ok"`` if ``storage`` is the driver's and writable; ``"missing"``, ``"other"``
-            (the same path, but not the driver's) or ``"readonly"``.
-        storage_error: for an object store that is not ``"ok"``: problem and remedy.
-        partition_files: path within the partition → size, of the files that the node sees.
-        partition_fingerprint: SHA-256 over the partition's json files.
-        damaged: path within the partition → problem, of the files that there was time to read.
-        problem: why there are no facts, if there are none.
-    """
-
-    node: str
-    id: str = ""
-    python: str = ""
+    node: str  # its name in messages
+    id: str = ""  # Ray's id; empty on an embedded Ray
+    python: str = ""  # e.g. ``"3.11.7"``
+    # package → version, None if it is not installed
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    code: str | None = None
-    cpu: str | None = None
+    code: str | None = None  # SHA-256 over raygnn's source files
+    cpu: str | None = None  # the processor's model
+    # those of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16`` that it has
     cpu_flags: tuple[str, ...] = ()
+    # cpus, gpus: available to a process
     cpus: int = 0
     gpus: tuple[Gpu, ...] = ()
+    # memory, memory_available: of the machine or the container, whichever is smaller
     memory: int | None = None
     memory_available: int | None = None
-    open_files: int | None = None
+    open_files: int | None = None  # limit of open files; None = no limit
     network: NodeNetwork = field(default_factory=NodeNetwork)
+    # variables of communication and threads that are set already
     environment: Mapping[str, str] = field(default_factory=dict)
-    clock: float | None = None
-    shm_free: int | None = None
-    cache: str | None = None
+    clock: float | None = None  # seconds that its clock is ahead of the driver's
+    shm_free: int | None = None  # free space in ``/dev/shm``
+    cache: str | None = None  # why the node cannot cache parts in ``staging.path``; None = it can
+    # cache_free, disk_free: free space there, and in ``storage``
     cache_free: int | None = None
     disk_free: int | None = None
+    # ``"ok"`` if ``storage`` is the driver's and writable; ``"missing"``, ``"other"`` (the same
+    # path, but not the driver's) or ``"readonly"``
     storage: str = "ok"
+    # for an object store that is not ``"ok"``: problem and remedy
     storage_error: tuple[str, str] | None = None
+    # path within the partition → size, of the files that the node sees
     partition_files: Mapping[str, int] = field(default_factory=dict)
-    partition_fingerprint: str | None = None
+    partition_fingerprint: str | None = None  # SHA-256 over the partition's json files
+    # path within the partition → problem, of the files that there was time to read
     damaged: Mapping[str, str] = field(default_factory=dict)
-    problem: str | None = None
+    problem: str | None = None  # why there are no facts, if there are none
 
 
 @dataclass(frozen=True)
@@ -104,16 +82,12 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that Ray may assign: on each node, used or not, and the sums that are free now.
-
-    Attributes:
-        growing: seconds that a job would wait for more nodes; 0 if none will come.
-    """
+    """Resources that Ray may assign: on each node, used or not, and the sums that are free now."""
 
     nodes: tuple[NodeResources, ...]
     free_cpus: float
     free_gpus: float
-    growing: float = 0.0
+    growing: float = 0.0  # seconds that a job would wait for more nodes; 0 if none will come
 
     @property
     def cpus(self) -> float:
@@ -126,15 +100,6 @@ class Resources:
     def workers(self, cpus: float, gpus: float) -> int:
         """Return how many workers of so many CPUs and GPUs each fit, none split between nodes."""
         return sum(node.workers(cpus, gpus) for node in self.nodes)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """Result of one batch through a user-defined model, as a finding; severity None = it works."""
-
-    severity: Literal["error", "warn"] | None = None
-    what: str = ""
-    remedy: str = ""
 
 
 @dataclass(frozen=True, order=True)
@@ -150,32 +115,23 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """Partition as the driver sees it, or the graph before it is partitioned.
+    """Partition as the driver sees it, or the graph before it is partitioned."""
 
-    Attributes:
-        directory: its path; empty before it is built.
-        bytes: its size, or that of the graph in memory.
-        files: path within it → size.
-        fingerprint: SHA-256 over its json files; None before it is built.
-        nodes: node type → number of nodes.
-        columns: node type → array → its type in each part; a single one if ``alike``.
-        splits: ``train``, ``val``, ``test`` → number of nodes of the target type, or of graphs;
-            known ones only.
-        by_type: node type → its ``splits``.
-        alike: every part has the same arrays, cut from one array each.
-        edges: edge type → array → its type in the first part that has edges.
-        reverses: edge type → the type of its reverse edges, if known.
-    """
-
-    directory: str
+    directory: str  # its path; empty before it is built
     num_parts: int
-    bytes: int
-    files: Mapping[str, int]
-    fingerprint: str | None
-    nodes: Mapping[str, int]
+    bytes: int  # its size, or that of the graph in memory
+    files: Mapping[str, int]  # path within it → size
+    fingerprint: str | None  # SHA-256 over its json files; None before it is built
+    nodes: Mapping[str, int]  # node type → number of nodes
+    # node type → array → its type in each part; a single one if ``alike``
     columns: Mapping[str, Mapping[str, tuple[ArrayType, ...]]]
+    # ``train``, ``val``, ``test`` → number of nodes of the target type, or of graphs; known ones
+    # only
     splits: Mapping[str, int]
+    # node type → its ``splits``
     by_type: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    alike: bool = False
+    alike: bool = False  # every part has the same arrays, cut from one array each
+    # edge type → array → its type in the first part that has edges
     edges: Mapping[EdgeType, Mapping[str, ArrayType]] = field(default_factory=dict)
+    # edge type → the type of its reverse edges, if known
     reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, TypeAlias
+from functools import cached_property, partial
+from typing import Literal, TypeAlias, get_args
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import EdgeTarget
-from raygnn.preflight.facts import ArrayType, DryRun, NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.facts import ArrayType, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import goal_of, known_splits
 
@@ -20,20 +20,13 @@ Severity = Literal["error", "warn", "info"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding that refuses the job (``error``), warns (``warn``) or informs (``info``).
+    """Finding that refuses the job (``error``), warns (``warn``) or informs (``info``)."""
 
-    Attributes:
-        check: name of the check.
-        what: one sentence, with the values in it.
-        remedy: one sentence, what to do.
-        nodes: the nodes concerned; empty if it is about the job as a whole.
-    """
-
-    check: str
+    check: str  # name of the check
     severity: Severity
-    what: str
-    remedy: str = ""
-    nodes: tuple[str, ...] = ()
+    what: str  # one sentence, with the values in it
+    remedy: str = ""  # one sentence, what to do
+    nodes: tuple[str, ...] = ()  # the nodes concerned; empty if it is about the job as a whole
 
     def __str__(self) -> str:
         named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
@@ -48,45 +41,30 @@ class Finding:
         return f"{self.severity} [{self.check}]: {self}{remedy}"
 
 
-def error(what: str, remedy: str, nodes: Iterable[str] = ()) -> Finding:
-    """Return a finding that refuses the job, for a check to yield; `run_checks` names the check."""
-    return Finding("", "error", what, remedy, tuple(nodes))
+def _finding(severity: Severity, what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
+    """Return a finding for a check to yield; `run_checks` names the check."""
+    return Finding("", severity, what, remedy, tuple(nodes))
 
 
-def warn(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
-    """Return a warning; else as `error`."""
-    return Finding("", "warn", what, remedy, tuple(nodes))
-
-
-def info(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
-    """Return a note; else as `error`."""
-    return Finding("", "info", what, remedy, tuple(nodes))
+error, warn, info = (partial(_finding, severity) for severity in get_args(Severity))
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts of a job that checks may read.
-
-    Attributes:
-        nodes: nodes that answered; ``silent`` are those that did not.
-        workers: number of workers at the start.
-        links: measured links between nodes.
-        ntype: node type of the targets; None if there is no such type.
-        edges: edges of the targets, or problem and remedy; None if the task is not on edges. With
-            multi-task learning, `by_task` has both.
-        dry_run: result of the model's dry run, if there was one.
-    """
+    """Facts of a job that checks may read."""
 
     config: Config
     partition: PartitionFacts
     resources: Resources
-    nodes: tuple[NodeFacts, ...]
+    nodes: tuple[NodeFacts, ...]  # nodes that answered; ``silent`` are those that did not
     silent: tuple[NodeFacts, ...]
-    workers: int
-    ntype: str | None
-    links: tuple[Link, ...] = ()
+    workers: int  # number of workers at the start
+    ntype: str | None  # node type of the targets; None if there is no such type
+    links: tuple[Link, ...] = ()  # measured links between nodes
+    # edges of the targets, or problem and remedy; None if the task is not on edges. With multi-task
+    # learning, `by_task` has both
     edges: EdgeTarget | tuple[str, str] | None = None
-    dry_run: DryRun | None = None
+    dry_run: Finding | None = None  # finding of the model's dry run, if any
 
     @cached_property
     def by_task(self) -> dict[str, JobFacts]:

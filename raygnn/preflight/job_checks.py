@@ -187,39 +187,30 @@ def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
 def model_runs(job: JobFacts) -> Iterator[Finding]:
     """Your own model runs one batch forward and backward on the CPU of the machine where the
     command runs, on a small random graph with the types and arrays of yours."""
-    if job.dry_run is not None and job.dry_run.severity is not None:
-        yield Finding("model_runs", job.dry_run.severity, job.dry_run.what, job.dry_run.remedy)
+    if job.dry_run is not None:
+        yield job.dry_run
 
 
 def storage_visible(job: JobFacts) -> Iterator[Finding]:
     """`storage` is one directory for all nodes, or an object store that each can read and write."""
-    if job.config.store is not None:
-        for state, text in (("missing", "reached"), ("other", "read"), ("readonly", "written to")):
-            without = [node for node in job.nodes if node.storage == state]
-            if without:
-                why, remedy = without[0].storage_error or (
-                    "it is another place there than here",
-                    "see that the node reaches it, and has credentials for it",
-                )
-                yield error(
-                    f"storage {job.config.storage} cannot be {text} there: {why}",
-                    remedy,
-                    [node.node for node in without],
-                )
-        return
+    # state → what is so of a directory, and what an object store cannot be
     texts = {
-        "missing": "does not exist there",
-        "other": "is another directory there than here",
-        "readonly": "cannot be made or written there",
+        "missing": ("does not exist there", "reached"),
+        "other": ("is another directory there than here", "read"),
+        "readonly": ("cannot be made or written there", "written to"),
     }
-    for state, text in texts.items():
-        nodes = [node.node for node in job.nodes if node.storage == state]
-        if nodes:
-            yield error(
-                f"storage {job.config.storage} {text}",
-                "set storage to a directory that every node mounts and may write",
-                nodes,
+    for state, (text, verb) in texts.items():
+        nodes = [node for node in job.nodes if node.storage == state]
+        remedy = "set storage to a directory that every node mounts and may write"
+        if nodes and job.config.store is not None:
+            why, remedy = nodes[0].storage_error or (
+                "it is another place there than here",
+                "see that the node reaches it, and has credentials for it",
             )
+            text = f"cannot be {verb} there: {why}"
+        if nodes:
+            named = [node.node for node in nodes]
+            yield error(f"storage {job.config.storage} {text}", remedy, named)
 
 
 def memory_fits(job: JobFacts) -> Iterator[Finding]:
@@ -349,10 +340,7 @@ def weight_bytes(job: JobFacts, workers: int) -> float:
         return weights
     # numbers that the optimizer keeps for each weight
     state = int(train.momentum > 0) if train.optimizer == "sgd" else 2
-    copies = {
-        "none": 2 + state,
-        "optimizer": 2 + state / workers,
-    }
+    copies = {"none": 2 + state, "optimizer": 2 + state / workers}
     return weights * copies[config.comm.shard]
 
 

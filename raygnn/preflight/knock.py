@@ -50,11 +50,8 @@ class Knock:
         )
 
     def wait(self) -> None:
-        """Wait until this process is accepted.
-
-        Raises:
-            PreflightError: it is refused, or there is no answer.
-        """
+        """Wait until this process is accepted. Raises PreflightError if it is refused, or there is
+        no answer."""
         if self._process is None:
             return
         try:

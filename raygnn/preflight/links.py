@@ -37,23 +37,17 @@ _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EN
 
 @dataclass(frozen=True)
 class Link:
-    """Measured link between two nodes, in one direction.
+    """Measured link between two nodes, in one direction."""
 
-    Attributes:
-        source, target: names of the nodes; the source sends.
-        latency_ms: median round trip of a small message; None if none came back.
-        mbits: Mbit/s of payload that the target received over one connection at a steady rate;
-            None if the stream failed.
-        problem: the step that failed, and how; None if none did.
-        local: both are on one machine, so that no network was measured.
-    """
-
+    # source, target: names of the nodes; the source sends
     source: str
     target: str
-    latency_ms: float | None
+    latency_ms: float | None  # median round trip of a small message; None if none came back
+    # Mbit/s of payload that the target received over one connection at a steady rate; None if the
+    # stream failed
     mbits: float | None
-    problem: str | None = None
-    local: bool = False
+    problem: str | None = None  # the step that failed, and how; None if none did
+    local: bool = False  # both are on one machine, so that no network was measured
 
 
 def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -69,11 +63,7 @@ def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 class Responder:
-    """Server for `measure`, one peer at a time; a context manager.
-
-    Attributes:
-        port: where it listens.
-    """
+    """Server for `measure`, one peer at a time; a context manager."""
 
     def __init__(self, address: str, token: bytes, *, lifetime: float = 60.0):
         """Listen.
@@ -93,7 +83,7 @@ class Responder:
         self._guests: list[socket.socket] = []  # have not sent a token yet; the oldest first
         self._peers: dict[threading.Thread, socket.socket] = {}
         self._listener = socket.create_server((address, 0), family=_family(address))
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = self._listener.getsockname()[1]  # where it listens
         self._thread = threading.Thread(target=self._accept, name="responder", daemon=True)
         self._thread.start()
 
@@ -144,11 +134,8 @@ class Responder:
                 self._serve(peer)
 
     def _serve(self, peer: socket.socket) -> None:
-        """Answer a peer's frames.
-
-        Raises:
-            OSError: it has gone, is silent, or does not read its answers.
-        """
+        """Answer a peer's frames. Raises OSError if it has gone, is silent, or does not read its
+        answers."""
         peer.sendall(_FRAME.pack(_HELLO, 0, 0))
         while True:
             kind, first, second = _FRAME.unpack(_read(peer, _FRAME.size))
@@ -163,11 +150,9 @@ class Responder:
                 return
 
     def _steady(self, peer: socket.socket, warm: int, span: int) -> tuple[int, int]:
-        """Receive a stream; return the bytes of at least ``span`` ns, and those ns.
-
-        The first ``warm`` ns do not count. Both ends of the time are arrivals, so that the wait
-        for a packet on a slow line does not count.
-        """
+        """Receive a stream; return the bytes of at least ``span`` ns, and those ns. The first
+        ``warm`` ns do not count. Both ends of the time are arrivals, so that the wait for a packet
+        on a slow line does not count."""
         buffer = bytearray(_BLOCK)
         start = mark = count = 0
         while True:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,6 @@ _PROC, _SYS = Path("/proc"), Path("/sys")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
-_ARM = {
-    ("0x41", "0xd0c"): "Arm Neoverse-N1",
-    ("0x41", "0xd40"): "Arm Neoverse-V1",
-    ("0x41", "0xd49"): "Arm Neoverse-N2",
-    ("0x41", "0xd4f"): "Arm Neoverse-V2",
-}
 
 # Of communication and threads. Those of CUDA are named in full: others share their prefix.
 _VARIABLES = re.compile(
@@ -56,14 +51,14 @@ def cpus() -> int:
 
 
 def cpu_model() -> str | None:
-    """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; on most Arm
-    servers it is derived from the kernel's numbers."""
+    """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; of most Arm servers
+    the kernel's numbers."""
     fields = _fields(_PROC / "cpuinfo")  # of the first processor
     if model := fields.get("model name"):
         return model
     implementer, part = fields.get("CPU implementer"), fields.get("CPU part")
     if implementer and part:
-        return _ARM.get((implementer, part), f"Arm implementer {implementer} part {part}")
+        return f"Arm implementer {implementer} part {part}"
     return fields.get("Processor") or fields.get("Hardware") or fields.get("cpu") or None
 
 
@@ -98,18 +93,13 @@ def environment() -> dict[str, str]:
 def code_digest() -> str:
     """Return SHA-256 over path and content of the package's ``*.py`` files, without hidden files
     (an editor's copies) and unreadable ones."""
-    files = {
-        file.relative_to(_PACKAGE).as_posix(): file
-        for file in _PACKAGE.rglob("*.py")
-        if not any(part.startswith(".") for part in file.relative_to(_PACKAGE).parts)
-    }
+    names = sorted(file.relative_to(_PACKAGE).as_posix() for file in _PACKAGE.rglob("*.py"))
     digest = hashlib.sha256()
-    for name in sorted(files):
-        try:
-            content = files[name].read_bytes()
-        except OSError:
-            continue
-        digest.update(os.fsencode(f"{name}\0{len(content)}\0") + content)
+    for name in names:
+        if not name.startswith(".") and "/." not in name:
+            with suppress(OSError):
+                content = (_PACKAGE / name).read_bytes()
+                digest.update(os.fsencode(f"{name}\0{len(content)}\0") + content)
     return digest.hexdigest()
 
 

@@ -32,18 +32,13 @@ _RELATION = "relation"
 
 
 class StoredFiles(NamedTuple):
-    """Files in the directory of a partition or a collection.
-
-    Attributes:
-        sizes: path within the directory → bytes, of every file that a node needs.
-        jsons: its description; of a partition DGL's json, and our manifest if it has one.
-        digests: known SHA-256 of the files.
-    """
+    """Files in the directory of a partition or a collection."""
 
     directory: AnyPath
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # path within the directory → bytes, of every file that a node needs
+    # its description; of a partition DGL's json, and our manifest if it has one
     jsons: tuple[str, ...]
-    digests: Mapping[str, str]
+    digests: Mapping[str, str]  # known SHA-256 of the files
 
     @property
     def fingerprint(self) -> str | None:
@@ -244,10 +239,7 @@ def _etype(
 
 
 def _reverse(
-    task: EdgeTaskConfig,
-    etype: EdgeType,
-    arrays: _Arrays,
-    reverses: Mapping[EdgeType, EdgeType],
+    task: EdgeTaskConfig, etype: EdgeType, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType]
 ) -> EdgeType | str | None:
     """Return the type of the reverse edges, if any; a text is a problem."""
     if task.exclude != "reverse":
@@ -269,11 +261,8 @@ def _reverse(
 
 
 def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
-    """Return the facts of a partition from its manifest, or without one from its parts.
-
-    Raises:
-        DataError: a part cannot be read.
-    """
+    """Return the facts of a partition from its manifest, or without one from its parts. Raises
+    DataError if a part cannot be read."""
     files = stored_files(meta)
     if meta.manifest is None:
         columns, edges, by_type = _from_parts(meta)

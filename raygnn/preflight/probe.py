@@ -51,21 +51,15 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Question:
-    """Paths and files that a node checks.
+    """Paths and files that a node checks."""
 
-    Attributes:
-        storage: location of runs; None = not checked.
-        token: a file that the driver has written into it, or into the nearest existing directory
-            above it; None on one node.
-        cache: ``staging.path``; None = the temporary directory.
-        partition: its files; None before it is built.
-        share: number of this node, and of all: each starts to read at another file.
-    """
-
-    storage: AnyPath | None
+    storage: AnyPath | None  # location of runs; None = not checked
+    # a file that the driver has written into it, or into the nearest existing directory above it;
+    # None on one node
     token: AnyPath | None
-    cache: str | None
-    partition: StoredFiles | None = None
+    cache: str | None  # ``staging.path``; None = the temporary directory
+    partition: StoredFiles | None = None  # its files; None before it is built
+    # number of this node, and of all: each starts to read at another file
     share: tuple[int, int] = (0, 1)
 
     @classmethod
@@ -102,11 +96,9 @@ def probe_local(
 
 
 class Probes:
-    """Actors on all living nodes of the connected Ray, as a context manager.
-
-    They are kept between questions, since each is a Python process. The links between the nodes
-    are measured after the first answers.
-    """
+    """Actors on all living nodes of the connected Ray, as a context manager. They are kept between
+    questions, since each is a Python process. The links between the nodes are measured after the
+    first answers."""
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
@@ -143,18 +135,41 @@ class Probes:
             return self.ask(question, max(deadline, _FIRST if config.cluster.wait_seconds else 0.0))
 
     def ask(self, question: Question, deadline: float) -> Survey:
-        """Probe all nodes at the same time.
+        """Probe all nodes at the same time; ``deadline``: seconds for each node, counted from the
+        first answer, which may take 30 s."""
+        import ray
+        from ray.exceptions import RayError
 
-        Args:
-            deadline: seconds for each node, counted from the first answer, which may take 30 s.
-        """
         alive = _alive()
         names = _names(alive)
         changed = {node["NodeID"] for node in alive} != self._actors.keys()
         if changed:  # at first, or after nodes joined or left
             self._end()
             self._actors = {node["NodeID"]: _start(node) for node in alive}
-        facts = _ask(alive, names, self._actors, question, deadline)
+        tasks = {}
+        for number, node in enumerate(alive):
+            key = node["NodeID"]
+            asked = replace(question, share=(number, len(alive)))
+            look = self._actors[key].facts
+            tasks[key] = look.remote(asked, names[key], key, node["NodeManagerAddress"])
+        # the first answer shows how long starting Python takes here
+        _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
+        if late:
+            _, late = ray.wait(late, num_returns=len(late), timeout=deadline)
+        late = set(late)
+        facts: list[NodeFacts] = []
+        for key, task in tasks.items():
+            if task in late:
+                facts.append(NodeFacts(names[key], key, problem=f"no answer within {deadline:g} s"))
+                continue
+            try:
+                facts.append(ray.get(task, timeout=deadline))
+            except RayError as error:
+                facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
+                continue
+            if len(facts) <= _CLOCKS:
+                with suppress(RayError):  # then its clock is unknown
+                    facts[-1] = replace(facts[-1], clock=_clock(self._actors[key], deadline))
         if changed:
             # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
@@ -210,43 +225,6 @@ def _start(node: dict[str, Any]) -> Any:
     if node["Resources"].get("GPU"):  # older Rays hide GPUs from actors that request none
         options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     return ray.remote(_Prober).options(**options).remote()
-
-
-def _ask(
-    alive: Sequence[dict[str, Any]],
-    names: dict[str, str],
-    probers: dict[str, Any],
-    question: Question,
-    deadline: float,
-) -> list[NodeFacts]:
-    import ray
-    from ray.exceptions import RayError
-
-    tasks = {}
-    for number, node in enumerate(alive):
-        key = node["NodeID"]
-        asked = replace(question, share=(number, len(alive)))
-        task = probers[key].facts.remote(asked, names[key], key, node["NodeManagerAddress"])
-        tasks[key] = task
-    # the first answer shows how long starting Python takes here
-    _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
-    if late:
-        _, late = ray.wait(late, num_returns=len(late), timeout=deadline)
-    late = set(late)
-    facts: list[NodeFacts] = []
-    for key, task in tasks.items():
-        if task in late:
-            facts.append(NodeFacts(names[key], key, problem=f"no answer within {deadline:g} s"))
-            continue
-        try:
-            facts.append(ray.get(task, timeout=deadline))
-        except RayError as error:
-            facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
-            continue
-        if len(facts) <= _CLOCKS:
-            with suppress(RayError):  # then its clock is unknown
-                facts[-1] = replace(facts[-1], clock=_clock(probers[key], deadline))
-    return facts
 
 
 def _clock(prober: Any, deadline: float) -> float:
@@ -313,11 +291,9 @@ def _place(config: Config) -> AnyPath:
 
 @contextmanager
 def _token(storage: AnyPath) -> Iterator[AnyPath]:
-    """Yield a file that only a node with the same storage can see.
-
-    If the storage does not exist yet, it is in the nearest existing directory above, so that
-    concurrent commands do not create or remove what another needs.
-    """
+    """Yield a file that only a node with the same storage can see. If the storage does not exist
+    yet, it is in the nearest existing directory above, so that concurrent commands do not create or
+    remove what another needs."""
     name = f".probe-{uuid.uuid4().hex}"
     if isinstance(storage, RemotePath):
         there = _put(storage, name)
@@ -446,13 +422,10 @@ def _store(storage: RemotePath, token: AnyPath | None) -> tuple[str, tuple[str, 
 
 
 def _put(storage: RemotePath, name: str) -> RemotePath:
-    """Write an empty file into the nearest existing directory at or above ``storage``: removing
-    the only file of a directory in an object store would leave an empty object instead of the
-    directory. Without permission there, it is written into ``storage``.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Write an empty file into the nearest existing directory at or above ``storage``: removing the
+    only file of a directory in an object store would leave an empty object instead of the
+    directory. Without permission there, it is written into ``storage``. Raises DataError if it
+    cannot be written."""
     try:
         place = storage
         while not place.is_dir() and "/" in place.path.strip("/"):

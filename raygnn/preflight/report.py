@@ -14,7 +14,7 @@ from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight import cluster_checks, data_checks, job_checks
-from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Check, Finding, JobFacts, counted, run_checks
 from raygnn.preflight.job_checks import REMEDIES, memory_plan
 from raygnn.preflight.links import Link
@@ -41,14 +41,7 @@ def described() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of a preflight.
-
-    Attributes:
-        comm: communication plan of the ranks.
-        seconds: duration of the checks, without the probes of the nodes.
-        of_job: False if it is about the nodes alone, for which ``comm`` has no meaning.
-        memory: see `raygnn.preflight.job_checks.memory_plan`.
-    """
+    """Outcome of a preflight."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("node", "address", "python", "torch", "dgl", "ray", "processor", "CPUs", "GPUs"),
@@ -59,9 +52,10 @@ class Report:
     findings: tuple[Finding, ...]
     nodes: tuple[NodeFacts, ...]
     links: tuple[Link, ...]
-    comm: CommPlan
-    seconds: float
-    of_job: bool = True
+    comm: CommPlan  # communication plan of the ranks
+    seconds: float  # duration of the checks, without the probes of the nodes
+    of_job: bool = True  # False if it is about the nodes alone, for which ``comm`` has no meaning
+    # see `raygnn.preflight.job_checks.memory_plan`
     memory: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -96,10 +90,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row per node, under `COLUMNS`; "≠" marks a value unlike that of most nodes.
-
         Memory and disk are free space; the link is one TCP connection to the next node around a
-        ring. Unknown values are empty.
-        """
+        ring. Unknown values are empty."""
         links = {link.source: link for link in self.links}
         rows = [_row(node, links.get(node.node)) for node in self.nodes]
         answered = [row for node, row in zip(self.nodes, rows) if not node.problem]
@@ -130,14 +122,14 @@ def refuse(findings: Sequence[Finding], config: Config) -> None:
 
 
 def preflight(
-    config: Config, facts: PartitionFacts, survey: Survey, dry_run: DryRun | None = None
+    config: Config, facts: PartitionFacts, survey: Survey, dry_run: Finding | None = None
 ) -> Report:
     """Check whether the job can run. Nothing is raised for a finding: see `refuse`.
 
     Args:
         facts: of the partition, or of the graph before it is partitioned.
         survey: facts of the nodes.
-        dry_run: result of a user-defined model's dry run, if there was one.
+        dry_run: finding of a user-defined model's dry run, if any.
     """
     return _report(config, facts, survey, CHECKS, dry_run)
 
@@ -158,7 +150,7 @@ def _report(
     facts: PartitionFacts,
     survey: Survey,
     checks: tuple[Check, ...],
-    dry_run: DryRun | None = None,
+    dry_run: Finding | None = None,
 ) -> Report:
     start = time.monotonic()
     ntype, edges = (None, None) if config.tasks else goal_of(config, facts)
@@ -228,36 +220,30 @@ class DisplayTable(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[tuple[str, ...]]
 
-    @property
-    def width(self) -> int:
-        """Width in characters with no cell folded."""
-        cells = zip(self.columns, *self.rows)
-        return sum(max(map(len, column)) + 3 for column in cells) + 1
 
-
-def display_blocks(report: Report, width: int) -> Iterator[DisplayTable | str]:
-    """Yield the nodes and the communication variables: tables if they fit ``width``, else a line
-    per node and per variable, after a line with the values that all nodes share."""
+def display_blocks(report: Report) -> Iterator[DisplayTable | str]:
+    """Yield the nodes and the communication variables as tables, after a line with the values that
+    all nodes share."""
     if all(node.problem for node in report.nodes):
         return  # there is a finding
-    alike, table = _nodes(report)
-    if alike:
-        yield alike
-    if table is not None and table.width <= width:
-        yield table
-    elif table is not None:
-        for row in table.rows:
-            yield _line(table.columns[1:], f"node {row[0]}", row[1:])
+    yield from _nodes(report)
     if report.of_job:
-        yield from _communication(report, width)
+        comm = report.comm
+        title = f"communication: {comm.backend}, {comm.why}"
+        rows = comm.rows({node.id: node.node for node in report.nodes})
+        columns: tuple[str, ...] = ("node", "variable", "value", "reason")
+        if all(row[0] == "all" for row in rows):
+            columns, rows = columns[1:], [row[1:] for row in rows]
+        yield DisplayTable(title, columns, rows) if rows else title
 
 
-def _nodes(report: Report) -> tuple[str, DisplayTable | None]:
-    """Return a line with shared values, and a table of the others; None for a single node."""
+def _nodes(report: Report) -> Iterator[DisplayTable | str]:
+    """Yield a line with shared values, and a table of the others; a line for a single node."""
     rows = report.rows()
     if len(rows) == 1:
         (row,) = rows
-        return _line(Report.COLUMNS[1:], f"node {row[0]}", row[1:]), None
+        yield _line(Report.COLUMNS[1:], f"node {row[0]}", row[1:])
+        return
     answered = [row for node, row in zip(report.nodes, rows) if not node.problem]
     usual = [i for i in Report.COMPARED if len({row[i] for row in answered}) == 1]
     kept = [0]
@@ -271,28 +257,10 @@ def _nodes(report: Report) -> tuple[str, DisplayTable | None]:
         (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
         for node, row in zip(report.nodes, rows)
     ]
-    alike = ""
     if usual:
         names, values = [Report.COLUMNS[i] for i in usual], [answered[0][i] for i in usual]
-        alike = _line(names, f"all {len(answered)} nodes", values)
-    return alike, DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)
-
-
-def _communication(report: Report, width: int) -> Iterator[DisplayTable | str]:
-    comm = report.comm
-    title = f"communication: {comm.backend}, {comm.why}"
-    rows = comm.rows({node.id: node.node for node in report.nodes})
-    columns: tuple[str, ...] = ("node", "variable", "value", "reason")
-    if all(row[0] == "all" for row in rows):
-        columns, rows = columns[1:], [row[1:] for row in rows]
-    table = DisplayTable(title, columns, rows)
-    if rows and table.width <= width:
-        yield table
-        return
-    yield title
-    for *node, variable, value, reason in rows:
-        place = f"{node[0]}: " if node else ""
-        yield f"  {place}{variable}={value} ({reason})"
+        yield _line(names, f"all {len(answered)} nodes", values)
+    yield DisplayTable("nodes", [Report.COLUMNS[i] for i in kept], cells)
 
 
 def _line(columns: Sequence[str], name: str, cells: Sequence[str]) -> str:

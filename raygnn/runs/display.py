@@ -53,16 +53,13 @@ class Display:
     Args:
         console: by default standard output, and standard error for errors.
         verbose: print a stage's details as lines if there is no live line.
-
-    Attributes:
-        on_note: called with each note, too.
     """
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False):
         self.console = console or _console()
         self.error_console = console or _console(stderr=True)
         self.verbose = verbose
-        self.on_note: Callable[[str], None] | None = None
+        self.on_note: Callable[[str], None] | None = None  # called with each note, too
 
     def header(self, rows: Mapping[str, str]) -> None:
         """Print a line per row, the names aligned."""
@@ -170,10 +167,8 @@ class Display:
             settle()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table; columns of numbers are flush right, integers grouped by thousands.
-
-        Cells are folded between words only; if a word is too wide, each row is a block of lines.
-        """
+        """Print a table; columns of numbers are flush right, integers grouped by thousands. Cells
+        are folded between words only; if a word is too wide, each row is a block of lines."""
         cells = [[_cell(value) for value in row] for row in rows]
         layout = _layout([columns, *cells], self.console.width)
         self._line((title, "bold"))

@@ -2,12 +2,12 @@
 
 1. `stoppable` turns the signal into one `KeyboardInterrupt` in the main thread, which nothing on
    the way may swallow. While a job is watched, `held` puts it off until the next `sleep`.
-2. `shut_down` asks the ranks for a last checkpoint and waits for it and its upload, at most
-   ``fault.save_timeout``. The ranks make no step after it (`raygnn.checkpoint.lifecycle`). A second
-   signal, 3 s after the first or later, ends the wait.
-3. `shut_down` stops the job: each rank's watch thread (`raygnn.worker.main`) writes the black box
-   and exits, whatever collective the rank waits in. What does not end in time is killed.
-4. `raygnn.driver.session` records ``interrupted`` in the summary, shuts Ray down, and raises
+2. `raygnn.driver.session` asks the ranks for a last checkpoint and waits for it and its upload, at
+   most ``fault.save_timeout``. The ranks make no step after it (`raygnn.checkpoint.lifecycle`). A
+   second signal, 3 s after the first or later, ends the wait.
+3. It stops the job: each rank's watch thread (`raygnn.worker.main`) writes the black box and exits,
+   whatever collective the rank waits in. What does not end in time is killed.
+4. It records ``interrupted`` in the summary, shuts Ray down, and raises
    `raygnn.errors.Interrupted`, which is the command's message and exit code.
 """
 
@@ -19,12 +19,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Protocol
-
-from raygnn.runs.output import OutputLost
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN = signal.SIGURG  # ignored by what has no handler, and sorts after those of STOPS
@@ -132,47 +129,11 @@ def held() -> Iterator[None]:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, as a loop in `held` does between two rounds.
-
-    Raises:
-        KeyboardInterrupt: a stop was asked for.
-    """
+    """Sleep, as a loop in `held` does between two rounds. Raises KeyboardInterrupt if a stop was
+    asked for."""
     time.sleep(seconds)
     if not _stop.taken:
         raise KeyboardInterrupt
-
-
-class StoppableJob(Protocol):
-    """Job that the command runs."""
-
-    @property
-    def trains(self) -> bool:
-        """True if its ranks are between their first step and their last."""
-
-    def save(self) -> None:
-        """Have the ranks write a last checkpoint."""
-
-    def stop(self) -> None:
-        """End the ranks."""
-
-
-def shut_down(
-    job: StoppableJob, error: BaseException, note: Callable[[str], None], *, save: bool
-) -> None:
-    """End a job whose command ends with an error.
-
-    Args:
-        note: shows a line to the user.
-        save: whether a checkpoint is of use.
-    """
-    try:
-        if save and isinstance(error, (KeyboardInterrupt, OutputLost)) and job.trains:
-            with suppress(OutputLost), taken():
-                note("interrupted: saving a checkpoint")
-            with taken():
-                job.save()
-    finally:
-        job.stop()
 
 
 def pending() -> bool:

@@ -75,16 +75,13 @@ class MetricsWriter:
             step once; None = keep none.
         patience: seconds to wait for storage that is full or away.
 
-    Attributes:
-        waiting: why records wait, if they do.
-
     Raises:
         TrainingError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, keep: int | None = None, patience: float = 0.0):
         self.path = path
-        self.waiting: OSError | None = None
+        self.waiting: OSError | None = None  # why records wait, if they do
         self._file = Appender(path)
         with storage_errors(path):
             descriptor = retry(self._file.open, patience)
@@ -93,11 +90,8 @@ class MetricsWriter:
                 os.ftruncate(descriptor, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record, with scalars of Python, numpy or torch.
-
-        Raises:
-            TrainingError: too many records wait for a file that cannot be written.
-        """
+        """Append one record, with scalars of Python, numpy or torch. Raises TrainingError if too
+        many records wait for a file that cannot be written."""
         assert {"step", "time"} <= record.keys(), sorted(record)
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
         self.waiting = None
@@ -110,11 +104,8 @@ class MetricsWriter:
                     raise
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close the file, after waiting up to ``seconds`` for storage that is full or away.
-
-        Raises:
-            TrainingError: records cannot be written.
-        """
+        """Close the file, after waiting up to ``seconds`` for storage that is full or away. Raises
+        TrainingError if records cannot be written."""
         try:
             with storage_errors(self.path):
                 retry(self._file.flush, seconds)
@@ -200,10 +191,7 @@ def last_lines(path: Path, most: int) -> list[bytes]:
 
 def read_metrics(path: Path) -> list[Record]:
     """Return all records of the file, ``[]`` if there is none; an incomplete last line is skipped.
-
-    Raises:
-        DataError: another line is no record.
-    """
+    Raises DataError if another line is no record."""
     try:
         with open_regular(path) as file:
             content = file.read()

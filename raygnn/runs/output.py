@@ -20,17 +20,14 @@ LOGGER_THREAD = "raygnn-logger-"  # name prefix of threads for which a command d
 
 
 class OutputLost(Interrupted):
-    """Standard output cannot be written any more.
-
-    Attributes:
-        quiet: True if the reader (head, less) has exited, which needs no message.
-    """
+    """Standard output cannot be written any more."""
 
     def __init__(self, error: OSError):
         super().__init__(
             f"standard output cannot be written: {error.strerror}",
             remedy="send it to where there is room, and somebody who reads it",
         )
+        # True if the reader (head, less) has exited, which needs no message
         self.quiet = error.errno == errno.EPIPE
         if self.quiet:
             self.exit_code = 128 + signal.SIGPIPE
@@ -75,11 +72,7 @@ def printable(text: str) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print and flush.
-
-    Raises:
-        OutputLost: it cannot be printed.
-    """
+    """Print and flush. Raises OutputLost if it cannot be printed."""
     output = Output(sys.stdout)
     output.write(text + end)
     output.flush()

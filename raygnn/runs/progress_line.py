@@ -28,13 +28,10 @@ _LEFT_OUT = {"epoch": 0, "loss": 1, "step": 4}
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """A line as `TrainingProgress` writes it; a bar and its columns on a terminal.
-
-    Attributes:
-        step, total: optimizer steps made, and of the whole training.
-    """
+    """A line as `TrainingProgress` writes it; a bar and its columns on a terminal."""
 
     text: str
+    # step, total: optimizer steps made, and of the whole training
     step: int
     total: int
 
@@ -95,13 +92,11 @@ class TrainingProgress:
     Args:
         steps_per_epoch: optimizer steps in an epoch.
         total_steps: optimizer steps of the training.
-
-    Attributes:
-        on_line: called with each plain line: at an evaluation, at most every second, and every 5
-            seconds between evaluations.
     """
 
     def __init__(self, steps_per_epoch: int, total_steps: int):
+        # called with each plain line: at an evaluation, at most every second, and every 5 seconds
+        # between evaluations
         self.on_line: Callable[[str], None] | None = None
         self._steps_per_epoch = max(1, steps_per_epoch)
         self._total = max(1, total_steps)
@@ -121,7 +116,12 @@ class TrainingProgress:
         if self._first is None:
             # Rates count from the first record on: what came before was start-up.
             self._first = (self._step, self._time)
-        values = {key: value for key, value in record.items() if _is_shown(key, value)}
+        values = {
+            key: value
+            for key, value in record.items()
+            if key in ("train/loss", "seeds_per_second") or key.startswith("val/")
+            if isinstance(value, (int, float))
+        }
         self._values |= values
         evaluated = any(key.startswith("val/") for key in values)
         due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
@@ -173,11 +173,6 @@ class TrainingProgress:
             yield Text("waiting for the first step", no_wrap=True, overflow="crop")
         else:
             yield self._progress_line()
-
-
-def _is_shown(key: str, value: Any) -> bool:
-    is_ours = key in ("train/loss", "seeds_per_second") or key.startswith("val/")
-    return is_ours and isinstance(value, (int, float))
 
 
 def clock(seconds: float) -> str:

@@ -50,14 +50,10 @@ _GRACE = 90.0  # seconds to end Ray and its workers in
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """Run directory. Every property reads the files anew, so that a live run can be followed.
+    """Run directory. Every property reads the files anew, so that a live run can be followed."""
 
-    Attributes:
-        path: absolute path of the run directory, or of its local copy.
-        replica: maintains the local copy of a run in an object store.
-    """
-
-    path: Path
+    path: Path  # absolute path of the run directory, or of its local copy
+    # maintains the local copy of a run in an object store
     replica: Replica | None = field(default=None, compare=False)
 
     @property
@@ -79,10 +75,7 @@ class Run:
 
     def checkpoints(self, *names: str) -> Path:
         """Return the directory of checkpoints and weights, after fetching those of these names.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        Raises DataError if they cannot be read."""
         directory = self.path / CHECKPOINTS
         if self.replica is not None:
             for name in names:
@@ -96,20 +89,13 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Resolved configuration.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Resolved configuration. Raises DataError if the file is damaged."""
         return read_config(self.files)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``: ``metrics``, ``steps``, ``seeds_per_second``, ``seconds``, …
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """``summary.json``: ``metrics``, ``steps``, ``seeds_per_second``, ``seconds``, … Raises
+        DataError if the file is damaged."""
         return read_summary(self.files)
 
     @property
@@ -140,22 +126,17 @@ class Run:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """One row per record in order of writing; missing values are NaN.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """One row per record in order of writing; missing values are NaN. Raises DataError if the
+        file is damaged."""
         import pandas
 
         return pandas.DataFrame.from_records(read_metrics(self.files / METRICS))
 
     @property
     def ranks(self) -> pandas.DataFrame:
-        """Times and resource use of each rank, a row per number, in order of writing.
-
-        Columns: ``step``, ``time``, ``rank``, ``group`` (``seconds`` per batch, ``bytes`` per
-        batch, ``use``, ``memory``, ``network``), ``name`` and ``value`` (NaN = unknown).
-        """
+        """Times and resource use of each rank, a row per number, in order of writing. Columns:
+        ``step``, ``time``, ``rank``, ``group`` (``seconds`` per batch, ``bytes`` per batch,
+        ``use``, ``memory``, ``network``), ``name`` and ``value`` (NaN = unknown)."""
         import pandas
 
         columns = ("step", "time", "rank", "group", "name", "value")
@@ -172,11 +153,8 @@ class Run:
         return figure(self.files)
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write ``report.html``, or the file ``out``, and return its path.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Write ``report.html``, or the file ``out``, and return its path. Raises InputError if it
+        cannot be written."""
         from raygnn.runs.report.page import write_report
 
         file = write_report(self.files, out)
@@ -371,13 +349,15 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
         problem = "this is not a run directory" if given.exists() else "there is no such run"
     except OSError as error:  # the name is too long, or a directory on the way cannot be entered
         raise InputError(f"cannot be read: {error.strerror}", where=str(run)[:_SHOWN]) from error
-    names = [other.name for other in list_runs(str(directory))]
-    near = difflib.get_close_matches(given.name, names, n=3, cutoff=0.5) or names[:3]
-    raise InputError(
-        problem,
-        where=str(directory / given.name),
-        remedy=f"did you mean {', '.join(near)}?" if near else f"there are no runs in {directory}",
-    )
+    raise _no_run(problem, str(directory / given.name), given.name, directory)
+
+
+def _no_run(what: str, where: str, name: str, storage: Path | Uri) -> InputError:
+    """Return the error for a name that is no run, with the most similar ones."""
+    names = [other.name for other in list_runs(storage)]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:3]
+    remedy = f"did you mean {', '.join(near)}?" if near else f"there are no runs in {storage}"
+    return InputError(what, where=where, remedy=remedy)
 
 
 def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
@@ -397,22 +377,13 @@ def _open_remote(uri: Uri, *, remains: bool = False) -> Run:
     run = Run(replica.directory, replica)
     if is_run(run.path) or (remains and _has_remains(run.path)):
         return run
-    names = [other.name for other in list_runs(uri.parent)]
-    near = difflib.get_close_matches(uri.name, names, n=3, cutoff=0.5) or names[:3]
-    raise InputError(
-        "there is no such run",
-        where=str(uri),
-        remedy=f"did you mean {', '.join(near)}?" if near else f"there are none in {uri.parent}",
-    )
+    raise _no_run("there is no such run", str(uri), uri.name, uri.parent)
 
 
 def open_remains(run: str | Path, storage: str = "runs") -> Run:
     """Open a run, also one without a valid config.yaml, if it has a summary.json or a rank's file
-    in logs/; for reading only, not to decide what may be deleted.
-
-    Raises:
-        InputError: see :func:`open_run`.
-    """
+    in logs/; for reading only, not to decide what may be deleted. Raises InputError as `open_run`
+    does."""
     if (uri := _uri(run, storage)) is not None:
         return _open_remote(uri, remains=True)
     try:
@@ -433,23 +404,19 @@ def _has_remains(path: Path) -> bool:
         return False
 
 
-def list_runs(storage: str | Uri = "runs") -> list[Run]:
-    """Return the runs in ``storage``, the newest first; ``[]`` if it does not exist.
-
-    Raises:
-        InputError: the directory cannot be listed.
-        DataError: the object store cannot be listed.
-    """
+def list_runs(storage: str | Path | Uri = "runs") -> list[Run]:
+    """Return the runs in ``storage``, the newest first; ``[]`` if it does not exist. Raises
+    InputError if the directory cannot be listed, and DataError if the object store cannot be
+    listed."""
     place = storage if isinstance(storage, Uri) else read_storage(str(storage))
     if isinstance(place, Uri):
         return _list_remote(place)
-    directory = place
     try:
-        paths = [path for path in directory.iterdir() if not path.is_symlink() and is_run(path)]
+        paths = [path for path in place.iterdir() if not path.is_symlink() and is_run(path)]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError(f"cannot be listed: {error.strerror}", where=str(directory)) from error
+        raise InputError(f"cannot be listed: {error.strerror}", where=str(place)) from error
     return [Run(path) for path in sorted(paths, key=_began, reverse=True)]
 
 
@@ -466,16 +433,9 @@ def _list_remote(storage: Uri) -> list[Run]:
 
 
 def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
-    """Run ``raygnn VERB … --json`` in a separate process, and return its parsed output.
-
-    Args:
-        timeout: seconds.
-
-    Raises:
-        RaygnnError: the command's `InputError`, `PreflightError`, `TrainingError` or
-            `Interrupted`.
-        TrainingError: it took longer, or ended without a result.
-    """
+    """Run ``raygnn VERB … --json`` in a separate process for at most ``timeout`` seconds; returns
+    its parsed output. Raises the command's error, and TrainingError if it took longer, or ended
+    without a result."""
     process = subprocess.Popen(
         [sys.executable, "-m", "raygnn", verb, *args, "--json"],
         stdin=subprocess.DEVNULL,

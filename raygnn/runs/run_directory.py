@@ -44,7 +44,6 @@ from raygnn.util.files import (
 from raygnn.util.locks import LOCK, Lock, holder
 
 Mode = Literal["new", "overwrite", "resume"]
-Status = Literal["running", "done", "failed", "interrupted"]
 
 CONFIG = "config.yaml"
 PREFLIGHT = "preflight.json"
@@ -79,11 +78,8 @@ MARK = "# raygnn run: the configuration as it was resolved\n"
 
 
 def storage_path(storage: str | Path) -> Path:
-    """Return the absolute local directory for ``storage``, a path or a ``file://`` URI.
-
-    Raises:
-        InputError: any other URI, or an invalid path.
-    """
+    """Return the absolute local directory for ``storage``, a path or a ``file://`` URI. Raises
+    InputError for any other URI, or an invalid path."""
     text = str(storage)
     if "://" not in text:
         return local_path(text, "storage")
@@ -98,11 +94,8 @@ def storage_path(storage: str | Path) -> Path:
 
 
 def read_storage(text: str) -> Path | Uri:
-    """Parse ``storage``: an absolute local directory, or the URI of an object store.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Parse ``storage``: an absolute local directory, or the URI of an object store. Raises
+    InputError if it is neither."""
     if "://" not in text or text.startswith("file:"):
         return storage_path(text)
     if text.partition("://")[0] not in SCHEMES or "\0" in text:
@@ -115,11 +108,8 @@ def read_storage(text: str) -> Path | Uri:
 
 
 def local_path(text: str, where: str) -> Path:
-    """Return the absolute path for a text.
-
-    Raises:
-        InputError: it is no valid path; ``where`` is the error's.
-    """
+    """Return the absolute path for a text. Raises InputError, with ``where``, if it is no valid
+    path."""
     try:
         if "\0" not in text:
             return Path(text).expanduser().absolute()
@@ -165,20 +155,14 @@ def is_run(path: Path) -> bool:
 
 
 def is_kept(store: Uri, name: str) -> bool:
-    """Return True if the store has a run of that name.
-
-    Raises:
-        DataError: the store cannot be read.
-    """
+    """Return True if the store has a run of that name. Raises DataError if the store cannot be
+    read."""
     return (RemotePath.of(store, "storage") / name / CONFIG).is_file()
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the resolved configuration of the run at ``path``.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Read the resolved configuration of the run at ``path``. Raises DataError if the file is
+    damaged."""
     file = path / CONFIG
     if file.is_symlink():  # the report would show the user's file that it links to
         raise DataError("this is a symbolic link", where=str(file), remedy="put the file there")
@@ -193,20 +177,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return ``summary.json`` of the run at ``path``; ``{}`` if there is none.
-
-    Raises:
-        DataError: the file is damaged, or larger than a run ever writes it.
-    """
+    """Return ``summary.json`` of the run at ``path``; ``{}`` if there is none. Raises DataError if
+    the file is damaged, or larger than a run ever writes it."""
     return read_json(path / SUMMARY, _LARGEST_SUMMARY)
 
 
 def read_status(path: Path) -> str:
     """Return ``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone).
-
-    Raises:
-        DataError: ``summary.json`` is damaged.
-    """
+    Raises DataError if ``summary.json`` is damaged."""
     status = read_summary(path).get("status", "running")
     if status == "running" and holder(path / LOCK) is None:
         return "killed"
@@ -218,23 +196,19 @@ class RunDir:
 
     For a run in an object store it is the local working directory, into which the run is
     downloaded, and from which changes are uploaded.
-
-    Attributes:
-        path: absolute path of the directory.
-        place: location in the object store, or None.
-        tell: called with notes for the user.
-        begun: True once :meth:`begin` was called; until then the files are an earlier run's.
-        token: name of a file in it that is unique to this command; empty before :meth:`begin`.
     """
 
     def __init__(self, path: Path, mode: Mode, store: Uri | None = None, patience: float = 0.0):
-        self.path = path
+        self.path = path  # absolute path of the directory
         self.uri = None if store is None else store / path.name
+        # location in the object store, or None
         self.place = None if self.uri is None else RemotePath.of(self.uri, "storage")
-        self.tell: Callable[[str], object] = lambda text: None
+        self.tell: Callable[[str], object] = lambda text: None  # called with notes for the user
+        # True once :meth:`begin` was called; until then the files are an earlier run's
         self.begun = False
         self._mode = mode
         self._made: list[Path] = []
+        # name of a file in it that is unique to this command; empty before :meth:`begin`
         self.token = ""
         self._lock = Lock(path / LOCK, "is writing into this run directory")
         self._claim = None if self.place is None else Claim(self.place)
@@ -381,13 +355,11 @@ class RunDir:
         return read_summary(self.path)
 
     def update_summary(self, wait: float = 0.0, **entries: Any) -> dict[str, Any]:
-        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``; returns all.
+        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``; returns all. Raises
+        TrainingError if it cannot be read or written.
 
         Args:
             wait: seconds for which the storage may be full or away.
-
-        Raises:
-            TrainingError: it cannot be read or written.
         """
 
         def update() -> dict[str, Any]:
@@ -403,12 +375,8 @@ class RunDir:
             raise storage_error(error) or error from error
 
     def write(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and of its
-        ``parts`` the counts over all types.
-
-        Raises:
-            TrainingError: it cannot be written.
-        """
+        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and of its ``parts``
+        the counts over all types. Raises TrainingError if it cannot be written."""
         with storage_errors(self.path / name):
             write_json(self.path / name, facts)
 

@@ -28,10 +28,8 @@ def patient(act: Callable[..., T]) -> Callable[..., T]:
 
 
 def storage_error(error: Exception) -> TrainingError | None:
-    """Return the error to report for storage that is away; None for any other error.
-
-    Callers that can wait for the storage have done so before.
-    """
+    """Return the error to report for storage that is away; None for any other error. Callers that
+    can wait for the storage have done so before."""
     where = getattr(error, "where", None) or getattr(error, "filename", None)
     if not is_away(error) or where is None:  # without a path it may be of the network
         return None

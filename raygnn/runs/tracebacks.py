@@ -26,10 +26,8 @@ _PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/worker/planes/\w+_plane\.py")
 
 @dataclass(frozen=True)
 class Frame:
-    """Frame of a call stack; ``whose`` code: ``user``, ``raygnn`` or ``library``.
-
-    As text, paths of files that are not the user's begin with their package.
-    """
+    """Frame of a call stack; ``whose`` code: ``user``, ``raygnn`` or ``library``. As text, paths of
+    files that are not the user's begin with their package."""
 
     file: str
     line: int
@@ -57,11 +55,8 @@ class Frame:
 
 
 def whose_path(file: str, own: Sequence[str] = ()) -> str:
-    """Return whose code a file is, judged by its path on any machine.
-
-    Args:
-        own: path suffixes of the user's modules.
-    """
+    """Return whose code a file is, judged by its path on any machine; ``own``: path suffixes of the
+    user's modules."""
     if any(file.endswith(end) for end in own):
         return "user"
     if _OURS.search(file):
@@ -83,11 +78,9 @@ def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
-    """Return the frames of a traceback's first cause, in the order of the text.
-
-    Of exceptions raised ``from`` each other the first counts; of those raised while another was
-    handled, the last, which is unrelated to it.
-    """
+    """Return the frames of a traceback's first cause, in the order of the text. Of exceptions
+    raised ``from`` each other the first counts; of those raised while another was handled, the
+    last, which is unrelated to it."""
     block = trace.split(_DURING)[-1].split(_BECAUSE)[0]
     return [
         Frame(m["file"], int(m["line"]), m["function"].strip(), whose_path(m["file"], own))

@@ -30,12 +30,7 @@ _NS = 1e9
 
 
 class Claim:
-    """Claim of a run's name, held from `acquire` until `release`, or until it is `lost`.
-
-    Attributes:
-        lost: True if another command has taken it over.
-        stale: the holder whose stale claim was taken over, if any.
-    """
+    """Claim of a run's name, held from `acquire` until `release`, or until it is `lost`."""
 
     def __init__(self, run: RemotePath):
         self._run = run
@@ -44,8 +39,8 @@ class Claim:
         self._stale: set[str] = set()
         self._released = threading.Event()
         self._beats: threading.Thread | None = None
-        self.lost = False
-        self.stale: str | None = None
+        self.lost = False  # True if another command has taken it over
+        self.stale: str | None = None  # the holder whose stale claim was taken over, if any
 
     def acquire(self, tell: Callable[[str], object] = lambda text: None) -> None:
         """Acquire the claim; waits for the heartbeat of a holder that may be dead.
@@ -83,11 +78,8 @@ class Claim:
     def _await_end(
         self, name: str, seen: Stat, mine: Stat | None, tell: Callable[[str], object]
     ) -> None:
-        """Wait until another claim is gone, or remove it if it is stale.
-
-        Raises:
-            InputError: it has a heartbeat.
-        """
+        """Wait until another claim is gone, or remove it if it is stale. Raises InputError if it
+        has a heartbeat."""
         file, began = self._directory / name, time.monotonic()
         holder = None
         with contextlib.suppress(DataError):
@@ -136,11 +128,8 @@ def _name(holder: Holder | None) -> str:
 
 
 def held_by(files: Mapping[str, Stat]) -> str | None:
-    """Return the claim that is not stale by this machine's clock, if any.
-
-    Args:
-        files: the run's, as `RemotePath.files` lists them.
-    """
+    """Return the claim that is not stale by this machine's clock, if any; ``files``: the run's, as
+    `RemotePath.files` lists them."""
     for name, stat in files.items():
         at = stat.st_mtime_ns
         if name.startswith(f"{CLAIMS}/") and (not at or time.time() - at / _NS < 2 * SILENCE):

@@ -45,11 +45,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="raygnn-publisher", daemon=True)
 
     def start(self, known: Mapping[str, Stat]) -> None:
-        """Start the thread.
-
-        Args:
-            known: files in the store, as `bring` found them.
-        """
+        """Start the thread; ``known``: files in the store, as `bring` found them."""
         self._sent = {name: (stat, 0.0) for name, stat in known.items() if travels(name)}
         self._thread.start()
 

@@ -41,19 +41,15 @@ class RemotePath:
     An object store shows a file when all of it is written; a file system such as HDFS may show it
     before. ``str`` hides credentials. It can be pickled.
 
-    Attributes:
-        root: URI of the file system, with the credentials.
-        path: path within it, from its root.
-        key: configuration key of the location, for errors.
-        seen: facts of all files below a directory, from one request; None = one request for each.
-
     Raises:
         DataError: by every method with a request, if the store cannot be reached.
     """
 
-    root: Uri
-    path: str
+    root: Uri  # URI of the file system, with the credentials
+    path: str  # path within it, from its root
+    # configuration key of the location, for errors
     key: str = field(default="partition.path", compare=False)
+    # facts of all files below a directory, from one request; None = one request for each
     seen: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -140,10 +136,7 @@ class RemotePath:
             stream.write(data)
 
     def upload(self, source: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Upload a local file.
-
-        Args:
-            moved: called after each piece.
+        """Upload a local file; ``moved``: called after each piece.
 
         Raises:
             OSError: the local file cannot be read.

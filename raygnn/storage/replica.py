@@ -57,12 +57,8 @@ class Replica:
         self._looked = -_FRESH
 
     def refresh(self) -> None:
-        """Download changed files; see `bring`.
-
-        Raises:
-            DataError: the store cannot be read.
-            InputError: the copy cannot be written.
-        """
+        """Download changed files; see `bring`. Raises DataError if the store cannot be read, and
+        InputError if the copy cannot be written."""
         if time.monotonic() - self._looked < _FRESH:
             return
         with storage_errors(self.directory, InputError, "set TMPDIR to another place"):
@@ -77,11 +73,8 @@ class Replica:
         self._looked = time.monotonic()
 
     def fetch(self, name: str) -> Path:
-        """Download a file or a directory that `refresh` skips; returns its path.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+        """Download a file or a directory that `refresh` skips; returns its path. Raises DataError
+        if it cannot be read."""
         target = self.directory / name
         with storage_errors(target, InputError, "set TMPDIR to another place"):
             if (self.place / name).is_file():
@@ -94,12 +87,8 @@ class Replica:
 
 
 def private_directory(directory: Path) -> None:
-    """Create a directory into which no other user can write, nor into the two above it.
-
-    Raises:
-        InputError: one of them belongs to another user.
-        OSError: it cannot be created.
-    """
+    """Create a directory into which no other user can write, nor into the two above it. Raises
+    InputError if one of them belongs to another user, and OSError if it cannot be created."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (directory, *directory.parents[:2]):
         if path.lstat().st_uid not in (os.getuid(), 0):
@@ -160,11 +149,8 @@ def upload_run(directory: Path, place: RemotePath) -> None:
 
 
 def upload_directory(directory: Path, place: RemotePath, last: Collection[str]) -> None:
-    """Upload a complete directory, the files in ``last`` after all others, in order.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Upload a complete directory, the files in ``last`` after all others, in order. Raises
+    DataError if it cannot be written."""
     names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*"))]
     names = [name for name in names if (directory / name).is_file() and name not in last]
     _upload(directory, place, names)
@@ -178,15 +164,9 @@ def _upload(directory: Path, place: RemotePath, names: Iterable[str]) -> None:
 
 
 def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
-    """Download a directory that is in the store, or else upload it.
-
-    Args:
-        mark: the file that is written last.
-
-    Raises:
-        DataError: it cannot be read or written in the store.
-        OSError: it cannot be written here.
-    """
+    """Download a directory that is in the store, or else upload it; ``mark``: the file that is
+    written last. Raises DataError if it cannot be read or written in the store, and OSError if it
+    cannot be written here."""
     if (place / mark).is_file():
         download_directory(place, directory)
     elif directory.exists():
@@ -194,12 +174,8 @@ def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
 
 
 def download_directory(place: RemotePath, directory: Path) -> None:
-    """Download a complete directory unless it exists.
-
-    Raises:
-        DataError: it cannot be read.
-        OSError: it cannot be written.
-    """
+    """Download a complete directory unless it exists. Raises DataError if it cannot be read, and
+    OSError if it cannot be written."""
     if directory.exists():
         return
     with new_directory(directory) as draft:

@@ -32,11 +32,8 @@ T = TypeVar("T")
 
 
 def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[str, str]:
-    """Return problem and remedy for an error of storage.
-
-    Args:
-        instead: alternative to repairing that storage.
-    """
+    """Return problem and remedy for an error of storage; ``instead``: alternative to repairing that
+    storage."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         what = f"the disk or the quota is full: {reason}"
@@ -69,10 +66,8 @@ def is_away(error: Exception) -> bool:
 def retry(
     act: Callable[[], T], seconds: float, passes: Callable[[Exception], object] | None = None
 ) -> T:
-    """Call ``act`` until it succeeds, for at most so many seconds after its first failure.
-
-    Args:
-        passes: true for an error that may be gone at the next try; by default any of the system.
+    """Call ``act`` until it succeeds, for at most so many seconds after its first failure;
+    ``passes``: true for an error that may be gone at the next try; by default any of the system.
 
     Raises:
         Exception: the last one, or the first for which ``passes`` is false.
@@ -103,24 +98,18 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that replaces ``path`` at the end of the block: a reader sees the complete
-    old or new content.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind then, nor if the block raises.
-    """
+    old or new content. Raises OSError if it cannot be written; nothing is left behind then, nor if
+    the block raises."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "wb", opener=_no_link) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
             yield file
             sync_file(file)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def sync_file(file: IO[Any]) -> None:
@@ -150,15 +139,12 @@ class Appender:
     """Appends bytes to a file in order; what cannot be written waits for the next call.
 
     The file is opened at the first use, and nothing else may write to it.
-
-    Attributes:
-        waiting: bytes that are not in the file yet.
     """
 
     def __init__(self, path: Path):
         self._path = path
         self._descriptor: int | None = None
-        self.waiting = b""
+        self.waiting = b""  # bytes that are not in the file yet
 
     def open(self) -> int:
         """Return the descriptor of the file. Raises OSError if it cannot be opened."""
@@ -205,12 +191,8 @@ def plain(value: Any) -> Any:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        OSError: it cannot be read, or is a FIFO, a device or a directory: none of these is opened,
-            since that could block.
-    """
+    """Open a file for reading. Raises OSError if it cannot be read, or is a FIFO, a device or a
+    directory, none of which is opened, since that could block."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     # it may have been replaced since
@@ -218,10 +200,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
-    """Read a file of at most ``most`` bytes.
-
-    Args:
-        cut: read the first ``most`` bytes of a larger file instead of refusing it.
+    """Read a file of at most ``most`` bytes; ``cut``: read the first ``most`` bytes of a larger
+    file instead of refusing it.
 
     Raises:
         OSError: it is larger; or see `open_regular`.
@@ -237,11 +217,8 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
 
 
 def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """Read a JSON object; ``{}`` if there is no file.
-
-    Raises:
-        DataError: the file is unreadable, larger than ``most`` bytes, or holds no JSON object.
-    """
+    """Read a JSON object; ``{}`` if there is no file. Raises DataError if the file is unreadable,
+    larger than ``most`` bytes, or holds no JSON object."""
     try:
         value = json.loads(read_regular(path, most))
     except FileNotFoundError:
@@ -254,11 +231,8 @@ def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
 
 
 def is_vacant(place: Any) -> bool:
-    """True if a local or remote path does not exist or is an empty directory.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """True if a local or remote path does not exist or is an empty directory. Raises DataError if
+    it cannot be read."""
     try:
         return not place.exists() or (place.is_dir() and not any(place.iterdir()))
     except OSError as error:
@@ -271,11 +245,9 @@ def is_vacant(place: Any) -> bool:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``target``, for `publish`; else it is removed.
-
-    Leftovers of killed processes of this host are removed first. If nothing is published,
-    directories above that were created for it are removed, too.
-    """
+    """Yield a temporary directory beside ``target``, for `publish`; else it is removed. Leftovers
+    of killed processes of this host are removed first. If nothing is published, directories above
+    that were created for it are removed, too."""
     made = [path for path in target.parents if not path.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target)
@@ -293,10 +265,8 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 def publish(temporary: Path, target: Path) -> bool:
     """Make a finished directory, whose files are durable, visible as ``target`` in one step.
-
     Returns False, and changes nothing, if a directory that is not empty is there (another process
-    was first).
-    """
+    was first)."""
     for directory in (path for path in temporary.rglob("*") if path.is_dir()):
         sync(directory)
     sync(temporary)

@@ -16,7 +16,6 @@ UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_PIECE = 1 << 20  # bytes
 # as uint64 they are constants to numba, too
 _ADD, _BY, _AND_BY, _30, _27, _31 = np.array([GOLDEN, FIRST, SECOND, 30, 27, 31], np.uint64)
 
@@ -53,7 +52,4 @@ def derive_key(*parts: int) -> int:
 
 def digest(stream: Any) -> str:
     """Return SHA-256, in hex, of the rest of a binary stream."""
-    sha = hashlib.sha256()
-    while piece := stream.read(_PIECE):
-        sha.update(piece)
-    return sha.hexdigest()
+    return hashlib.file_digest(stream, "sha256").hexdigest()

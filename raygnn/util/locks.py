@@ -47,10 +47,7 @@ def is_alive(pid: int) -> bool:
 
 def try_flock(descriptor: int, *, shared: bool = False) -> bool:
     """Lock an open file, exclusively or ``shared``, without waiting; returns True on success.
-
-    Raises:
-        OSError: its file system has no such locks.
-    """
+    Raises OSError if its file system has no such locks."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,8 +114,7 @@ def holder(path: Path) -> Holder | None:
 
 def is_held_by(pid: int, path: Path) -> bool:
     """Return True if a process of this user on this host really holds the lock file: the file is
-    locked, and the process has it open. What the file says, anyone can have written.
-    """
+    locked, and the process has it open. What the file says, anyone can have written."""
     try:
         descriptor = _open(path, os.O_RDONLY)
         try:
@@ -136,26 +132,20 @@ class Lock:
 
     Args:
         does: what its holder does, for the error of other processes: "is writing into …".
-
-    Attributes:
-        stale: the process of another host whose stale claim was taken over, if any.
     """
 
     def __init__(self, path: Path, does: str = "is using this directory"):
         self.path = path
         self._does = does
+        # the process of another host whose stale claim was taken over, if any
         self.stale: Holder | None = None
         self._descriptor: int | None = None
         self._released = threading.Event()
 
     def acquire(self) -> None:
         """Acquire the lock, also from a dead process; waits up to 30 s for a heartbeat of a holder
-        on another host.
-
-        Raises:
-            InputError: another live process holds it.
-            OSError: the file cannot be written.
-        """
+        on another host. Raises InputError if another live process holds it, and OSError if the file
+        cannot be written."""
         while self._descriptor is None:
             descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
             try:
@@ -230,12 +220,9 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a lock file, which may be in a directory that somebody else made.
-
-    Raises:
-        OSError: it cannot be opened, or is a link, which may lead to any file of the user, or a
-            FIFO or device, which could block for ever.
-    """
+    """Open a lock file, which may be in a directory that somebody else made. Raises OSError if it
+    cannot be opened, or is a link, which may lead to any file of the user, or a FIFO or device,
+    which could block for ever."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

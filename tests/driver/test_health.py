@@ -4,7 +4,6 @@ that are about to go."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -306,16 +305,7 @@ def test_a_rank_on_another_node(
     )
 
 
-@pytest.mark.parametrize("kernel", ["new", "old"])
-def test_only_a_process_that_holds_the_file_is_signalled(
-    kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if kernel == "old":
-
-        def pidfd_open(pid: int) -> int:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-
-        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+def test_only_a_process_that_holds_the_file_is_signalled(tmp_path: Path) -> None:
     mine, other = tmp_path / "rank-1.state", tmp_path / "other" / "rank-1.state"
     other.parent.mkdir()
     other.touch()
@@ -477,7 +467,7 @@ def test_a_job_with_a_rank_that_is_stopped(
     assert f"pid {stopper.pid}" in shown
     found = raygnn.diagnose(run.path)
     assert found.cause.kind == "none"
-    assert any("rank 1 gave no sign" in item["what"] for item in found.earlier)
+    assert any("rank 1 sent no heartbeat" in item["what"] for item in found.earlier)
 
 
 @pytest.mark.system

@@ -111,7 +111,7 @@ def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
     told: list[str] = []
     with run:
         write(run, records([1]))
-        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+        with Loggers(config, run.path, told.append) as loggers:
             loggers.start(1)
             write(run, records([2, 3, 4, 5]))
         assert [row["step"] for row in rows(run)] == ["1", "2", "3", "4", "5", "5"]
@@ -127,7 +127,7 @@ def test_errors_of_a_logger_thread_are_reported(tmp_path: Path) -> None:
         (run.path / "loggers" / "csv").write_text("in its way")
         write(run, records([1]))
         told: list[str] = []
-        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+        with Loggers(config, run.path, told.append) as loggers:
             loggers.start(1)
         first, *_ = (run.path / "logs" / LOGGERS).read_text().splitlines()
     assert json.loads(first)["text"].startswith("csv gets no records: ")
@@ -169,7 +169,7 @@ def test_a_logger_that_hangs_holds_nothing_up(
 
     with run:
         write(run, records([1]))
-        with stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
+        with stoppable(), Loggers(config, run.path, tell) as loggers:
             loggers.start(1)
         assert shown(run, "train/loss") == [(1, 1.0)]  # the other logger has all records
     waiting, missing = told

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,15 +109,16 @@ def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
     ],
 )
 def test_loggers_are_told_how_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, status: str
+    tmp_path: Path, error: BaseException | None, status: str
 ) -> None:
-    ends: list[str] = []
-    monkeypatch.setattr(Loggers, "end", lambda self, status: ends.append(status))
+    (tmp_path / "logs").mkdir()
     loggers = Loggers(load_config(job(tmp_path)), tmp_path)
-    with contextlib.suppress(BaseException), loggers.ending():
+    thread = Mock(done=True, is_alive=lambda: False)
+    loggers._threads.append(thread)
+    with contextlib.suppress(BaseException), loggers:
         if error is not None:
             raise error
-    assert ends == [status]
+    thread.finish.assert_called_once_with(status)
 
 
 # ── before the first step ────────────────────────────────────────────────────────────────────

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,43 +204,42 @@ def test_errors_of_the_server() -> None:
     assert "--dashboard-agent-listen-port" in str(told.remedy)
 
 
-class Cut:
-    """A job server whose connections end at odd places, each after a text."""
+class Growing:
+    """A job server with an output that grows, and that does not answer for a while."""
 
     address = "http://there"
 
-    def __init__(self, *texts: str, log: str | None = None):
+    def __init__(self, *texts: str | None):
         self.texts = list(texts)
-        self._log = log
 
     def info(self, job: str) -> SimpleNamespace:
-        return SimpleNamespace(over=not self.texts)
-
-    async def tail(self, job: str) -> AsyncIterator[str]:
-        text = self.texts.pop(0) if self.texts else None
-        if text is None:
-            raise RuntimeError("a message too large")
-        yield text
-        if self.texts:
-            raise RuntimeError("lost")
+        if self.texts[0] == "":
+            self.texts.pop(0)
+            raise PreflightError("no answer")
+        return SimpleNamespace(over=len(self.texts) == 1)
 
     def log(self, job: str) -> str:
-        if self._log is None:
+        if (text := self.texts.pop(0)) is None:
             raise PreflightError("no UTF-8")
-        return self._log
+        return text
 
 
 @pytest.mark.parametrize(
-    ("cut", "shown"),
+    ("texts", "shown"),
     [
-        (Cut("one\ntw", "one\ntwo\nthr", "one\ntwo\nthree"), ["one", "two", "three"]),
-        (Cut(log="one\n\nhuge\n"), ["one", "", "huge"]),
-        (Cut(), ["(the job server cannot read the rest of the output)"]),
+        (["one\ntw", "", "one\ntwo\nthr", "one\ntwo\nthree"], ["one", "two", "three"]),
+        (["one\n\nhuge\n"], ["one", "", "huge"]),
+        (["one\n", None], ["one", "(the job server cannot read the rest of the output)"]),
+        (["one\n", None, "one\ntwo\n"], ["one", "two"]),
     ],
-    ids=["cut", "too-large", "unreadable"],
+    ids=["grows", "over", "unreadable", "unreadable-once"],
 )
-def test_each_line_once_and_whole(cut: Any, shown: list[str]) -> None:
-    assert [line for line in tail(cut, "job") if line is not None] == shown
+def test_each_line_once_and_whole(
+    texts: list[str | None], shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raygnn.jobs.server._OFTENEST", 0.0)
+    there: Any = Growing(*texts)
+    assert list(tail(there, "job")) == shown
 
 
 def test_rows() -> None:

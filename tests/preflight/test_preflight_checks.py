@@ -21,8 +21,8 @@ from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported
-from raygnn.preflight.facts import ArrayType, DryRun, Gpu, NodeFacts, PartitionFacts
-from raygnn.preflight.findings import Finding, JobFacts
+from raygnn.preflight.facts import ArrayType, Gpu, NodeFacts, PartitionFacts
+from raygnn.preflight.findings import Finding, JobFacts, error
 from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import (
@@ -262,7 +262,7 @@ SPEAKS = {
     ),
     "a model that fails": speaks(
         "error model_runs: m:Net fails on a batch",
-        job=replace(make_job(), dry_run=DryRun("error", "m:Net fails on a batch", "mend it")),
+        job=replace(make_job(), dry_run=error("m:Net fails on a batch", "mend it")),
     ),
     "a fold that selects and is reported": speaks(
         "warn fold_is_unseen: selects the best epoch",

@@ -23,11 +23,8 @@ SHARE = 0.7  # of the available memory, for partitioning in memory with engine: 
 
 def is_out_of_core(config: Config, missing: Missing) -> bool:
     """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
-    is tables or archives that do not fit into a share of this machine's memory.
-
-    Raises:
-        ConfigError, DataError: the description of the tables is wrong, or a file is missing.
-    """
+    is tables or archives that do not fit into a share of this machine's memory. Raises ConfigError,
+    DataError if the description of the tables is wrong, or a file is missing."""
     if (engine := config.partition.engine) != "auto":
         return engine == "ray"
     if "memory_fits" in config.cluster.allow or (size := size_of(missing.graph)) is None:

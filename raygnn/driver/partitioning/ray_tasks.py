@@ -13,15 +13,10 @@ _RETRIES = 3  # of a task whose process or node has died
 
 
 class RayTasks:
-    """Runs tasks on all nodes of a cluster; see `raygnn.graph.outofcore.workspace.Pool`.
+    """Runs tasks on all nodes of a cluster; see `raygnn.graph.outofcore.workspace.Pool`."""
 
-    Args:
-        most: tasks at a time; None = one per CPU.
-    """
-
-    def __init__(self, cluster: RayCluster, most: int | None = None):
+    def __init__(self, cluster: RayCluster):
         self._cluster = cluster
-        self._most = most
 
     def __call__(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
@@ -39,7 +34,7 @@ class RayTasks:
         run = ray.remote(function).options(
             num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
-        most = self._most or max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        most = max(int(ray.cluster_resources().get("CPU", 1)), 1)
         waiting = list(enumerate(tasks))[::-1]
         running: dict[Any, int] = {}
         failed: dict[int, BaseException] = {}

@@ -111,31 +111,20 @@ _MOST_USERS = 3  # of the processes that use most memory
 
 @dataclass(frozen=True)
 class Cause:
-    """Most likely cause of a run's end.
+    """Most likely cause of a run's end."""
 
-    Attributes:
-        kind: a key of `REMEDIES`.
-        rank: None if it was not a single rank's.
-        where: a line of code, a host, a file.
-        confidence: ``high``, ``medium`` or ``low``.
-        evidence: lines of evidence, each with its file.
-    """
-
-    kind: str
+    kind: str  # a key of `REMEDIES`
     what: str
-    rank: int | None = None
-    where: str | None = None
-    confidence: str = "high"
-    evidence: list[str] = field(default_factory=list)
+    rank: int | None = None  # None if it was not a single rank's
+    where: str | None = None  # a line of code, a host, a file
+    confidence: str = "high"  # ``high``, ``medium`` or ``low``
+    evidence: list[str] = field(default_factory=list)  # lines of evidence, each with its file
     remedy: str = ""
 
 
 def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
-    """Return True if a rank's failure only follows from another rank's, or the network's.
-
-    Args:
-        own: path suffixes of the user's modules.
-    """
+    """Return True if a rank's failure only follows from another rank's, or the network's; ``own``:
+    path suffixes of the user's modules."""
     what = failure["what"]
     if not _COMMUNICATION.search(what) or _DIFFER.search(what):
         return False
@@ -143,11 +132,8 @@ def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
 
 
 def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bool:
-    """Return True if an error about a connection means one of training, not of the user's code.
-
-    Args:
-        kind: name of its class; empty if ``what`` begins with it.
-    """
+    """Return True if an error about a connection means one of training, not of the user's code;
+    ``kind``: name of its class; empty if ``what`` begins with it."""
     if _ALARM.match(what) or _DATASET.match(what):
         return bool(_ALARM.match(what))
     kind = kind or what.partition(":")[0]
@@ -205,20 +191,13 @@ def kind_of_death(text: str) -> str:
 
 @dataclass(frozen=True)
 class MemoryKill:
-    """Process that Ray killed because its node was short of memory.
+    """Process that Ray killed because its node was short of memory."""
 
-    Attributes:
-        host: the node's address.
-        why: ``its node 10.0.0.7 had 22.9GB of 23.5GB of memory in use, more than …``
-        process: name of the task or actor, with its ``pid``; empty and 0 if unknown.
-        users: processes with the highest memory use, as Ray lists them.
-    """
-
-    host: str
-    why: str
-    process: str
+    host: str  # the node's address
+    why: str  # ``its node 10.0.0.7 had 22.9GB of 23.5GB of memory in use, more than …``
+    process: str  # name of the task or actor, with its ``pid``; empty and 0 if unknown
     pid: int
-    users: tuple[str, ...]
+    users: tuple[str, ...]  # processes with the highest memory use, as Ray lists them
 
     @classmethod
     def from_text(cls, text: str) -> MemoryKill | None:

@@ -55,48 +55,34 @@ _DRIVER = {"error": str, "workers": dict}
 
 @dataclass(frozen=True)
 class Traces:
-    """Files of one rank of the last attempt.
-
-    Attributes:
-        state: its state file; of an earlier attempt, if there is none of the last one.
-        box, failure: its crash dump, and its record of its failure.
-        crash: faulthandler's text.
-    """
+    """Files of one rank of the last attempt."""
 
     rank: int
+    # its state file; of an earlier attempt, if there is none of the last one
     state: State | None = None
+    # box, failure: its crash dump, and its record of its failure
     box: Mapping[str, Any] | None = None
     failure: Mapping[str, Any] | None = None
-    crash: str = ""
+    crash: str = ""  # faulthandler's text
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence in a run directory.
-
-    Attributes:
-        status: see `raygnn.runs.run.Run.status`; ``unknown`` if its file is damaged.
-        error: the command's message.
-        own: path suffixes of the user's modules.
-        attempt: number of the last attempt.
-        driver: ``logs/driver.json``.
-        memory: preflight's estimates of a node's memory, with ``use``, ``bytes`` and ``remedy``.
-        earlier: failures of earlier attempts: ``rank``, ``time`` and ``what``.
-        notes: skipped files, and why.
-        now: when this was read, seconds since the epoch.
-    """
+    """Evidence in a run directory."""
 
     run: str
-    status: str
-    error: str = ""
-    own: tuple[str, ...] = ()
-    attempt: int = 1
+    status: str  # see `raygnn.runs.run.Run.status`; ``unknown`` if its file is damaged
+    error: str = ""  # the command's message
+    own: tuple[str, ...] = ()  # path suffixes of the user's modules
+    attempt: int = 1  # number of the last attempt
     ranks: tuple[Traces, ...] = ()
-    driver: Mapping[str, Any] | None = None
+    driver: Mapping[str, Any] | None = None  # ``logs/driver.json``
+    # preflight's estimates of a node's memory, with ``use``, ``bytes`` and ``remedy``
     memory: tuple[Mapping[str, Any], ...] = ()
+    # failures of earlier attempts: ``rank``, ``time`` and ``what``
     earlier: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
-    now: float = 0.0
+    notes: tuple[str, ...] = ()  # skipped files, and why
+    now: float = 0.0  # when this was read, seconds since the epoch
 
     @property
     def ray_text(self) -> str:

@@ -280,8 +280,7 @@ class _Judge:
             return None
         # prefer one whose node is gone, since other ranks may have ended because of it
         rank = min(
-            dead,
-            key=lambda r: (not lost_nodes[r.rank], r.last_sign or self.evidence.now, r.rank),
+            dead, key=lambda r: (not lost_nodes[r.rank], r.last_sign or self.evidence.now, r.rank)
         )
         lost, text = lost_nodes[rank.rank], self._worker_text(rank.rank)
         kind = "node_lost" if lost else causes.kind_of_death(text)

@@ -37,36 +37,28 @@ CallStack = Sequence[Frame]  # the innermost frame first; empty if unknown
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank in the last attempt.
-
-    Attributes:
-        state: ``raised``, ``died``, ``crashed``, ``frozen`` (no heartbeat while other ranks
-            waited, or recorded by the driver), ``waiting`` (in a collective), ``busy`` (in code),
-            ``finished``, ``running`` or ``unknown``.
-        training, prefetch: activity of these threads.
-        waiting: oldest pending collective, and for how long.
-        silent: seconds from its last heartbeat to the last one of any other rank.
-        memory_used: share of its node's memory in use at its last heartbeat.
-        place: frame of the thread for which the other ranks waited.
-        since: when its phase began, seconds since the epoch; 0 = unknown.
-    """
+    """One rank in the last attempt."""
 
     rank: int
+    # ``raised``, ``died``, ``crashed``, ``frozen`` (no heartbeat while other ranks waited, or
+    # recorded by the driver), ``waiting`` (in a collective), ``busy`` (in code), ``finished``,
+    # ``running`` or ``unknown``
     state: str
     attempt: int | None = None
     host: str | None = None
     phase: str | None = None
     epoch: int | None = None
     step: int | None = None
+    # training, prefetch: activity of these threads
     training: str | None = None
     prefetch: str | None = None
-    waiting: str | None = None
+    waiting: str | None = None  # oldest pending collective, and for how long
     last_sign: float = 0.0
-    silent: float = 0.0
+    silent: float = 0.0  # seconds from its last heartbeat to the last one of any other rank
     rss: int = 0
-    memory_used: float | None = None
-    place: Frame | None = None
-    since: float = 0.0
+    memory_used: float | None = None  # share of its node's memory in use at its last heartbeat
+    place: Frame | None = None  # frame of the thread for which the other ranks waited
+    since: float = 0.0  # when its phase began, seconds since the epoch; 0 = unknown
 
 
 def report(traces: Traces, evidence: Evidence) -> RankReport:

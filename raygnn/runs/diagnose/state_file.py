@@ -64,20 +64,14 @@ class ThreadPhase(_StateSection):
 
 @dataclass(frozen=True)
 class RankAttempt(_StateSection):
-    """Attempt of a rank.
+    """Attempt of a rank."""
 
-    Attributes:
-        attempt: number of the run's attempt, from 1.
-        command: when its command began.
-        begun: when this rank began.
-    """
-
-    attempt: int
+    attempt: int  # number of the run's attempt, from 1
     rank: int
     world: int
     pid: int
-    command: float
-    begun: float
+    command: float  # when its command began
+    begun: float  # when this rank began
     host: str
 
     _FORMAT = struct.Struct("<IIIIdd64s")
@@ -85,19 +79,15 @@ class RankAttempt(_StateSection):
 
 @dataclass(frozen=True)
 class Life(_StateSection):
-    """Last heartbeat of a rank, about one per second, and memory in bytes.
-
-    Attributes:
-        rss: of this process; ``used`` and ``limit``: of the machine or container; 0 = unknown.
-        boxed: when the crash dump was written; 0 = not yet.
-    """
+    """Last heartbeat of a rank, about one per second, and memory in bytes."""
 
     wall: float = 0.0
     mono: float = 0.0
+    # of this process; ``used`` and ``limit``: of the machine or container; 0 = unknown
     rss: int = 0
     used: int = 0
     limit: int = 0
-    boxed: float = 0.0
+    boxed: float = 0.0  # when the crash dump was written; 0 = not yet
 
     _FORMAT = struct.Struct("<ddQQQd")
 
@@ -126,11 +116,7 @@ class State:
 
 
 def read_state(path: Path) -> State | None:
-    """Read the file; None if there is none.
-
-    Raises:
-        DataError: it is cut off, or not a state file.
-    """
+    """Read the file; None if there is none. Raises DataError if it is no complete state file."""
     try:
         record = read_regular(path, SIZE, cut=True)
     except FileNotFoundError:

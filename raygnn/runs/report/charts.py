@@ -28,16 +28,7 @@ _SPLITS = {"val": "validation", "test": "test"}
 _MOST_METRICS = 12
 _FROM_ZERO = {"yaxis": {"rangemode": "tozero"}}
 
-COLORS = (
-    "#3f7fd1",
-    "#d9822b",
-    "#3aa17e",
-    "#c9485b",
-    "#8a6fd1",
-    "#b59a2a",
-    "#3fa3b8",
-    "#8a929c",
-)
+COLORS = ("#3f7fd1", "#d9822b", "#3aa17e", "#c9485b", "#8a6fd1", "#b59a2a", "#3fa3b8", "#8a929c")
 PART_COLORS = {
     "wait": "#d9822b",
     "transfer": "#8a6fd1",
@@ -76,24 +67,16 @@ _USAGE = (
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of a page.
+    """One chart of a page."""
 
-    Attributes:
-        name: in the page's markup; letters and hyphens.
-        title: with the unit.
-        traces: plotly's, as dicts of plain types.
-        layout: additions to plotly's layout.
-        variants: title → alternative traces to choose from.
-        about: how to read it.
-    """
-
-    name: str
-    title: str
-    traces: Sequence[Trace]
+    name: str  # in the page's markup; letters and hyphens
+    title: str  # with the unit
+    traces: Sequence[Trace]  # plotly's, as dicts of plain types
     height: int = 260
-    layout: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)  # additions to plotly's layout
+    # title → alternative traces to choose from
     variants: Mapping[str, Sequence[Trace]] = field(default_factory=dict)
-    about: str = ""
+    about: str = ""  # how to read it
 
     def data(self) -> dict[str, Any]:
         """Return the data for the page's script."""
@@ -453,15 +436,10 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 @dataclass(frozen=True)
 class StepSeries:
-    """One group of values of all ranks.
+    """One group of values of all ranks."""
 
-    Attributes:
-        steps: of the records, int64 [W].
-        columns: name → float64 [W, R], NaN = unknown.
-    """
-
-    steps: NDArray[np.int64]
-    columns: dict[str, FloatArray]
+    steps: NDArray[np.int64]  # of the records, int64 [W]
+    columns: dict[str, FloatArray]  # name → float64 [W, R], NaN = unknown
 
     @property
     def ranks(self) -> int:

@@ -27,7 +27,8 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def write_report(run: Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run in any state; an older page is replaced atomically.
+    """Write the page of a run in any state; an older page is replaced atomically. Raises InputError
+    if it cannot be written, or is no path.
 
     Args:
         run: run directory.
@@ -35,9 +36,6 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
 
     Returns:
         Its absolute path.
-
-    Raises:
-        InputError: it cannot be written, or is no path.
     """
     file = (run / REPORT) if out is None else local_path(str(out), "the report")
     # file names may hold bytes that are no characters

@@ -33,16 +33,12 @@ PART_COUNTS = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure at the head of the page.
-
-    Attributes:
-        mood: ``good``, ``warn``, ``bad`` or nothing.
-    """
+    """One figure at the head of the page."""
 
     name: str
     value: str
     note: str = ""
-    mood: str = ""
+    mood: str = ""  # ``good``, ``warn``, ``bad`` or nothing
 
 
 def tiles(source: Source) -> Iterator[Tile]:
@@ -197,13 +193,16 @@ def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
     rows = [(str(index), part) for index, part in enumerate(parts[:_MOST_PARTS])]
     return [
-        {"part": name, **{PART_COUNTS.get(k, k): _part_cell(k, n) for k, n in counts.items()}}
+        {
+            "part": name,
+            **{
+                title: "" if math.isnan(counts[key]) else f"{int(counts[key]):,}"
+                for key, title in PART_COUNTS.items()
+            },
+            "bytes": _size(counts["bytes"]),
+        }
         for name, counts in [*rows, ("total", total)]
     ]
-
-
-def _part_cell(key: str, count: float) -> str:
-    return _size(count) if key == "bytes" else text(None if math.isnan(count) else int(count))
 
 
 def _count(value: Any) -> float:

@@ -37,14 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """Readable contents of a run.
-
-    Attributes:
-        records: of ``metrics.jsonl``, those with a step.
-        ranks: of ``ranks.jsonl``, likewise.
-        events: ``time`` (seconds since the epoch, NaN = unknown) and ``text``, in order.
-        faults: descriptions of unreadable files.
-    """
+    """Readable contents of a run."""
 
     path: Path
     status: str
@@ -52,10 +45,11 @@ class Source:
     summary: dict[str, Any]
     preflight: dict[str, Any]
     partition: dict[str, Any]
-    records: list[Record]
-    ranks: list[Record]
+    records: list[Record]  # of ``metrics.jsonl``, those with a step
+    ranks: list[Record]  # of ``ranks.jsonl``, likewise
+    # ``time`` (seconds since the epoch, NaN = unknown) and ``text``, in order
     events: list[dict[str, Any]]
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # descriptions of unreadable files
 
     @property
     def shown(self) -> str:
