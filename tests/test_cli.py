@@ -103,7 +103,7 @@ def test_json_is_all_that_is_printed(driver: Driver, capsys: pytest.CaptureFixtu
         assert json.loads(capsys.readouterr().out) == {"status": "done"}
 
 
-def test_check_says_whether_the_job_may_start(driver: Driver) -> None:
+def test_the_exit_code_of_check(driver: Driver) -> None:
     driver.ok = False
     assert main(["check", "job.yaml"]) == 3
     assert main(["check", "--set", "name=b"]) == 2  # there is no job to change
@@ -402,7 +402,7 @@ def test_bug_shows_its_trace_only_when_asked(
 
 
 @pytest.mark.parametrize("as_input", [False, True])
-def test_storage_that_is_away_is_no_bug_and_no_bad_input(
+def test_unavailable_storage_is_no_bug_and_no_bad_input(
     driver: Driver, capsys: pytest.CaptureFixture[str], as_input: bool
 ) -> None:
     driver.error = OSError(errno.EIO, "Input/output error", "/runs/r/.run-1")
@@ -775,7 +775,7 @@ def test_options_that_are_keys_or_misspelt(
     assert "; did you mean train?\n" in capsys.readouterr().err
 
 
-def test_what_a_job_printed_does_not_reach_the_terminal_raw(
+def test_control_characters_of_a_jobs_output_are_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = SimpleNamespace(logs=lambda: "\x1b]0;title\x07 done\n")

@@ -155,7 +155,7 @@ data = Data(
 """
 
 
-def test_what_is_only_parsed_is_there() -> None:
+def test_exempt_commands_exist() -> None:
     """Every exempt command still occurs in a page."""
     found = [command for page in PAGES for command in commands_of(page, "sh", "sh install")]
     text = "\n".join(page.read_text() for page in PAGES)

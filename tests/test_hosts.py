@@ -137,7 +137,7 @@ def test_shared_directories_are_common(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", ["/tmp", "/dev/shm", "/no/such/directory"])
-def test_what_cannot_be_shared_is_refused(path: str):
+def test_paths_that_cannot_be_shared_are_refused(path: str):
     with pytest.raises(ValueError, match=path), hosts(1, share=[path]):
         pass
 
@@ -148,7 +148,7 @@ def test_processes_of_a_host_see_only_each_other():
         assert pids[1:] == ["/proc/1", f"/proc/{pids[0]}"]
 
 
-def test_a_host_that_is_cut_off_hears_nothing_until_it_is_back():
+def test_a_disconnected_host_is_unreachable_until_it_is_back():
     with hosts(2) as (first, second), _server(first, first.address) as port:
         second.down()
         assert _python(second, _ASK, first.address, port) in ("TimeoutError", "OSError")

@@ -182,7 +182,7 @@ def test_light_modules_load_nothing_heavy(trees: dict[str, ast.Module]) -> None:
         ("import raygnn.graph.sources, raygnn.graph.data", HEAVY),
     ],
 )
-def test_what_an_import_loads(statement: str, absent: tuple[str, ...]) -> None:
+def test_modules_that_an_import_must_not_load(statement: str, absent: tuple[str, ...]) -> None:
     code = f"{statement}\nimport sys; print(*[m for m in {absent!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -94,7 +94,7 @@ def test_a_checkpoint_that_is_replaced_before_it_is_sent(
     assert "step-0000000002 is not in" in (tmp_path / EVENTS).read_text()
 
 
-def test_a_store_that_is_away_is_told_once_and_fails_no_checkpoint(
+def test_an_outage_is_reported_once_and_fails_no_checkpoint(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._AGAIN", 0.1)

@@ -24,7 +24,7 @@ from raygnn.checkpoint.store import RowFiles
     st.lists(st.sampled_from(["row", "sum", "best"]), min_size=1, unique=True),
     st.integers(1, 200),
 )
-def test_what_was_written_is_read(rows: int, dim: int, names: list[str], piece: int) -> None:
+def test_rows_are_read_back(rows: int, dim: int, names: list[str], piece: int) -> None:
     rng = np.random.default_rng(rows)
     ids = rng.integers(0, 2**62, rows)
     arrays = {name: rng.normal(size=(rows, dim)).astype(np.float32) for name in names}
@@ -78,7 +78,7 @@ GOOD: dict[str, Any] = {
         {"arrays": 3},
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_descriptions_of_rows_are_refused(change: dict[str, Any]) -> None:
     assert RowFiles.model_validate(GOOD).files[0].rows == 3
     with pytest.raises(ValidationError):
         RowFiles.model_validate({**GOOD, "files": [{**GOOD["files"][0], **change}]})

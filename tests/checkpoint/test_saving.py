@@ -101,7 +101,9 @@ def fill(directory: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_has_the_weights_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training continues and changes the weights before they are written."""
     go, write = threading.Event(), store.write
 
@@ -198,7 +200,7 @@ def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
-def test_no_room(how: str, tmp_path: Path) -> None:
+def test_a_full_disk_skips_a_checkpoint(how: str, tmp_path: Path) -> None:
     """Nothing partial remains, no existing file is lost, and the next checkpoint is tried."""
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)

@@ -87,7 +87,7 @@ def test_file_mounts_exist(cluster: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
-def test_it_grows_from_no_workers_by_what_a_job_asks_for(name: str) -> None:
+def test_the_autoscaler_starts_the_workers_of_a_job(name: str) -> None:
     cluster = yaml.safe_load((CHECKOUT / "cluster" / name).read_text())
     types, head = cluster["available_node_types"], cluster["head_node_type"]
     assert types["worker"]["min_workers"] == 0

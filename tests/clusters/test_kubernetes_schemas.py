@@ -112,7 +112,7 @@ def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
 
 
 @pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
-def test_it_grows_from_no_workers_by_what_a_job_asks_for(manifest: dict[str, Any]) -> None:
+def test_the_autoscaler_starts_the_workers_of_a_job_on_kubernetes(manifest: dict[str, Any]) -> None:
     """Only Ray's autoscaler has credentials for Kubernetes, so the manifest is read as it reads
     it."""
     spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])

@@ -25,7 +25,7 @@ def test_nothing_of_the_network_is_set_where_names_resolve() -> None:
     assert values(plan, "aaa") == values(plan, "bbb") == {"OMP_NUM_THREADS": "1"}
 
 
-def test_each_node_is_told_its_own_interface_where_its_name_misleads() -> None:
+def test_the_interface_is_set_on_nodes_whose_name_resolves_wrongly() -> None:
     for wrong in ((), ("127.0.1.1",), ("192.168.0.9",), ("10.0.0.2", "192.168.0.9")):
         nodes = two(network=make_network(2, resolves_to=wrong))
         plan = plan_for(make_config(), nodes)
@@ -55,13 +55,13 @@ def second_interface(number: int, **changes: object) -> NodeNetwork:
     return make_network(number, interfaces=(*others, own), **changes)
 
 
-def test_gloo_is_told_where_gradients_use_nccl() -> None:
+def test_gloos_interface_is_set_beside_nccl() -> None:
     """Ids, features and control messages use gloo in that case, too."""
     plan = plan_for(make_config(**GPUS), two(network=make_network(2, resolves_to=())))
     assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
 
 
-def test_secrets_reach_the_ranks_and_nobody_else() -> None:
+def test_secrets_reach_only_the_ranks() -> None:
     plan = plan_for(make_config(comm__env={"HF_TOKEN": "hidden-value"}), two())
     assert values(plan, "aaa")["HF_TOKEN"] == "hidden-value"
     assert "hidden-value" not in json.dumps([plan.to_dict(), plan.rows()])
@@ -104,7 +104,7 @@ def test_a_plan_without_nodes() -> None:
     assert not plan_for(make_config(), ()).single
 
 
-def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
+def test_nccls_interface_is_set_only_if_its_default_is_wrong() -> None:
     nodes = (make_node(), make_node("b", network=second_interface(2)))
     plan = plan_for(make_config(**GPUS), nodes)
     assert "NCCL_SOCKET_IFNAME" not in values(plan, "aaa")

@@ -53,7 +53,7 @@ def test_invalid_values_are_refused(given: Any) -> None:
         ({"guard": {"bad_samples": 100}}, "guard.bad_samples"),
     ],
 )
-def test_what_would_be_ignored_is_an_error(sections: dict[str, Any], key: str) -> None:
+def test_ignored_keys_are_errors(sections: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         load_config({**JOB, **sections})
 

@@ -86,13 +86,13 @@ def test_steps_and_time_between_checkpoints() -> None:
     assert every == Duration(90)
 
 
-def test_it_cannot_be_changed() -> None:
+def test_configs_are_frozen() -> None:
     config = load_config(PLANTED)
     with pytest.raises(ValidationError, match="frozen"):
         config.train.lr = 1.0  # type: ignore[misc]
 
 
-def test_it_survives_pickling(here: Path) -> None:
+def test_configs_can_be_pickled(here: Path) -> None:
     (here / "job.yaml").write_text(DGL)
     config = load_config("job.yaml")
     copy = pickle.loads(pickle.dumps(config))
@@ -299,14 +299,14 @@ SECTIONS = st.fixed_dictionaries(
 
 
 @given(SECTIONS)
-def test_what_it_prints_is_the_same_job(source: dict[str, Any]) -> None:
+def test_a_config_is_read_back_from_its_dict(source: dict[str, Any]) -> None:
     config = load_config(source)
     assert load_config(config.to_dict()) == config
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=SECTIONS)
-def test_what_it_prints_as_yaml_is_the_same_job(source: dict[str, Any], tmp_path: Path) -> None:
+def test_a_config_is_read_back_from_its_yaml(source: dict[str, Any], tmp_path: Path) -> None:
     config = load_config(source)
     path = tmp_path / "job.yaml"
     path.write_text(write_yaml(config.to_dict()), encoding="utf-8")

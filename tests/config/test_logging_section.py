@@ -43,7 +43,7 @@ def test_defaults_and_overrides() -> None:
         ({"mlflow": {"save_dir": "a"}}, "loggers.mlflow.save_dir", "set by raygnn"),
     ],
 )
-def test_what_is_refused(loggers: Any, key: str, said: str) -> None:
+def test_invalid_loggers_are_refused(loggers: Any, key: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load({"loggers": loggers})
     assert f"logging.{key}" in str(refused.value)

@@ -401,7 +401,7 @@ def test_paths_without_permission(
         *('MY_PASSWORD: "hunter2\\0"', 'DATABASE_URL: "postgres://u:hunter2@h/db\\0"'),
     ],
 )
-def test_secrets_are_not_told(env: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_not_printed(env: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "job.yaml").write_text(GOOD + f"comm: {{env: {{{env}}}}}\n")
     assert main(["check", "job.yaml"]) == 2
     said = capsys.readouterr().err
@@ -431,7 +431,7 @@ def test_path_that_is_no_config(path: str, here: Path, capsys: pytest.CaptureFix
     assert snapshot(here) == before
 
 
-def test_all_problems_are_said_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_together(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = "train:\n  epochs: 0\n  lr: fast\nsampling: {fanuot: [1]}\n"
     (here / "job.yaml").write_text(GOOD + more)
     assert main(["train", "job.yaml"]) == 2

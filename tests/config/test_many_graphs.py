@@ -45,7 +45,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         {"normalize": None},
     ],
 )
-def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None:
+def test_valid_sections(graph: dict[str, Any], file: str, tmp_path: Path) -> None:
     for path in (file, str(tmp_path)):
         found = load({"path": path, **graph}).graph
         assert found is not None
@@ -77,7 +77,7 @@ def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None
         ({"path": "graphs.bin", "val": 1.0}, "graph.val", "below 1"),
     ],
 )
-def test_what_is_wrong(graph: dict[str, Any], key: str, what: str, file: str) -> None:
+def test_invalid_sections(graph: dict[str, Any], key: str, what: str, file: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(graph)
     message = str(caught.value)

@@ -36,7 +36,7 @@ def test_every_key_is_described(section: type[Section]) -> None:
         assert field.description.endswith((".", ")")), name
 
 
-def test_it_accepts_what_is_right() -> None:
+def test_valid_jobs_are_accepted() -> None:
     validator = Draft202012Validator(json_schema())
     validator.validate(JOB)
     validator.validate(load_config(JOB).to_dict())
@@ -72,5 +72,5 @@ def test_keys_of_other_kinds_at_their_defaults_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("job", WRONG)
-def test_it_refuses_what_is_wrong(job: dict[str, Any]) -> None:
+def test_invalid_jobs_are_refused(job: dict[str, Any]) -> None:
     assert not Draft202012Validator(json_schema()).is_valid(job)

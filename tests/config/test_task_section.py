@@ -69,7 +69,9 @@ LINKS: dict[str, Any] = {"kind": "link_prediction"}
         (LINKS, {"kind": "none", "embedding": {"dim": 7}, "decoder": "complex"}, "model.decoder"),
     ],
 )
-def test_what_is_refused(task: dict[str, Any], model: dict[str, Any], key: str) -> None:
+def test_keys_that_do_not_suit_the_task_are_refused(
+    task: dict[str, Any], model: dict[str, Any], key: str
+) -> None:
     job = {**JOB, "task": task, "model": {**JOB["model"], **model}}
     with pytest.raises(ConfigError) as caught:
         load_config(job)
@@ -112,7 +114,7 @@ def test_splits_in_time_begin_in_their_order(val: Any, test: Any, message: str |
         ({**LINKS, "metric": "hits@3", "loss": "margin", "margin": 2.0}, "hits@3", "margin"),
     ],
 )
-def test_what_is_chosen(task: dict[str, Any], metric: str, loss: str) -> None:
+def test_default_metrics_and_losses(task: dict[str, Any], metric: str, loss: str) -> None:
     found = load_config({**JOB, "task": task}).task
     assert (found.chosen_metric, getattr(found, "chosen_loss", "")) == (metric, loss)
 

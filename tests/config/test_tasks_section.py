@@ -76,7 +76,7 @@ def test_a_single_task_is_the_config_itself() -> None:
         ({"tasks": {"a": KIND}, "model": {"relation": "r"}}, "model.relation"),
     ],
 )
-def test_what_is_refused(changed: dict[str, Any], key: str) -> None:
+def test_invalid_tasks_are_refused(changed: dict[str, Any], key: str) -> None:
     model = {**JOB["model"], **changed.pop("model", {})}
     with pytest.raises(ConfigError) as caught:
         load_config({**JOB, "model": model, **changed})
@@ -84,7 +84,7 @@ def test_what_is_refused(changed: dict[str, Any], key: str) -> None:
     assert str(caught.value).count("\n") < 12
 
 
-def test_what_one_task_reads_is_not_ignored() -> None:
+def test_a_key_that_one_task_uses_is_accepted() -> None:
     """One task on edges reads a key of the model that the other, on nodes, does not."""
     load_config({**JOB, "tasks": TWO, "model": {"kind": "sage", "relation": "r"}})
     tasks = {"a": KIND, "b": {"kind": "link_prediction"}}

@@ -59,7 +59,7 @@ def test_from_the_command_line() -> None:
         ({"ema": 1.0}, r"train\.ema"),
     ],
 )
-def test_what_is_wrong_or_would_be_ignored(train: dict[str, Any], said: str) -> None:
+def test_invalid_or_ignored_keys_are_refused(train: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         load_config({**JOB, "train": train})
 
@@ -70,7 +70,7 @@ def test_other_sections() -> None:
         load_config({**JOB, "model": own})
 
 
-def test_what_may_change_in_a_resume() -> None:
+def test_keys_that_may_change_in_a_resume() -> None:
     began = fixed(load_config(JOB).to_dict())
     free = {"train": {"patience": 3, "min_delta": 0.1}, "sampling": {"prefetch": 3}}
     assert not changes(began, load_config({**JOB, **free}))

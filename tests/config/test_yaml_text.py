@@ -28,7 +28,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_what_is_written_is_read_back(value: Any) -> None:
+def test_values_are_read_back(value: Any) -> None:
     text = write_yaml(value)
     assert read_yaml(text, "text")[0] == value
     assert yaml.safe_load(text) == value

@@ -116,7 +116,7 @@ def of_loss(line: str) -> int | None:
     return int(record["step"]) if "train/loss" in record else None
 
 
-def test_a_head_node_that_nobody_can_reach(run: Callable[..., Command]) -> None:
+def test_an_unreachable_head_node(run: Callable[..., Command]) -> None:
     for address in ("nowhere.invalid:6379", "127.0.0.1:9"):
         where = {"address": address, "num_cpus": None}
         code, _, err = run("check", cluster=where).finish(timeout=60)

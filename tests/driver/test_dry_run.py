@@ -335,7 +335,7 @@ def test_the_command_refuses_a_loss(make_job: JobFactory) -> None:
     ],
     ids=["model", "callback", "task"],
 )
-def test_a_class_that_is_none(sections: dict[str, Any], words: str, make_job: JobFactory) -> None:
+def test_invalid_model_classes(sections: dict[str, Any], words: str, make_job: JobFactory) -> None:
     with pytest.raises(ConfigError, match=words):
         raygnn.check(make_job(**sections), display=False)
 

@@ -41,7 +41,7 @@ def test_the_number_of_nodes_decides(
 
 
 @pytest.mark.parametrize("workers", [2, [1, 3]])
-def test_what_is_asked_for_is_kept(workers: Any, cluster: Mock, tmp_path: Path) -> None:
+def test_a_requested_number_of_workers_is_kept(workers: Any, cluster: Mock, tmp_path: Path) -> None:
     config = config_of(tmp_path, cluster={"workers": workers})
     size = count_workers(config, cluster, NullDisplay())
     assert (size.config, size.early) == (config, None)

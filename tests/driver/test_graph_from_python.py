@@ -47,7 +47,7 @@ def job(place: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
+def test_errors_name_the_graph(tmp_path: Path) -> None:
     """Messages name the graph, not the file that the check wrote it to."""
     data = graph()
     del data.train_mask
@@ -57,7 +57,7 @@ def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_run_goes_on_without_the_program(tmp_path: Path) -> None:
+def test_the_run_can_be_used_without_the_program(tmp_path: Path) -> None:
     """The run can be resumed by the command and used for predictions without the graph's
     program."""
     held = graph()

@@ -227,7 +227,7 @@ def test_a_wait_that_failed_makes_it_sooner(job: Job) -> None:
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "gone", "another", "attempt", "cut off"])
-def test_what_is_not_frozen(job: Job, how: str) -> None:
+def test_ranks_that_are_not_frozen(job: Job, how: str) -> None:
     with holding(job.logs / f"rank-{2 if how == 'another' else 1}.state") as process:
         found = of(process, progress(1, 7, phase=DONE if how == "done" else "forward"))
         if how == "gone":

@@ -279,7 +279,9 @@ def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky,
     assert thread.done
 
 
-def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+def test_passwords_are_removed_from_a_loggers_errors(
+    tmp_path: Path, flaky: tuple[_Flaky, Any]
+) -> None:
     kind, begin = flaky
     told = list[str]()
 
@@ -296,7 +298,7 @@ def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flak
     assert not thread.done
 
 
-def test_a_logger_that_hangs_is_told(
+def test_a_logger_that_hangs_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaky: tuple[_Flaky, Any]
 ) -> None:
     monkeypatch.setattr(module, "_SILENT", 0.05)
@@ -387,7 +389,7 @@ def test_files_that_may_be_torn_are_written_anew(
         assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 9)]
 
 
-def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
+def test_wandb_resumes_its_run(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     _, run = make(tmp_path, loggers={"wandb": {"offline": True}})
     with run:
@@ -401,7 +403,7 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
         assert not (run.path / "logs" / LOGGERS).exists()
 
 
-def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
+def test_mlflow_resumes_its_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     place = f"sqlite:///{tmp_path}/mlflow.db"
     _, run = make(tmp_path, loggers={"mlflow": {"tracking_uri": place}})

@@ -238,7 +238,7 @@ def test_a_fixed_number_of_workers_ends(lab: Lab, failures: int) -> None:
     assert lab.shm(1) == set()
 
 
-def test_a_range_of_workers_goes_on_with_those_that_are_left(lab: Lab) -> None:
+def test_a_range_of_workers_continues_with_the_remaining_ones(lab: Lab) -> None:
     range_ = {"workers": [1, 2]}
     fault_ = {"checkpoint_every": 4, "max_failures": 2}
     whole = lab.start("whole", pause=0.0, cluster=range_, fault=fault_)

@@ -100,7 +100,7 @@ def check(cluster: Cluster, place: str, expected: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_dies_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_continues_after_the_death_of_a_rank(tmp_path: Path) -> None:
     with hosts(3) as group, served(group[2]) as place, ray_cluster(group[:2], env=KEYS) as cluster:
         config = settings(place)
         command = start(cluster, config)
@@ -122,7 +122,7 @@ def test_a_network_that_takes_300_ms(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_for_a_minute(tmp_path: Path) -> None:
+def test_an_outage_of_the_store_for_a_minute(tmp_path: Path) -> None:
     """Steps are made and recorded meanwhile, the user is told, once, that the store is away and
     that it is back, the state goes up then, and a rank that dies later takes the run back no
     further than that."""

@@ -46,7 +46,7 @@ def missing(config: Config) -> Missing:
     return found
 
 
-def test_it_is_the_partition_that_is_made_in_memory(tmp_path: Path) -> None:
+def test_the_partition_equals_the_one_built_in_memory(tmp_path: Path) -> None:
     local, on_ray = (
         raygnn.partition(job(tmp_path, engine), display=False) for engine in ("local", "ray")
     )
@@ -58,7 +58,7 @@ def test_it_is_the_partition_that_is_made_in_memory(tmp_path: Path) -> None:
     assert set(on_ray.manifest.seconds) >= {"ids", "edges", "scatter", "gather", "write"}
 
 
-def test_what_is_wrong_in_a_task_is_said_as_it_is_in_memory(
+def test_errors_in_a_task_are_those_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message also names where the finished work is kept."""
@@ -75,7 +75,7 @@ def test_what_is_wrong_in_a_task_is_said_as_it_is_in_memory(
     assert f"kept in {stages}" in shown[-1]
 
 
-def test_it_is_chosen_by_the_memory_that_is_there(
+def test_the_engine_is_chosen_by_the_available_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = job(tmp_path, "auto")

@@ -45,7 +45,7 @@ def stopped(whole: Run, config: Config, step: int) -> Config:
 
 # within an epoch, and at the end of the first, the second and the last
 @pytest.mark.parametrize(("stop", "every"), [(3, 1), (4, 3), (8, 1), (12, 3)])
-def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
+def test_a_stopped_run_resumes_bitwise(stop: int, every: int, make_job: JobFactory) -> None:
     options: dict[str, Any] = {
         "train": {"epochs": 3, "eval_every": every, "lr": 0.05},
         "model": {"dropout": 0.5},
@@ -101,7 +101,7 @@ def test_a_resume_after_the_last_step_only_evaluates(steps: int, make_job: JobFa
         assert again[figures] == known[figures]  # of the start that made steps
 
 
-def test_a_scheduler_and_an_average_of_weights_go_on_too(
+def test_a_scheduler_and_averaged_weights_resume(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their state is in the checkpoint, like that of everything that Lightning drives."""
@@ -132,7 +132,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
     assert all(torch.equal(tensor, averages[1][name]) for name, tensor in averages[0].items())
 
 
-def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -> None:
+def test_an_early_stopped_run_resumes_with_more_patience(make_job: JobFactory) -> None:
     """With a larger `patience`, a run stopped early resumes from its newest checkpoint."""
     every: dict[str, Any] = {"fault": {"checkpoint_every": 3}}
     train: dict[str, Any] = {"epochs": 9, "lr": 1e-12}  # which leads nowhere
@@ -200,7 +200,7 @@ def test_other_numbers_of_workers_make_the_same_batches(
 # ── what may change ──────────────────────────────────────────────────────────────────────────
 
 
-def test_what_must_not_change_is_refused(make_job: JobFactory) -> None:
+def test_changes_of_fixed_keys_are_refused(make_job: JobFactory) -> None:
     options: dict[str, Any] = {"fault": {"checkpoint_every": 2}}
     train_on_ranks(make_job(**options))
     other: dict[str, Any] = {"model": {"hidden": 8}, "train": {"lr": 0.5, "epochs": 3}}
@@ -256,7 +256,7 @@ def test_a_section_that_comes_or_goes_is_named() -> None:
         {"name": "another"},
     ],
 )
-def test_what_may_change(change: dict[str, Any]) -> None:
+def test_keys_that_may_change(change: dict[str, Any]) -> None:
     before = load_config(job(Path("runs")))
     after = load_config(job(Path("runs"), **change))
     assert changes(fixed(before.to_dict()), after) == []
@@ -374,7 +374,7 @@ def test_whole_ones_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_storage_that_is_away_says_nothing_of_what_lies_there(
+def test_unavailable_storage_does_not_reject_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1)

@@ -110,7 +110,7 @@ def test_a_fixed_number_is_asked_of_ray_at_first(make: Any) -> None:
     assert make(2, 2).start() == 2  # whatever is free: Ray waits, and the driver reports that
 
 
-def test_a_fixed_number_starts_again_when_there_is_room(make: Any) -> None:
+def test_a_fixed_number_restarts_when_resources_are_free(make: Any) -> None:
     policy = make(2, 2)
     policy.start()
     policy.room = 1

@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
     assert "ended without a report" in raygnn.open_run(config.run_dir).summary["error"]
 
 
-def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> None:
+def test_a_rank_that_hangs_ends_at_the_timeout(make_job: JobFactory) -> None:
     """The process group has our timeout, not Lightning's or torch's half an hour."""
     config = make_job(
         model={"kind": f"{MODELS}:FailsOnRank1", "args": {"how": "hang"}}, comm={"timeout": 8}
@@ -143,7 +143,7 @@ def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> N
     assert max(times) == 8000
 
 
-def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
+def test_arguments_that_the_model_does_not_accept(make_job: JobFactory) -> None:
     """The trial of the model reports it before anything starts."""
     config = make_job(model={"kind": f"{MODELS}:DglSage", "args": {"width": 3}})
     with pytest.raises(PreflightError, match="width"):

@@ -52,7 +52,7 @@ def test_a_run_that_fails_leaves_a_report(run: RunDir) -> None:
     assert "after it" not in (run.path / "logs" / "told.jsonl").read_text()
 
 
-def test_commands_that_go_on_with_a_run_add_to_what_was_told(run: RunDir) -> None:
+def test_resuming_commands_append_to_the_notes(run: RunDir) -> None:
     run.begin({"name": "job"})
     for text in ("first", "second"):
         show = NullDisplay()
@@ -108,7 +108,7 @@ def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
         (TrainingError("bad"), "failed"),
     ],
 )
-def test_loggers_are_told_how_it_ended(
+def test_loggers_receive_the_final_status(
     tmp_path: Path, error: BaseException | None, status: str
 ) -> None:
     (tmp_path / "logs").mkdir()

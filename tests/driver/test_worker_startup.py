@@ -99,7 +99,7 @@ def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None
 
 
 @pytest.mark.system
-def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> None:
+def test_resources_that_never_become_free(controller: None, start: Any, hurry: None) -> None:
     group = placement_group([{"CPU": 1}] * 3)
     startup, show = start(3)
     with pytest.raises(TrainingError) as caught:
@@ -126,7 +126,9 @@ def test_resources_of_another_job_are_waited_for(controller: None, start: Any, h
 
 
 @pytest.mark.system
-def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurry: None) -> None:
+def test_resources_for_the_minimum_that_never_become_free(
+    controller: None, start: Any, hurry: None
+) -> None:
     """Our scaling policy checks for free resources before it requests any of Ray."""
     startup, show = start(3, cluster={"workers": [2, 3]})
     with pytest.raises(TrainingError, match="Ray has no resources for 2 workers"):
@@ -205,7 +207,7 @@ def test_the_cause_comes_first(cause: BaseException | None) -> None:
     assert "on_start" in str(error.trace)
 
 
-def test_our_own_error_in_a_worker_is_what_is_said() -> None:
+def test_our_own_error_in_a_worker_is_reported() -> None:
     ours = TrainingError("NCCL_DEBUG is 'a'", rank=1)
     assert explain(ControllerError(_TaskError(_TASK, ours)), []) is ours
 
@@ -219,7 +221,7 @@ def test_a_dead_worker_is_reported_by_its_error() -> None:
     assert error.what == "a worker died: The actor died."
 
 
-def test_a_kill_for_memory_is_said_as_one() -> None:
+def test_a_kill_for_memory_is_reported_as_such() -> None:
     """Ray's own exception is recognised, whether a rank or Ray Train's controller was killed."""
     killed = OutOfMemoryError(
         "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "
@@ -293,7 +295,7 @@ def test_processes_left_by_ray_are_killed(tmp_path: Path, monkeypatch: pytest.Mo
 # ── a Ray of our own ─────────────────────────────────────────────────────────────────────────
 
 
-def test_it_has_no_processes_that_one_node_does_without(cluster: RayCluster) -> None:
+def test_unneeded_processes_of_ray_are_not_started(cluster: RayCluster) -> None:
     """Each such process delays the start of training by a second."""
     assert cluster.logs is not None
     directory = str(cluster.logs.parents[2])
@@ -307,7 +309,7 @@ def test_it_has_no_processes_that_one_node_does_without(cluster: RayCluster) -> 
 
 
 @pytest.mark.parametrize("logs", [False, True])
-def test_what_a_later_ray_starts_is_whole(logs: bool) -> None:
+def test_a_later_ray_starts_all_its_processes(logs: bool) -> None:
     from ray._private import node, services
 
     names = ("start_monitor", "start_api_server", "start_log_monitor")

@@ -416,7 +416,7 @@ def file(tmp_path: Path) -> Path:
     )
 
 
-def test_it_is_found_again(file: Path, tmp_path: Path) -> None:
+def test_a_collection_is_found_again(file: Path, tmp_path: Path) -> None:
     config = job(tmp_path / "runs", file)
     missing = find_collection(config)
     assert isinstance(missing, MissingCollection)

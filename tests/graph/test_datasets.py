@@ -294,7 +294,7 @@ def test_a_graph_of_dgl(module: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("module")
-def test_what_cannot_be_read(name: str, args: dict[str, Any], match: str) -> None:
+def test_unreadable_datasets_are_refused(name: str, args: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match="(?s)" + match) as caught:
         load(name, **args)
     assert caught.value.remedy
@@ -351,7 +351,7 @@ def test_tolokers_has_ten_splits(data_dir: Path, tmp_path: Path) -> None:
             assert np.array_equal(nodes(data)[f"{part}_mask"], stored[f"{part}_masks"][split])
 
 
-def test_mutag_is_what_its_text_says(data_dir: Path, tmp_path: Path) -> None:
+def test_mutag_equals_its_text_files(data_dir: Path, tmp_path: Path) -> None:
     args = {"root": str(data_dir / "graphs"), "name": "MUTAG"}
     graph = {"format": "dataset", "dataset": "examples.gin_text:GinText", "args": args}
     meta = packed(graph, tmp_path)

@@ -76,7 +76,7 @@ def test_a_native_graphbolt_that_does_not_load_is_replaced(tmp_path: Path) -> No
     assert "Error: " in result.stdout
 
 
-def test_another_module_of_that_name_is_told_from_dgl(tmp_path: Path) -> None:
+def test_another_module_named_dgl_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dgl.py").write_text("")
     result = run(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import dgl\n"

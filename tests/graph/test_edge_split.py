@@ -75,7 +75,7 @@ def held(
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("reverses", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
-def test_what_is_held_out_is_not_seen(
+def test_held_out_edges_are_hidden(
     typed: bool, reverses: bool, replicated: bool, tmp_path: Path
 ) -> None:
     data = graph(typed)

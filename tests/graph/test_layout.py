@@ -187,7 +187,7 @@ def test_a_json_that_is_wrong(case: str, foreign: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"num_parts": ', "\0\0\0", "[" * 100_000, "{}"]
 )
-def test_a_json_that_is_none(text: str, foreign: Path) -> None:
+def test_files_that_are_no_json(text: str, foreign: Path) -> None:
     foreign.write_text(text)
     for path in (foreign, foreign.parent):
         with pytest.raises(DataError) as error:

@@ -113,7 +113,7 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
     assert np.bincount(found).max() < 1.1 * half
 
 
-def test_what_only_looks_undirected_is_copied() -> None:
+def test_a_graph_that_only_looks_undirected_is_copied() -> None:
     """Some edges occur twice in each direction, and ids of two types are equal."""
     check(plain(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]), 2))
     ends = EdgeFrame(np.array([1, 0]), np.array([0, 1]))

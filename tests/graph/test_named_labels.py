@@ -108,7 +108,9 @@ def test_a_row_in_a_split_has_one_of_them(tmp_path: Path) -> None:
         ({"labels": {"spent": {"column": "spent", "kind": "numbers"}}}, "kind"),
     ],
 )
-def test_what_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_contradictory_labels_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_graph(write(tmp_path, **changes))
 

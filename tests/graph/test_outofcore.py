@@ -260,7 +260,7 @@ def test_archives_are_read_as_they_are_in_memory(
         assert_as_in_memory(graph.model_copy(update=keys), root, parts)
 
 
-def test_tables_may_lie_where_a_uri_says(tmp_path: Path) -> None:
+def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:
     """Files may be URIs, compressed text among them, in memory and out of core."""
     graph = write_tables(tmp_path, 7, numbers=False, kept=True)
     missing(graph, tmp_path / "here", 2).make(load_graph(graph))
@@ -306,7 +306,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_as_it_is_in_memory(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_errors_are_those_in_memory(tmp_path: Path, wrong: dict[str, Any]) -> None:
     graph = write_shop(tmp_path, **wrong)
     with pytest.raises(DataError) as expected:
         load_graph(graph)
@@ -329,9 +329,7 @@ WRONG_ARCHIVES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_ARCHIVES.values(), ids=WRONG_ARCHIVES)
-def test_what_is_wrong_in_archives_is_said_as_it_is_in_memory(
-    tmp_path: Path, wrong: dict[str, Any]
-) -> None:
+def test_errors_in_archives_are_those_in_memory(tmp_path: Path, wrong: dict[str, Any]) -> None:
     graph = write_archives(tmp_path, **wrong)
     with pytest.raises(DataError) as expected:
         load_graph(graph)

@@ -270,7 +270,7 @@ def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[An
     )
 
 
-def test_a_partition_says_how_it_was_made(tmp_path: Path) -> None:
+def test_the_manifest_records_the_method(tmp_path: Path) -> None:
     stages: list[str] = []
     meta = ensure_partition(job(tmp_path, method="stream"), 2, stages.append)
     assert stages[:3] == ["load", "stream", "stream, pass 1 of 6"]
@@ -304,7 +304,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
 @pytest.mark.dgl
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("formats", [None, "csc", "csr", ["coo", "csr", "csc"]])
-def test_what_dgl_wrote_is_read(
+def test_partitions_of_dgl_are_read(
     formats: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for data in (random_graph(60), typed_graph(40, 20)):
@@ -377,7 +377,7 @@ def test_of_two_that_make_the_same_one_both_get_it(tmp_path: Path) -> None:
         make(random_graph(), out, digest="e")
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -486,7 +486,7 @@ def test_a_partition_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(list((tmp_path / "partitions").iterdir())) == 4
 
 
-def test_a_path_that_holds_another_one_is_told_apart(tmp_path: Path) -> None:
+def test_a_path_with_another_partition_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "mine"
     meta = ensure_partition(job(tmp_path, path=place, parts=2), 9)
     assert meta.directory == place

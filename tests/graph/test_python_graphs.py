@@ -144,7 +144,7 @@ REFUSED: list[Any] = [
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_what_is_refused(make: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_graphs_are_refused(make: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         write_graph_file(make(), tmp_path / "graphs")
     assert not (tmp_path / "graphs").exists()

@@ -175,7 +175,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_what_is_no_query_is_refused(sql: str, tmp_path: Path) -> None:
+def test_invalid_queries_are_refused(sql: str, tmp_path: Path) -> None:
     (root := tmp_path / "in").mkdir()
     write_table(tmp_path / "x.csv", {"secret": [1]})
     bought = {**PAYMENTS, "files": (), "sql": "select * from customer"}

@@ -209,7 +209,7 @@ def test_a_damaged_entry_is_made_again(
     assert names(stage) == [path.name]
 
 
-def test_what_links_lead_to_stays(stage: Stage, tmp_path: Path) -> None:
+def test_targets_of_links_stay(stage: Stage, tmp_path: Path) -> None:
     """Targets of links are neither removed to free space nor written to."""
     stage.max_bytes = 1
     path, outside = get(stage).path, tmp_path / "outside"

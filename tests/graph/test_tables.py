@@ -421,7 +421,7 @@ def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.Monke
         ("csv", "class", {"class": ["yes", "no", "no"]}, "yes"),
     ],
 )
-def test_what_is_no_label(
+def test_invalid_labels_are_refused(
     kind: str, label: Any, columns: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     spec = changed("nodes user label_kind", "multi")

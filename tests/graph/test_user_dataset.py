@@ -219,7 +219,7 @@ def test_a_graph_alone_is_no_item(samples: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "own"])
-def test_what_the_dataset_raises_is_passed_on(kind: str, samples: Any) -> None:
+def test_errors_of_the_dataset_are_passed_on(kind: str, samples: Any) -> None:
     found = samples("Given", error=kind)
     with pytest.raises((IndexError, sys.modules["molecules_of_mine"].Own)) as caught:
         found[2]
@@ -243,7 +243,7 @@ def test_splits_of_its_own(samples: Any) -> None:
     assert all(numbers.dtype == np.int64 for numbers in given.splits.values())
 
 
-def test_splits_as_the_config_says(samples: Any) -> None:
+def test_splits_of_the_config(samples: Any) -> None:
     section = {"val": 0.2, "test": 0.2, "seed": 4}
     config = ManyGraphs(format="graphs", **section)
     assert lists(samples("Rings", graph=section).splits) == lists(split_graphs(10, None, config))
@@ -294,7 +294,7 @@ def test_splits_that_cannot_be(splits: Any, match: str, samples: Any) -> None:
         ("FailingSplit", {}, DataError, r"get_idx_split\(\) failed: Own: no split"),
     ],
 )
-def test_what_cannot_be_used(
+def test_unusable_datasets_are_refused(
     name: str, args: Any, error: type[Exception], match: str, samples: Any
 ) -> None:
     with pytest.raises(error, match=match):

@@ -191,7 +191,7 @@ def test_the_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"), [("{}", "no words of tables"), ("[", "JSON"), (None, "not exist")]
 )
-def test_what_is_no_vocabulary(content: str | None, what: str, tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(content: str | None, what: str, tmp_path: Path) -> None:
     file = tmp_path / "words.json"
     if content is not None:
         file.write_text(content)

@@ -53,7 +53,7 @@ def made(storage: Path, method: str, **partition: Any) -> Missing:
 
 
 @pytest.mark.usefixtures("no_dgl")
-def test_what_needs_dgl_says_so(tmp_path: Path) -> None:
+def test_functions_that_need_dgl_report_it(tmp_path: Path) -> None:
     assert not door.installed()
     for use in (door.dgl, door.missing):
         with pytest.raises(CapabilityError, match="DGL is not installed") as error:
@@ -90,7 +90,7 @@ def test_a_partition_is_made(method: str, tmp_path: Path) -> None:
     assert found.digest == meta.digest
 
 
-def test_pymetis_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pymetis_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     metis_library._library.cache_clear()
     monkeypatch.setitem(sys.modules, "pymetis", None)
     indptr, ids = np.array([0, 1, 2]), np.array([1, 0])

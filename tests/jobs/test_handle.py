@@ -140,7 +140,7 @@ def test_the_address(
         *("http://u:secret@a", "http://:secret@a:8265", "http://a:8265/?token=secret"),
     ],
 )
-def test_what_is_no_address(wrong: str) -> None:
+def test_invalid_addresses_are_refused(wrong: str) -> None:
     with pytest.raises(InputError) as error:
         server._url(wrong)
     assert "secret" not in str(error.value)
@@ -253,7 +253,7 @@ def test_rows() -> None:
     assert age(1.0).endswith(" d")
 
 
-def test_a_name_means_the_job_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_means_the_running_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was refused while another trained into that run is not meant."""
 
     def job(name: str, state: str, started: float) -> JobInfo:

@@ -116,7 +116,7 @@ def test_a_run_that_is_kept_in_a_store(
         assert (shown is not None and shown.shown == run.shown) is ours
 
 
-def test_what_is_refused_is_raised(tmp_path: Path) -> None:
+def test_refusals_are_raised(tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "mine.txt").write_text("mine")
     job = raygnn.launch(config_of(tmp_path), display=False)
@@ -132,7 +132,7 @@ def test_what_is_refused_is_raised(tmp_path: Path) -> None:
         raygnn.launch(config_of(tmp_path), overwrite=True, resume=True)
 
 
-def test_a_killed_training_is_told(tmp_path: Path) -> None:
+def test_a_killed_training_is_an_error(tmp_path: Path) -> None:
     job = raygnn.launch(config_of(tmp_path), display=False)
     os.kill(job.pid, signal.SIGKILL)
     with pytest.raises(raygnn.TrainingError, match="killed by signal 9"):

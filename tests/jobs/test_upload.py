@@ -61,7 +61,7 @@ def of_ray(directory: Path, excludes: list[str] | None = None) -> set[str]:
         return {name for name in package.namelist() if not name.endswith("/")}
 
 
-def test_what_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_uploaded(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     always = {"job.yaml", "models/mine.py", "notes/keep.txt"}
     assert names(work, without=work / "runs") == always
     assert names(work) == always | {"runs/r/x"}
@@ -198,7 +198,7 @@ def test_the_root_of_a_dataset_travels(work: Path) -> None:
         (["train.lr=much"], "much"),
     ],
 )
-def test_what_cannot_travel(work: Path, overrides: list[str], told: str) -> None:
+def test_jobs_that_cannot_be_uploaded(work: Path, overrides: list[str], told: str) -> None:
     (work / "linked").symlink_to("data")
     with pytest.raises(ConfigError) as error:
         prepare("job.yaml", overrides)

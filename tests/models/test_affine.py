@@ -96,7 +96,7 @@ def test_without_columns(rows: int, width: int, out: int, library: None) -> None
     assert torch.equal(weight.grad, torch.full((out, width), float(rows)))
 
 
-def test_widths_that_do_not_fit_are_told(library: None) -> None:
+def test_widths_that_do_not_match_are_errors(library: None) -> None:
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         affine([torch.ones(600, 8)], [torch.ones(4, 7)], torch.ones(4))
 
@@ -132,7 +132,7 @@ def test_rows_behind_those_given_are_neither_used_nor_written(library: None) -> 
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_what_is_not_finite_stays(
+def test_non_finite_values_are_kept(
     dtype: torch.dtype, library: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_module, "_emulated", lambda: False)

@@ -475,7 +475,7 @@ class TestUsersClass:
             ("TypedMolecules", {}, CATEGORICAL, "model.categories", "gin"),
         ],
     )
-    def test_what_cannot_be_built(
+    def test_models_that_cannot_be_built(
         self, kind: str, args: dict[str, Any], schema: GraphSchema, where: str, text: str
     ) -> None:
         with pytest.raises(ConfigError) as caught:

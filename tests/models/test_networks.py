@@ -381,7 +381,7 @@ class TestCategories:
         assert torch.equal(h[USER], expected)
         assert torch.equal(h[ITEM][:, :6], x[ITEM])
 
-    def test_a_bucket_says_nothing_until_it_is_trained(self) -> None:
+    def test_an_untrained_bucket_is_zero(self) -> None:
         schema = replace(CATEGORICAL, buckets=((USER, "a.b"), (TAG, "n")))
         model, plain = network({"kind": "sage"}, schema), network({"kind": "sage"}, CATEGORICAL)
         keys, dotted = (t.weight for n, t in model.embeddings.items() if "ular" in n)

@@ -390,7 +390,7 @@ def test_a_run_without_a_schema_is_not_exported(trained: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("huge", ["model", "file"])
-def test_what_is_too_large_for_a_strangers_run_is_not_read(
+def test_oversized_models_and_files_of_foreign_runs_are_not_read(
     huge: str, trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No model of a terabyte is allocated, and no file of a terabyte is read."""

@@ -352,7 +352,7 @@ def test_weights_that_run_things_whose_digest_is_right(
         {"data": ["x"]},
     ],
 )
-def test_what_is_said_of_weights(
+def test_hostile_descriptions_of_weights_are_refused(
     about: dict[str, Any], foreign: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = foreign.path / "checkpoints" / "selected.json"

@@ -183,7 +183,7 @@ def asked_of(run: Any, task: str, *overrides: str) -> Any:
     return plan(run, ("all",), "all", "runs", overrides, *more)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_edges_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     """Refused are more classes than the model knows, and edges without the relations that its
     decoder reads."""
     decoder = {"decoder": "distmult"}

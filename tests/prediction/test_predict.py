@@ -358,7 +358,7 @@ def test_the_partition_of_the_training(trained: Run, tmp_path: Path) -> None:
     assert (config.partition.path, config.partition.parts) == (None, 2)
 
 
-def test_what_the_configuration_does_not_keep(trained: Run, tmp_path: Path) -> None:
+def test_values_that_the_config_does_not_keep(trained: Run, tmp_path: Path) -> None:
     """Variables have to be passed again, and a user's class must still exist."""
     run = copied(trained, tmp_path)
     values = run.config
@@ -391,7 +391,7 @@ def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_room(tmp_path: Path) -> None:
+def test_a_full_disk_while_merging(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     ids = np.random.default_rng(0).permutation(200_000)
     pq.write_table(pa.table({"node": np.sort(ids), "x": ids}), tmp_path / "rows" / "rank-0.parquet")

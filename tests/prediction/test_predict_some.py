@@ -175,7 +175,7 @@ def test_refused(
         (raygnn.embed, {"ntype": "item"}, "a worker was started"),
     ],
 )
-def test_told_before_workers_start(
+def test_errors_come_before_workers_start(
     verb: Any, asked: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = {"kind": "link_prediction", "etype": "buys"} if verb is raygnn.embed else {}

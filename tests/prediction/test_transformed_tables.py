@@ -107,7 +107,7 @@ def test_a_later_month(tmp_path: Path) -> None:
     assert "set graph.normalize=none" in str(refused.value.remedy)
 
 
-def test_a_run_goes_on_with_the_same_state(tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_transforms(tmp_path: Path) -> None:
     """Its partition was removed meanwhile, and is built again unchanged."""
     whole, *_ = small(tmp_path / "whole", train={"epochs": 2})
     train_on_ranks(whole)

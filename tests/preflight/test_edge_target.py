@@ -65,7 +65,7 @@ def test_relations() -> None:
     assert found(arrays, encoder).relation is None
 
 
-def test_what_is_predicted_is_not_told() -> None:
+def test_a_predicted_relation_is_no_input() -> None:
     arrays = {ALSO: {**MASKS, "relation": 0, "kind": 0}}
     task = {"kind": "edge_classification", "target": "relation"}
     assert found(arrays, **task).relation is None
@@ -109,7 +109,7 @@ def test_what_is_predicted_is_not_told() -> None:
         ),
     ],
 )
-def test_what_is_wrong(arrays: Any, model: Any, task: Any, what: str) -> None:
+def test_invalid_edge_tasks(arrays: Any, model: Any, task: Any, what: str) -> None:
     answer = found(arrays, model, **task)
     assert isinstance(answer, tuple)
     assert what in answer[0]

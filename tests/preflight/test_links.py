@@ -243,7 +243,7 @@ def test_close_in_the_middle_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -
     responder.close()
 
 
-def test_a_local_address_that_is_none() -> None:
+def test_a_local_address_that_does_not_exist() -> None:
     with Responder(HERE, TOKEN) as responder:
         link = _measure(responder.port, bind="192.0.2.1")
     assert link.problem == "Cannot assign requested address while binding to 192.0.2.1"
@@ -277,7 +277,7 @@ def _until_stream(peer: socket.socket) -> None:
         peer.sendall(_FRAME.pack(kind, 0, 0))
 
 
-def test_a_stream_that_nobody_ends() -> None:
+def test_an_endless_stream() -> None:
     def answer(peer: socket.socket) -> None:
         _until_stream(peer)
         with pytest.raises(ConnectionResetError):  # closed before all is sent, which is slow

@@ -779,7 +779,7 @@ def test_supported(version: str | None, fits: bool) -> None:
     assert supported(version, "2.4", "3") is fits
 
 
-def test_a_prediction_does_not_repeat_what_training_has_said_of_edges() -> None:
+def test_a_prediction_does_not_repeat_findings_on_edge_arrays() -> None:
     training = make_config()
     for config, said in ((training, True), (training.asking(), False)):
         job = make_job(config, partition=make_partition(edges=DATED))
@@ -806,7 +806,9 @@ def test_a_prediction_does_not_repeat_what_training_has_said_of_edges() -> None:
         ),
     ],
 )
-def test_what_needs_dgl_is_refused(sections: dict[str, Any], use: str, instead: str) -> None:
+def test_jobs_that_need_dgl_are_refused_without_it(
+    sections: dict[str, Any], use: str, instead: str
+) -> None:
     nodes = one(versions=versions(dgl=None))
     assert check(make_job(nodes=nodes)) == check(make_job())
     config = make_config(**sections)
@@ -880,7 +882,7 @@ def test_the_names_that_can_be_allowed_are_those_of_the_checks() -> None:
 
 
 @pytest.mark.parametrize("name", described())
-def test_every_check_says_what_it_looks_at(name: str) -> None:
+def test_every_check_has_a_description(name: str) -> None:
     sentence = described()[name]
     assert sentence.endswith(".")
     assert "``" not in sentence, "it is shown as Markdown"
@@ -894,7 +896,7 @@ def test_an_allowed_finding_has_no_remedy() -> None:
     assert finding.remedy == ""
 
 
-def test_what_is_allowed_does_not_stop_the_job() -> None:
+def test_allowed_findings_do_not_stop_the_job() -> None:
     nodes = two(cpu="An old one", code="d" * 64)
     findings = check(make_job(make_config(cluster__allow=["hardware_uniform"]), nodes))
     severities = {finding.check: finding.severity for finding in findings}
@@ -902,7 +904,7 @@ def test_what_is_allowed_does_not_stop_the_job() -> None:
     assert check(make_job(make_config(cluster__uniform="off"), nodes)) == ()
 
 
-def test_a_node_without_room_for_workers_may_differ() -> None:
+def test_a_node_without_workers_may_differ() -> None:
     resources = make_resources(("a", 0, 0), ("b", 2, 0), ("c", 2, 0))
     nodes = (make_node("a", cpu="a small one", code="d" * 64), make_node("b"), make_node("c"))
     assert check(make_job(nodes=nodes, resources=resources)) == ()

@@ -162,7 +162,7 @@ def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_a_place_for_copies_of_somebody_else(tmp_path: Path) -> None:
+def test_a_staging_directory_of_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, -1)
     assert probe._unusable(tmp_path) == "it belongs to another user (id 12345)"
 
@@ -178,7 +178,7 @@ def test_copies_are_kept_where_temporary_files_are(
     assert asked[0] == Stage.from_config(StagingConfig()).root
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_with_equal_names_are_distinguished() -> None:
     nodes = [
         {"NodeID": "1" * 56, "NodeManagerHostname": "x", "NodeManagerAddress": "10.0.0.1"},
         {"NodeID": "2" * 56, "NodeManagerHostname": "x", "NodeManagerAddress": "10.0.0.2"},

@@ -54,7 +54,7 @@ def test_the_cluster_alone_has_no_communication() -> None:
     assert [type(block) for block in blocks] == [str, DisplayTable]
 
 
-def test_a_finding_says_which_check_found_it() -> None:
+def test_a_finding_names_its_check() -> None:
     what = "nodes differ in OMP_NUM_THREADS: 1 on host0, 64 on host1"
     found = Finding("environment_uniform", "error", what, "unset it there", ("host1",))
     assert found.text == f"error [environment_uniform]: {what}\n  → unset it there"

@@ -345,7 +345,7 @@ def test_the_confidence_of_causes() -> None:
     assert confidence["nothing known"] == confidence["network"] == "low"
 
 
-def test_a_kill_for_memory_is_told_with_its_figures_and_what_to_change() -> None:
+def test_a_kill_for_memory_is_reported_with_figures_and_a_remedy() -> None:
     """The evidence has process, host, its memory and the node's, the job's data there, and the
     key."""
     evidence = CASES["killed by Ray's monitor"][0]
@@ -372,7 +372,7 @@ def test_a_kill_for_memory_is_told_with_its_figures_and_what_to_change() -> None
     assert controller.what.startswith("TrainController (pid 26595) was killed by Ray for memory")
 
 
-def test_what_failed_before_any_rank_keeps_its_remedy() -> None:
+def test_failures_before_any_rank_keep_their_remedy() -> None:
     found = judge(run(error="Ray did not start\n  → free port 6379")).cause
     assert (found.kind, found.what, found.remedy) == (
         "setup", "Ray did not start", "free port 6379"
@@ -722,7 +722,7 @@ def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
     assert "/home/me/my_model.py:7" in text
 
 
-def test_a_run_that_was_just_interrupted_alarms_nobody() -> None:
+def test_an_interrupted_run_is_no_failure() -> None:
     """An error of a rank that met the end of another rank is not reported."""
     ours = {**TRAIN, "file": "/v/lib/python3.11/site-packages/raygnn/worker/rank.py"}
     pending = {"collectives": [entry(5), entry(6, pending=True)]}

@@ -87,7 +87,7 @@ def _asked_and_named(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_owners_are_told_and_answer(size: int) -> None:
+def test_owners_answer_requests(size: int) -> None:
     run_ranks(size, _asked_and_named)
 
 

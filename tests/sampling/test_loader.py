@@ -121,7 +121,7 @@ def train(exchange: Exchange, culprit: int, alarmed: bool) -> tuple[str, float]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("culprit", [0, 2])
-def test_all_ranks_hear_the_cause(culprit: int) -> None:
+def test_all_ranks_raise_the_cause(culprit: int) -> None:
     found = run_ranks(3, train, culprit, True)
     for rank, (text, seconds) in enumerate(found):
         if rank == culprit:

@@ -200,7 +200,7 @@ def test_a_full_edge_type_overrides_a_relation() -> None:
 @pytest.mark.parametrize(
     ("hop", "words"), [({"*": 1, "bys": 2}, "'bys' is no edge type"), ({"also": 2}, "no number")]
 )
-def test_what_is_not_there(hop: dict[str, int], words: str) -> None:
+def test_fanouts_of_unknown_types(hop: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         resolve_fanouts([4, hop], TYPED)
     assert "sampling.fanout[1]" in str(caught.value)

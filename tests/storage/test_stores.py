@@ -153,7 +153,7 @@ def test_a_check_leaves_nothing_in_the_store(
     assert not place.parent.files()
 
 
-def test_what_is_wrong_with_the_place_is_said(store: LocalStore, tmp_path: Path) -> None:
+def test_unusable_storage_is_reported(store: LocalStore, tmp_path: Path) -> None:
     nowhere = config_of(store, tmp_path).model_copy(
         update={"storage": Uri(store.uri.replace("bucket", "none"))}
     )
@@ -226,7 +226,7 @@ def test_objects_that_no_directory_can_hold_are_named_and_ignored(
     assert named == {"lo", "logs", "summary.json/x"}
 
 
-def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
+def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
     store: LocalStore, place: RemotePath, tmp_path: Path
 ) -> None:
     told: list[str] = []
@@ -378,7 +378,7 @@ def test_checkpoints_are_whole_or_passed_over(
     assert (base / "step-0000000004" / "passed-over-manifest.json").is_file()
 
 
-def test_a_resume_goes_on_from_the_newest_checkpoint_wherever_it_is(
+def test_a_resume_uses_the_newest_checkpoint_local_or_remote(
     store: LocalStore, place: RemotePath, tmp_path: Path
 ) -> None:
     config = config_of(store, tmp_path)
@@ -471,7 +471,7 @@ def test_of_those_that_wait_the_newest_goes_up_when_the_store_is_back(
     assert [path.name for path in here.iterdir()] == ["step-0000000003"]
 
 
-def test_a_store_that_is_silent_is_told_before_its_client_gives_up(
+def test_a_silent_store_is_reported_before_its_client_gives_up(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._SILENCE", 0.5)
@@ -497,7 +497,7 @@ def told(tmp_path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in (tmp_path / EVENTS).read_text().splitlines()]
 
 
-def test_three_tries_are_enough_to_see_that_a_store_is_away(store: LocalStore) -> None:
+def test_three_attempts_detect_an_outage(store: LocalStore) -> None:
     """The default of pyarrow, thirty attempts, hides an outage for 100 s."""
     tries: list[Any] = []
     handler: Any = lambda *connection: tries.append(connection)  # noqa: E731
@@ -614,7 +614,7 @@ def test_failure_files_of_other_ranks_are_mirrored(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ configuration, checks
 
 
-def test_what_is_secret_is_not_written_down(tmp_path: Path) -> None:
+def test_secrets_of_a_uri_are_not_recorded(tmp_path: Path) -> None:
     text = "s3://KEY:W%2Ford@bucket/runs?region=eu&session_token=t0ken&scheme=http"
     config = load_config({**job(tmp_path), "storage": text})
     assert config.store is not None

@@ -28,7 +28,7 @@ def drawn(classes: int, num: int, scale: float, seed: int = 0) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_what_distorted_the_logits_is_found(classes: int) -> None:
+def test_a_known_distortion_of_logits_is_found(classes: int) -> None:
     """The fit finds a temperature, and the differences between the classes' weights."""
     logs, targets = drawn(classes, 40_000, 1.5)
     shift = torch.linspace(-2, 3, classes).double()

@@ -107,7 +107,7 @@ def test_probabilities_that_round_to_one_do_not_tie(
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_area_is_left_out_where_nobody_asks() -> None:
+def test_the_area_is_computed_only_on_request() -> None:
     outputs, labels = torch.randn(20, 3), torch.randint(0, 3, (20,))
     found = metrics.classification_metrics(outputs, labels, "accuracy", Exchange(World(0, 1)))
     assert set(found) == {"accuracy", "f1", "mcc"}

@@ -286,7 +286,7 @@ def test_all_ranks_keep_or_none_does(tmp_path: Path) -> None:
         assert combined == [1, 1, 1]
 
 
-def test_features_of_edges_are_kept_only_where_there_is_room(tmp_path: Path) -> None:
+def test_edge_features_are_kept_only_if_memory_suffices(tmp_path: Path) -> None:
     data = random_graph(nodes=900, degree=3)
     (edges,) = data.edges.values()
     edges.data["w"] = np.ones((edges.num, 500), np.float32)

@@ -103,7 +103,7 @@ def test_exact_however_the_seeds_are_spread(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("value", [2.0, 0.5, -2.0, math.inf])
-def test_what_is_no_label(value: float) -> None:
+def test_invalid_labels_are_refused(value: float) -> None:
     with pytest.raises(DataError, match=f"a label is {value:g}"):
         as_labels(torch.tensor([0, 1, math.nan, value]), "here")
 

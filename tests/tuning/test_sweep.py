@@ -79,7 +79,7 @@ def test_noise_changes_nothing() -> None:
         assert found.fastest == {}
 
 
-def test_what_is_slower_at_last_is_not_chosen() -> None:
+def test_a_gain_that_does_not_last_is_not_chosen() -> None:
     rates = iter([100.0, 130.0, 100.0, 130.0] + [100.0] * 300)  # seen twice, and never again
     found = search(axes(config(), 1, 0), lambda s: Trial(s, next(rates), {}), possible(config()))
     assert found.fastest == found.exact == {}

@@ -48,7 +48,7 @@ def moved(averaging: Averaging, module: pl.LightningModule, steps: int) -> Any:
     return torch_own.module
 
 
-def test_it_is_that_of_torch() -> None:
+def test_the_average_is_torchs() -> None:
     averaging, module = Averaging(0.9), _Module()
     expected = moved(averaging, module, 5).state_dict()
     before = copy.deepcopy(module.state_dict())
@@ -93,7 +93,7 @@ def test_averaged_weights_resume_bitwise(
     goes_on(make_job(**{**OPTIONS, "train": train}), 6, 4)
 
 
-def test_what_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Path) -> None:
+def test_the_average_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Path) -> None:
     """Validation and saved weights are the average's: with a decay near 1, nearly those after the
     first step."""
     train: dict[str, Any] = {"epochs": 3, "lr": 0.05, "select": "last"}

@@ -334,7 +334,7 @@ def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_ray_says_of_the_dead_is_kept(tmp_path: Path) -> None:
+def test_rays_errors_of_dead_workers_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     cause = RuntimeError("x" * 10_000)
     cause.worker_failures = {1: OSError("gone"), 0: TrainingError("no")}  # type: ignore[attr-defined]
@@ -438,7 +438,7 @@ def _failed(what: str, *files: str, **more: Any) -> bool:
     return failures.Failure(1, 0.0, what, trace, **more).is_consequence
 
 
-def test_what_is_a_consequence() -> None:
+def test_failures_that_are_consequences() -> None:
     reset = "Connection reset by peer"
     gloo = f"RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: {reset}"
     assert _failed(gloo, _OURS, f"{_LIB}/torch/distributed/distributed_c10d.py")

@@ -258,7 +258,7 @@ def test_ranks_whose_files_differ(make_job: JobFactory) -> None:
         run_ranks(2, _with_other, job_of(config), fresh=True)
 
 
-def test_an_own_metric_that_is_none(make_job: JobFactory) -> None:
+def test_a_user_metric_that_returns_no_number(make_job: JobFactory) -> None:
     config = make_job(task={"metric": f"{OWN}:words"})
     with pytest.raises(RuntimeError, match="words returned str, expected one number"):
         train_on_ranks(config)
@@ -297,7 +297,7 @@ def test_the_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert gains.max() > 0
 
 
-def test_a_function_that_is_none() -> None:
+def test_specs_that_name_no_function() -> None:
     from raygnn.models.user import load_function
 
     for spec, said in (("math:pi", "is a float"), (f"{OWN}:Any", "is a "), ("math:no", "imported")):

@@ -280,7 +280,7 @@ def test_a_training_with_locked_pages_is_the_same(
     ("spoilt", "kept"),
     [("draw_rows", (NeighborSampler, DeviceFeatures)), ("gather", (DeviceSampler, FeatureStore))],
 )
-def test_what_fails_or_differs_stays_with_the_cpu(
+def test_failing_or_wrong_kernels_fall_back_to_the_cpu(
     spoilt: str,
     kept: tuple[type, type],
     as_a_gpu: None,
@@ -310,7 +310,7 @@ def test_what_fails_or_differs_stays_with_the_cpu(
         trained(tmp_path, "wanted", {key: wanted})
 
 
-def test_room() -> None:
+def test_placement_by_free_memory() -> None:
     """Free bytes of the GPU and of the host, its ranks, the structure, the rows."""
     assert Room.from_sizes(100, 0, 1, 10, 30) == Room("gpu", "gpu", 1.0, False)
     assert Room.from_sizes(100, 80, 1, 20, 40) == Room("gpu", "pinned", 0.75, False)
@@ -343,7 +343,7 @@ def test_room() -> None:
         ({}, {"task": {"kind": "link_prediction"}}, r"task\.exclude"),
     ],
 )
-def test_what_a_gpu_does_not_draw(
+def test_sampling_that_a_gpu_does_not_support(
     sampling: dict[str, Any], sections: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with_gpu = {**sections, "cluster": {"gpus_per_worker": 1, **sections.get("cluster", {})}}

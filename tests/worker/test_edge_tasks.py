@@ -325,7 +325,7 @@ def test_ranks_that_own_nothing(tmp_path: Path) -> None:
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
 
 
-def test_a_resume_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_resume_is_bitwise_identical(tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "task": {**LINKS, "negatives": {"number": 40}},
         "model": {"dropout": 0.3},

@@ -65,7 +65,7 @@ def options(
         ("adagrad", {"regular": True}),
     ],
 )
-def test_what_torch_learns_in_one_process(
+def test_embeddings_equal_those_of_plain_torch(
     optimizer: str, train: dict[str, Any], make_job: JobFactory
 ) -> None:
     """Rows, weights and losses equal `nn.Embedding` with `SparseAdam` or sparse `Adagrad` to 1e-5
@@ -163,7 +163,7 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
         (4, 1, False, "adagrad"),
     ],
 )
-def test_a_run_that_goes_on(
+def test_a_resumed_run(
     workers: int, again: int, regular: bool, optimizer: str, make_job: JobFactory
 ) -> None:
     """Rows, optimizer state and best rows are bitwise identical with the same two workers, else
@@ -195,7 +195,7 @@ def test_a_run_that_goes_on(
     assert not exact or whole.summary["metrics"] == resumed.summary["metrics"]
 
 
-def test_what_dropout_leaves() -> None:
+def test_dropout_depends_on_the_node_only() -> None:
     """The kept elements of a node do not depend on the other requested nodes, and their fraction is
     the requested one."""
     ids = np.arange(2000)
@@ -244,7 +244,7 @@ def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
                 assert value == pytest.approx(run.summary["metrics"][name], abs=1e-5)
 
 
-def test_what_the_page_says(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's config is valid, and its lines of Python read the files."""
     page = CHECKOUT / "docs" / "models.md"
     (section,) = (yaml.safe_load(b) for b in blocks("yaml", page) if "dim: 64" in b)

@@ -34,7 +34,7 @@ def _described(error: BaseException, cause: BaseException | None = None) -> Trai
     return failure.as_error()
 
 
-def test_bad_input_is_told_without_a_trace() -> None:
+def test_bad_input_is_reported_without_a_trace() -> None:
     error = _described(DataError("no node has the id 9", where="ids.txt", remedy="leave it out"))
     assert (error.what, error.where) == ("no node has the id 9", "rank 1, ids.txt")
     assert error.trace is None

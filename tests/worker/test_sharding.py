@@ -153,7 +153,7 @@ def test_one_format(make_job: JobFactory) -> None:
 
 # an epoch has 4 steps
 @pytest.mark.parametrize(("stop", "norm"), [(3, "batch"), (4, "layer")])
-def test_it_goes_on_where_it_stopped(stop: int, norm: str, make_job: JobFactory) -> None:
+def test_a_stopped_run_resumes_with_sharding(stop: int, norm: str, make_job: JobFactory) -> None:
     options: dict[str, Any] = {
         "comm": {"shard": "optimizer"},
         "graph": SMALL,
