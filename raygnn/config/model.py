@@ -217,11 +217,6 @@ class FamilyConfig(_Layers):
         description="Dropout of the input features; null = dropout. With 0, gcn, sage and gin "
         "aggregate the features of the first layer without copying them.",
     )
-    kernels: Literal["auto", "torch", "dgl"] = Field(
-        "auto",
-        description="Message passing in plain torch or by DGL kernels; auto = the faster one "
-        "on the device.",
-    )
     residual: bool = Field(False, description="Add a layer's input to its output.")
     norm: Literal["none", "layer", "batch"] = Field(
         "none",

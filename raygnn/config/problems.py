@@ -106,6 +106,7 @@ _REMOVED = {
     "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",
     "logging.wandb": "give the arguments in logging.loggers: {wandb: {…}}",
     "logging.prometheus": "remove the key; loggers such as mlflow show a run while it trains",
+    "model.kernels": "remove the key: message passing needs no DGL",
     "sampling.cache_policy": "remove the key: the rows most likely to be read are cached",
     "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
     "sampling.pad": "remove the key",

@@ -410,7 +410,6 @@ _MAY_CHANGE = (
     "graph.path",
     "graph.vocabulary",
     "partition",
-    "model.kernels",
     "model.recompute",
     "sampling.batch_size",  # only with the number of workers: the global batch stays
     "sampling.topology",

@@ -73,11 +73,6 @@ def dgl() -> ModuleType:
         return _module
 
 
-def has_cuda() -> bool:
-    """Return True if DGL was built with CUDA. Imports DGL; raises as :func:`dgl`."""
-    return "device_api.cuda" in dgl().list_global_func_names()
-
-
 def missing() -> dict[str, str]:
     """Return missing add-on → reason. Imports DGL; raises CapabilityError as :func:`dgl`."""
     dgl()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import Choice, select
+from raygnn.models.kernels.message_passing import NATIVE, Kernels
 from raygnn.models.linear import linear
 from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
@@ -128,6 +128,8 @@ class HGTLayer(Layer):
         heads: H, divides ``hidden``.
     """
 
+    kernels: Kernels = NATIVE
+
     def __init__(
         self,
         etypes: Sequence[EdgeType],
@@ -136,11 +138,9 @@ class HGTLayer(Layer):
         *,
         hidden: int,
         heads: int,
-        kernels: Choice,
     ):
         super().__init__(etypes, spec, self_types)
         self.num_heads, self.head_width = heads, hidden // heads
-        self.kernels: Choice = kernels
         sources = sorted({e[0] for e in etypes})
         targets = sorted({e[2] for e in etypes})
         widths = spec.in_features
@@ -201,7 +201,6 @@ class HGTLayer(Layer):
         return out
 
     def _split(self, linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
-        """Transform ``[N, F]`` to ``[N, H, d]``."""
         return _apply(linears, ntype, h).view(-1, self.num_heads, self.head_width)
 
     def _attend(
@@ -214,7 +213,7 @@ class HGTLayer(Layer):
     ) -> Tensor:
         """Attend from destinations ``query [D, H, d]`` to all their sources."""
         scores, messages, additions = [], [], []
-        ops = select(self.kernels, query)
+        ops = self.kernels
         for etype in etypes:
             adj, name = block.adj[etype], key(*etype)
             turned = torch.einsum("nhi,hio->nho", keys[etype[0]], self.attention[name])
@@ -232,7 +231,7 @@ class HGTLayer(Layer):
             messages.append(torch.einsum("nhi,hio->nho", values[etype[0]], self.message[name]))
         joined, order = _joined([block.adj[e] for e in etypes], [m.shape[0] for m in messages])
         score, message = torch.cat(scores).index_select(0, order), torch.cat(messages)
-        share = ops.edge_softmax(joined, score, message.shape[0])
+        share = ops.edge_softmax(joined, score)
         out = ops.attend(joined, message, share)
         if additions:
             added = torch.cat(additions).index_select(0, order) * share.unsqueeze(2)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Choice, Kernels, Reduce, select
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce
 from raygnn.models.linear import Dropout, join, linear
 from raygnn.models.norm import activation, norm, normalise
 from raygnn.sampling.batch import Adjacency
@@ -56,13 +56,13 @@ class LinearConv(nn.Module, ABC):
 
     Args:
         reduce: aggregation of sources.
-        kernels: the config's ``model.kernels``.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, reduce: Reduce, kernels: Choice):
+    kernels: Kernels = NATIVE
+
+    def __init__(self, in_features: int, out_features: int, *, reduce: Reduce):
         super().__init__()
         self.reduce = reduce
-        self.kernels: Choice = kernels
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
     @abstractmethod
@@ -84,7 +84,7 @@ class LinearConv(nn.Module, ABC):
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
         """Return True if applying ``weight`` to all sources before aggregation is cheaper."""
         out, width = len(self.weight), h_src.shape[1]
-        if self.kernels == "scatter":  # sizes are unknown during an export
+        if not self.kernels.knows_sizes:  # sizes are unknown during an export
             return False
         more = (len(h_src) - adj.num_dst) * out * width
         return self.reduce != "max" and more < _GATHER_COST * len(adj.src) * (width - out)
@@ -139,8 +139,8 @@ class GCNConv(LinearConv):
     where ``d_u`` is the number of in-edges of u of this edge type in the complete graph.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, same_type: bool, kernels: Choice):
-        super().__init__(in_features, out_features, reduce="sum", kernels=kernels)
+    def __init__(self, in_features: int, out_features: int, *, same_type: bool):
+        super().__init__(in_features, out_features, reduce="sum")
         self.same_type = same_type
         nn.init.xavier_uniform_(self.weight)
 
@@ -150,7 +150,7 @@ class GCNConv(LinearConv):
             assert degree is not None
             norm = (_wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
             weight = norm.index_select(0, adj.src)
-        return select(self.kernels, h_src).aggregate(adj, h_src, "sum", weight)
+        return self.kernels.aggregate(adj, h_src, "sum", weight)
 
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
@@ -176,21 +176,13 @@ class SAGEConv(LinearConv):
         edges: width of edge features.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        edges: int = 0,
-        reduce: Reduce,
-        kernels: Choice,
-    ):
-        super().__init__(in_features + edges, out_features, reduce=reduce, kernels=kernels)
+    def __init__(self, in_features: int, out_features: int, *, edges: int = 0, reduce: Reduce):
+        super().__init__(in_features + edges, out_features, reduce=reduce)
         self.edges = edges
         nn.init.xavier_uniform_(self.weight, gain=nn.init.calculate_gain("relu"))
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        return select(self.kernels, h_src, self.reduce).aggregate(adj, h_src, self.reduce)
+        return self.kernels.aggregate(adj, h_src, self.reduce)
 
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
@@ -201,7 +193,7 @@ class SAGEConv(LinearConv):
     def _edges(self, adj: Adjacency, like: Tensor) -> Tensor:
         """Aggregate edge features: ``[D, edges]`` in the dtype of ``like``."""
         assert adj.rows is not None
-        rows = select(self.kernels, adj.rows).combine_edges(adj, adj.rows, self.reduce)
+        rows = self.kernels.combine_edges(adj, adj.rows, self.reduce)
         return rows.to(like.dtype)
 
     def project(self, h_src: Tensor) -> Tensor:
@@ -222,10 +214,11 @@ class GATConv(nn.Module):
         heads: their outputs are concatenated, or averaged with ``mean_heads``.
         dynamic: GATv2's order of operations.
         same_type: source and destination type are equal; then a node attends to itself as well.
-        kernels: the config's ``model.kernels``.
         edges: width of edge features. GAT reads them in attention and messages, as DGL's
             EdgeGATConv; GATv2 in attention only, as PyG's GATv2Conv(edge_dim=…).
     """
+
+    kernels: Kernels = NATIVE
 
     def __init__(
         self,
@@ -238,13 +231,11 @@ class GATConv(nn.Module):
         attn_dropout: float,
         dynamic: bool,
         same_type: bool,
-        kernels: Choice,
         edges: int = 0,
     ):
         super().__init__()
         self.heads, self.width = heads, out_features
         self.mean_heads, self.dynamic, self.same_type = mean_heads, dynamic, same_type
-        self.kernels: Choice = kernels
         gain = nn.init.calculate_gain("relu")
         self.src = nn.Linear(in_src, heads * out_features, bias=dynamic)
         nn.init.xavier_normal_(self.src.weight, gain=gain)
@@ -274,7 +265,7 @@ class GATConv(nn.Module):
     ) -> Tensor:
         """``h_src [S, F_src]``, ``h_dst [D, F_dst]`` → ``[D, heads·F]``, or ``[D, F]``."""
         left = linear(h_src, self.src.weight, self.src.bias).view(-1, self.heads, self.width)
-        ops = select(self.kernels, left)
+        ops = self.kernels
         if self.same_type:
             adj = with_self_loops(adj, ops)
         if self.dst is None:
@@ -293,7 +284,7 @@ class GATConv(nn.Module):
                 assert adj.rows is not None
                 raw = raw + adj.rows @ torch.einsum("hoi,ho->ih", self._by_head, self.attn_edge)
             score = F.leaky_relu(raw, 0.2)
-        share = self.attn_dropout(ops.edge_softmax(adj, score, left.shape[0]))
+        share = self.attn_dropout(ops.edge_softmax(adj, score))
         out = ops.attend(adj, left, share)
         if self.attn_edge is not None:
             out = out + self._messages(adj, share, ops).to(out.dtype)
@@ -302,12 +293,10 @@ class GATConv(nn.Module):
 
     @property
     def _by_head(self) -> Tensor:
-        """Weights of edge features by head, ``[H, F, F_edge]``."""
         assert self.edge is not None
         return self.edge.weight.view(self.heads, self.width, -1)
 
     def _transformed(self, adj: Adjacency) -> Tensor:
-        """Transform edge features: ``[E, H, F]``."""
         assert self.edge is not None
         assert adj.rows is not None
         return linear(adj.rows, self.edge.weight).view(-1, self.heads, self.width)
@@ -361,16 +350,15 @@ class GINConv(LinearConv):
         out_features: int,
         *,
         same_type: bool,
-        kernels: Choice,
         edges: int = 0,
     ):
-        super().__init__(in_features, out_features, reduce="sum", kernels=kernels)
+        super().__init__(in_features, out_features, reduce="sum")
         self.edge = nn.Linear(edges, in_features) if edges else None
         self.eps = nn.Parameter(torch.zeros(1)) if same_type else None
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # torch.nn.Linear's
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        ops = select(self.kernels, h_src)
+        ops = self.kernels
         if self.edge is None:
             return ops.aggregate(adj, h_src, "sum")
         assert adj.rows is not None

@@ -242,7 +242,6 @@ def make_decoder(
 
 
 def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
-    """Multiply complex numbers; ``conjugate`` the second."""
     (a, b), (c, d) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
     d = -d if conjugate else d
     return torch.cat([a * c - b * d, a * d + b * c], dim=-1)

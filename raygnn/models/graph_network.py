@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.config.model import FamilyConfig
-from raygnn.models.kernels.message_passing import Choice, Reduce, select
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce
 from raygnn.models.linear import join
 from raygnn.models.network import Categories, Stack, Typed
 from raygnn.models.typed_layers import Family, Hidden, stack
@@ -26,7 +26,7 @@ def members(sizes: Tensor, num: int) -> Adjacency:
     return Adjacency(F.pad(sizes.cumsum(0), (1, 0)), torch.arange(num, device=sizes.device))
 
 
-def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto") -> Tensor:
+def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Kernels = NATIVE) -> Tensor:
     """Pool the nodes of each graph by sum, mean or maximum: ``[N, F]`` → ``[B, F]``.
 
     fp16 and bf16 are summed and returned in fp32. A graph without nodes gives 0.
@@ -35,7 +35,7 @@ def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto")
         graphs: from `members`.
     """
     wide = h.to(torch.promote_types(h.dtype, torch.float32))
-    return select(kernels, wide, reduce).aggregate(graphs, wide, reduce)
+    return kernels.aggregate(graphs, wide, reduce)
 
 
 class GraphSchema(Typed):
@@ -51,6 +51,8 @@ class GraphNetwork(Stack):
     even one without nodes or edges.
     """
 
+    kernels: Kernels = NATIVE
+
     def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
         widths, num = schema.widths, config.layers
         every = [set(widths)] * num
@@ -59,7 +61,6 @@ class GraphNetwork(Stack):
         super().__init__(config, family, schema, layers, num)
         self.schema = schema
         self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
-        self.kernels = config.kernels
         # node types that are pooled, the input first, in a fixed order
         self._pooled = [sorted(widths), *(self.computes(number) for number in range(num))]
         wide = sum(widths.values()) + config.hidden * sum(map(len, self._pooled[1:]))

@@ -205,7 +205,6 @@ def _even_rows(num: int) -> int:
 
 
 def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
-    """Split columns, and return the wanted ones."""
     return [each if some else None for each, some in zip(x.split(widths, 1), wanted)]
 
 
@@ -255,7 +254,6 @@ class _Even(torch.autograd.Function):
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
-    """Join tensors side by side and append rows of zeros: ``[even, F]``."""
     num = len(rows[0])
     even = _even_rows(num)
     if len(rows) == 1 and even == num:

@@ -18,7 +18,7 @@ from raygnn.models.convolutions import GCNConv
 from raygnn.models.decoders import Decoder
 from raygnn.models.graph_network import GraphNetwork, members
 from raygnn.models.heads import EdgeModel, MultitaskModel, NodeHead
-from raygnn.models.kernels.message_passing import Choice
+from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels
 from raygnn.models.network import Direct, Network, Typed
 from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str
@@ -239,7 +239,7 @@ def trace(program: Program) -> ExportedProgram:
         return {at: dims[str(n)] for at, n in enumerate(leaf.shape) if n in dims}
 
     given = _drawn(program, sizes, torch.Generator())
-    _use(program, "scatter")
+    _use(program, SCATTER)
     with torch.no_grad():
         return torch.export.export(
             program, (), given, dynamic_shapes=_each(program.inputs, free), strict=False
@@ -255,7 +255,7 @@ def check(program: Program, exported: Callable[..., Any]) -> Any:
     Raises:
         AssertionError: outputs differ by more than 1e-4 of the largest.
     """
-    _use(program, "torch")
+    _use(program, NATIVE)
     random = torch.Generator().manual_seed(1)
     names = _sizes(program)
     many = {name: 23 + 31 * number for number, name in enumerate(names)}
@@ -279,14 +279,13 @@ def describe_inputs(program: Program) -> dict[str, Any]:
     return _each(program.inputs, InputSpec.to_dict)
 
 
-def _use(program: Program, kernels: Choice) -> None:
+def _use(program: Program, kernels: Kernels) -> None:
     for module in program.modules():
         if hasattr(module, "kernels"):
             module.kernels = kernels  # type: ignore[assignment]
 
 
 def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str, Any]:
-    """Apply ``function`` to each nested input."""
     return {
         name: _each(one, function) if isinstance(one, dict) else function(one)
         for name, one in inputs.items()
@@ -294,7 +293,6 @@ def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str,
 
 
 def _sizes(program: Program) -> list[str]:
-    """Return the names of dynamic sizes, each once."""
     found: dict[str, None] = {}
     _each(
         program.inputs,
@@ -315,7 +313,6 @@ _EDGES = "edges of "
 
 
 def _graph_inputs(schema: Typed) -> InputSpecs:
-    """Return the inputs of a network on a graph."""
 
     def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> InputSpecs:
         return {name: InputSpec((of,), (count,)) for name, (count, _) in named.items()}

@@ -243,7 +243,7 @@ def gcn(config: FamilyConfig) -> Family:
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
         widths, same = (spec.in_features[etype[0]], spec.out_features), etype[0] == etype[2]
-        return GCNConv(*widths, same_type=same, kernels=config.kernels)
+        return GCNConv(*widths, same_type=same)
 
     return Family(partial(TypedLayer, conv=conv), own=False, activation="relu", combine="gcn")
 
@@ -257,7 +257,6 @@ def sage(config: SageConfig) -> Family:
             spec.out_features,
             edges=spec.edges.get(etype, 0),
             reduce=config.aggregator,
-            kernels=config.kernels,
         )
 
     layer = partial(TypedLayer, conv=conv)
@@ -276,7 +275,6 @@ def _gat_conv(config: AttentionConfig, *, dynamic: bool) -> ConvFactory:
             attn_dropout=config.dropout if config.attn_dropout is None else config.attn_dropout,
             dynamic=dynamic,
             same_type=etype[0] == etype[2],
-            kernels=config.kernels,
             edges=spec.edges.get(etype, 0),
         )
 
@@ -300,7 +298,6 @@ def gin(config: GinConfig) -> Family:
             spec.in_features[etype[0]],
             config.hidden,
             same_type=etype[0] == etype[2],
-            kernels=config.kernels,
             edges=spec.edges.get(etype, 0),
         )
 
@@ -320,14 +317,13 @@ def rgcn(config: RgcnConfig) -> Family:
         regularizer=config.regularizer,
         bases=config.bases,
         mean_over=config.mean_over,
-        kernels=config.kernels,
     )
     return Family(layer, own=True, activation="relu")
 
 
 def hgt(config: HgtConfig) -> Family:
     """Hu, Dong, Wang & Sun, "Heterogeneous graph transformer"."""
-    layer = partial(HGTLayer, hidden=config.hidden, heads=config.heads, kernels=config.kernels)
+    layer = partial(HGTLayer, hidden=config.hidden, heads=config.heads)
     return Family(layer, own=True, activation="relu")
 
 

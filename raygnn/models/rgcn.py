@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import Choice, select
+from raygnn.models.kernels.message_passing import NATIVE, Kernels
 from raygnn.models.linear import affine, join, linear
 from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
@@ -46,6 +46,8 @@ class RGCNLayer(Layer):
             type, as in the paper for link prediction.
     """
 
+    kernels: Kernels = NATIVE
+
     def __init__(
         self,
         etypes: Sequence[EdgeType],
@@ -55,11 +57,9 @@ class RGCNLayer(Layer):
         regularizer: Regularizer,
         bases: int,
         mean_over: MeanOver,
-        kernels: Choice,
     ):
         super().__init__(etypes, spec, self_types)
         self.mean_over = mean_over
-        self.kernels: Choice = kernels
         self.relations = {e: spec.relations.get(e, 1) for e in etypes}
         self.sources = {e: spec.in_features[e[0]] + spec.edges.get(e, 0) for e in etypes}
         self.edges = {e for e in etypes if spec.edges.get(e)}
@@ -131,7 +131,7 @@ class RGCNLayer(Layer):
         weight: Tensor | None = None,
     ) -> Tensor:
         """Aggregate the sources' rows with the edges' appended: ``[D, F]``."""
-        ops = select(self.kernels, h)
+        ops = self.kernels
         combined = ops.aggregate(adj, h, reduce, weight)
         if etype not in self.edges:
             return combined
@@ -157,13 +157,13 @@ class RGCNLayer(Layer):
 
     def _blocks(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
         """Return the sum of the messages, ``[D, F_out]``."""
-        blocks, ops = self.blocks[key(*etype)], select(self.kernels, h)
+        blocks, ops = self.blocks[key(*etype)], self.kernels
         if self.relations[etype] == 1:
             return _times(self._aggregate(etype, adj, h, "mean"), blocks[0])[:, : self.width]
         assert adj.relation is not None
         nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
-        if self.kernels == "scatter":  # a row for each possible pair
+        if not self.kernels.knows_sizes:  # a row for each possible pair
             rows = h.index_select(0, adj.src)
             if etype in self.edges:
                 assert adj.rows is not None
@@ -212,7 +212,6 @@ def _times(rows: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _matrices(num: int, rows: int, columns: int) -> nn.Parameter:
-    """Create matrices ``[num, rows, columns]``, each initialised separately."""
     values = torch.empty(num, rows, columns)
     for matrix in values:
         nn.init.xavier_uniform_(matrix, gain=nn.init.calculate_gain("relu"))

@@ -170,7 +170,6 @@ class TypedLayer(Layer):
             drop_biases(self, self._of_sums())
 
     def _of_sums(self) -> list[str]:
-        """Return the biases of the convolutions' sums."""
         sums = [f"bias.{key(t)}" for t in self.outputs() if key(t) in self.bias]
         convs = [key(*e) for e in self.etypes]
         return sums + [f"convs.{c}.bias" for c in convs if hasattr(self.convs[c], "bias")]

@@ -125,7 +125,6 @@ class _PygModule(_UserModule):
         )
 
     def _graphs(self, sizes: dict[str, Tensor], num: dict[str, int]) -> dict[str, Any]:
-        """Return further arguments for a batch of graphs with these numbers of nodes."""
         return {}
 
     def _run(self, x: Hidden, blocks: Sequence[Block], **more: Any) -> Any:

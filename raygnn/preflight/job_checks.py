@@ -97,8 +97,6 @@ def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
     if config.model.takes_dgl:
         instead = "set model.interface to pyg, or take a built-in model.kind"
         yield f"{config.model.kind} is given DGL's graphs", instead
-    if getattr(config.model, "kernels", None) == "dgl":
-        yield "model.kernels is dgl", "set it to auto"
     if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
         yield f"{config.graph.dataset} gives DGL's graphs", "name files of graphs (graph.path)"
 

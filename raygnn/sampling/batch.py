@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.dgl import dgl, has_cuda
+from raygnn.graph.dgl import dgl
 
 if TYPE_CHECKING:
     from typing import Self
@@ -37,7 +37,6 @@ __all__ = [
     "Share",
     "dgl",
     "etype_str",
-    "has_cuda",
 ]
 
 
@@ -114,14 +113,6 @@ class Adjacency:
         """Destination of each edge, int64 ``[E]``."""
         # the known output size saves waiting for a GPU; open blocks have no numbered sources
         return torch.repeat_interleave(self.degree, output_size=self.src.shape[0] or None)
-
-    def to_dgl(self, num_src: int) -> Any:
-        """Return a DGL block of one type with ``num_src`` sources; built once."""
-        graph = self.__dict__.get("_dgl")
-        if graph is None:
-            graph = dgl().create_block(self.csc(), num_src, len(self.indptr) - 1)
-            self.__dict__["_dgl"] = graph
-        return graph
 
     def csc(self) -> tuple[str, tuple[Tensor, Tensor, Tensor]]:
         """Return DGL's CSC arguments with edge ids, which some of its kernels require."""

@@ -211,6 +211,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
+    "model: {kind: gcn, kernels: dgl}": ("model.kernels", "was removed", "needs no DGL"),
     "comm: {shard: full}": ("comm.shard", "'full' was removed", "use optimizer"),
     "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
         "3 problems",

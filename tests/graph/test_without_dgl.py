@@ -12,21 +12,18 @@ import numpy as np
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.errors import CapabilityError, ConfigError
+from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
 from raygnn.graph.collection.user_dataset import UserSamples
 from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, find_partition, partition_graph
 from raygnn.graph.sources import load_graph
-from raygnn.models.kernels import message_passing
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dgl", None)  # as if it were not installed
     monkeypatch.setattr(door, "_module", None)
-    message_passing._why_no_dgl.cache_clear()
-    monkeypatch.setattr(message_passing, "_why_no_dgl", message_passing._why_no_dgl.__wrapped__)
 
 
 @pytest.fixture
@@ -61,12 +58,6 @@ def test_functions_that_need_dgl_report_it(tmp_path: Path) -> None:
         assert "pip install dgl, with Python 3.12 or older" in (error.value.remedy or "")
     with pytest.raises(CapabilityError, match="DGL is not installed"):
         UserSamples("molecules:Molecules", {}, None)
-    import torch
-
-    x = torch.ones(2, 2)
-    assert message_passing.select("auto", x, "max") is message_passing.NATIVE
-    with pytest.raises(ConfigError, match=r"model\.kernels: DGL's kernels cannot run here: DGL"):
-        message_passing.select("dgl", x)
 
 
 def test_a_directory_of_that_name_is_no_dgl(

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from raygnn.graph.dgl import dgl
 from raygnn.models.attention_layers import HGTLayer
 from raygnn.models.convolutions import GATConv, GINConv, SAGEConv
-from raygnn.models.kernels.message_passing import Choice, Reduce, select
+from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels, Reduce
 from raygnn.models.network import TimeEncoding
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 from tests.models import test_graph_networks as whole
 from tests.models import test_networks as sampled
-from tests.models.whole_graphs import BONDED, batch_of, permuted, random_sample
+from tests.models.whole_graphs import BONDED, batch_of, on_kernels, permuted, random_sample
 
 IN, OUT, EDGE, RELATIONS = 6, 4, 3, 4
 SIZES = {"a": 9, "b": 7}
 ETYPES: list[EdgeType] = [("a", "to", "a"), ("b", "to", "a"), ("a", "of", "b")]
-KERNELS = pytest.mark.parametrize("kernels", ["torch", "dgl", "scatter"])
+KERNELS = pytest.mark.parametrize("kernels", [NATIVE, SCATTER], ids=["native", "scatter"])
 
 
 def random_adjacency(num_src: int, num_dst: int, seed: int = 3) -> Adjacency:
@@ -74,8 +74,10 @@ def h() -> Tensor:
     return torch.randn(SIZES["a"], IN, requires_grad=True)
 
 
-def attention(*, dynamic: bool, kernels: Choice, same_type: bool = True, out: int = OUT) -> GATConv:
-    return GATConv(
+def attention(
+    *, dynamic: bool, kernels: Kernels, same_type: bool = True, out: int = OUT
+) -> GATConv:
+    conv = GATConv(
         IN,
         IN,
         out,
@@ -84,14 +86,14 @@ def attention(*, dynamic: bool, kernels: Choice, same_type: bool = True, out: in
         attn_dropout=0.0,
         dynamic=dynamic,
         same_type=same_type,
-        kernels=kernels,
         edges=EDGE,
     )
+    return on_kernels(kernels, conv)
 
 
 @KERNELS
 @pytest.mark.parametrize("loops", [True, False])
-def test_gatv2_is_pygs(kernels: Choice, loops: bool, h: Tensor) -> None:
+def test_gatv2_is_pygs(kernels: Kernels, loops: bool, h: Tensor) -> None:
     from torch_geometric.nn import GATv2Conv
 
     conv = attention(dynamic=True, kernels=kernels, same_type=loops)
@@ -109,7 +111,7 @@ def test_gatv2_is_pygs(kernels: Choice, loops: bool, h: Tensor) -> None:
 @KERNELS
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("out", [EDGE - 1, EDGE + 1])  # features are transformed first, and last
-def test_gat_is_dgls(kernels: Choice, loops: bool, out: int, h: Tensor) -> None:
+def test_gat_is_dgls(kernels: Kernels, loops: bool, out: int, h: Tensor) -> None:
     conv = attention(dynamic=False, kernels=kernels, same_type=loops, out=out)
     leaves = randomised(conv)
     adj = random_adjacency(len(h), len(h))
@@ -131,10 +133,10 @@ def test_gat_is_dgls(kernels: Choice, loops: bool, out: int, h: Tensor) -> None:
 
 
 @KERNELS
-def test_gin_is_pygs_gine(kernels: Choice, h: Tensor) -> None:
+def test_gin_is_pygs_gine(kernels: Kernels, h: Tensor) -> None:
     from torch_geometric.nn import GINEConv
 
-    conv = GINConv(IN, OUT, same_type=True, kernels=kernels, edges=EDGE)
+    conv = on_kernels(kernels, GINConv(IN, OUT, same_type=True, edges=EDGE))
     leaves = randomised(conv)
     theirs = GINEConv(lambda x: F.linear(x, conv.weight), train_eps=True, edge_dim=None)
     theirs.lin = conv.edge
@@ -148,14 +150,14 @@ def test_gin_is_pygs_gine(kernels: Choice, h: Tensor) -> None:
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
 @pytest.mark.parametrize("width", [2, 40])  # the weight is applied after, and before, the sum
 def test_sage_combines_the_neighbour_and_the_edge(
-    kernels: Choice, reduce: Reduce, width: int
+    kernels: Kernels, reduce: Reduce, width: int
 ) -> None:
     torch.manual_seed(4)
     h = torch.randn(SIZES["a"], width, requires_grad=True)
-    conv = SAGEConv(width, OUT, edges=EDGE, reduce=reduce, kernels=kernels)
+    conv = on_kernels(kernels, SAGEConv(width, OUT, edges=EDGE, reduce=reduce))
     leaves = randomised(conv)
     adj = random_adjacency(len(h), len(h))
-    assert conv.weight_first(adj, h) == (width == 40 and reduce != "max" and kernels != "scatter")
+    assert conv.weight_first(adj, h) == (width == 40 and reduce != "max" and kernels is NATIVE)
     messages = torch.cat([h[adj.src], adj.rows], 1)
     how = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}[reduce]
     nothing = messages[0] * 0
@@ -197,7 +199,7 @@ def inputs_of(block: Block, h: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("mean_over", ["relation", "all"])
 @pytest.mark.parametrize("relations", [1, RELATIONS])
 def test_rgcn_from_its_definition(
-    kernels: Choice, regularizer: Any, mean_over: Any, relations: int
+    kernels: Kernels, regularizer: Any, mean_over: Any, relations: int
 ) -> None:
     block, h = typed_block(relations > 1)
     layer = RGCNLayer(
@@ -207,8 +209,8 @@ def test_rgcn_from_its_definition(
         regularizer=regularizer,
         bases=2,
         mean_over=mean_over,
-        kernels=kernels,
     )
+    on_kernels(kernels, layer)
     leaves = randomised(layer)
     expected = []
     for ntype, num in SIZES.items():
@@ -240,14 +242,15 @@ def test_rgcn_from_its_definition(
 
 
 @KERNELS
-def test_hgt_is_pygs_transformer_with_edges(kernels: Choice, h: Tensor) -> None:
+def test_hgt_is_pygs_transformer_with_edges(kernels: Kernels, h: Tensor) -> None:
     """HGT equals `TransformerConv` if its edge transforms are the identity and it has no residual
     share."""
     from torch_geometric.nn import TransformerConv
 
     etype = ("a", "to", "a")
     spec = LayerSpec({"a": IN}, 8, False, {}, {etype: EDGE})
-    layer = HGTLayer([etype], spec, ["a"], hidden=8, heads=2, kernels=kernels)
+    layer = HGTLayer([etype], spec, ["a"], hidden=8, heads=2)
+    on_kernels(kernels, layer)
     leaves = randomised(layer)
     adj = random_adjacency(len(h), len(h))
     with torch.no_grad():
@@ -267,9 +270,10 @@ def test_hgt_is_pygs_transformer_with_edges(kernels: Choice, h: Tensor) -> None:
 
 
 @KERNELS
-def test_hgt_has_one_attention_over_edges_with_and_without_features(kernels: Choice) -> None:
+def test_hgt_has_one_attention_over_edges_with_and_without_features(kernels: Kernels) -> None:
     block, h = typed_block(relations=False)
-    layer = HGTLayer(ETYPES, typed_spec(1), sorted(SIZES), hidden=8, heads=2, kernels=kernels)
+    layer = HGTLayer(ETYPES, typed_spec(1), sorted(SIZES), hidden=8, heads=2)
+    on_kernels(kernels, layer)
     leaves = randomised(layer)
     expected = []
     for ntype, num in SIZES.items():
@@ -310,7 +314,7 @@ def test_hgt_has_one_attention_over_edges_with_and_without_features(kernels: Cho
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("degrees", [[3, 0, 1, 7, 0], [0], [0, 0], []])
 def test_rows_of_edges_are_combined_by_destination(
-    kernels: Choice, reduce: Reduce, dtype: torch.dtype, degrees: list[int]
+    kernels: Kernels, reduce: Reduce, dtype: torch.dtype, degrees: list[int]
 ) -> None:
     torch.manual_seed(0)
     rows = torch.randn(sum(degrees), 5, dtype=dtype, requires_grad=True)
@@ -319,7 +323,7 @@ def test_rows_of_edges_are_combined_by_destination(
     how = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[reduce]
     parts = [how(some, 0) if len(some) else 0 * some.sum(0) for some in rows.split(degrees)]
     expected = torch.stack(parts) if parts else rows
-    found = select(kernels, rows).combine_edges(adj, rows, reduce)
+    found = kernels.combine_edges(adj, rows, reduce)
     tolerance = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(found, expected, **tolerance)
     upstream = torch.randn(expected.shape, dtype=dtype)
@@ -385,13 +389,12 @@ class TestWholeGraphs:
         whole.same(together, model(batch_of(BONDED, others)))
 
     @EVERY
-    @pytest.mark.parametrize("kernels", ["torch", "dgl"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("recompute", [True, False])
     def test_every_parameter_gets_a_gradient(
-        self, family: dict[str, Any], kernels: Choice, dtype: torch.dtype, recompute: bool
+        self, family: dict[str, Any], dtype: torch.dtype, recompute: bool
     ) -> None:
-        settings = {**family, **EDGES, "kernels": kernels, "recompute": recompute}
+        settings = {**family, **EDGES, "recompute": recompute}
         model = whole.network(settings, BONDED, dropout=0.5).to(dtype).train()
         assert any("edge_embeddings" in name for name, _ in model.named_parameters())
         for what, shapes in whole.ODD.items():
@@ -437,16 +440,14 @@ def with_edges(block: Block) -> Block:
 
 
 class TestBlocks:
-    @pytest.mark.dgl
     @EVERY
     def test_kernels_give_the_same_network(self, family: dict[str, Any]) -> None:
         blocks = [with_edges(block) for block in sampled.random_blocks(SCHEMA, 2)]
         x, degree = sampled.random_inputs(SCHEMA, blocks)
         one, other = (
-            sampled.outcome(
-                sampled.network({**family, **EDGES}, SCHEMA, kernels=k).double(), blocks, x, degree
-            )
-            for k in ("torch", "dgl")
+            sampled.outcome(on_kernels(kernels, model.double()), blocks, x, degree)
+            for kernels in (NATIVE, SCATTER)
+            for model in [sampled.network({**family, **EDGES}, SCHEMA)]
         )
         sampled.same(one, other, 1e-10)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from raygnn.config.model import read_model
 from raygnn.graph.dgl import dgl
-from raygnn.models.kernels.message_passing import Choice
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.models.typed_layers import TypedLayer
@@ -20,11 +19,6 @@ from raygnn.sampling.batch import Adjacency, Block, EdgeType
 SRC, DST, WIDTH, HIDDEN, OUT = 30, 12, 8, 6, 4
 ETYPE: EdgeType = ("_N", "_E", "_N")
 ONE = Schema({"_N": WIDTH}, [ETYPE], OUT, target="_N")
-
-
-@pytest.fixture(params=["torch", "dgl"])
-def kernels(request: pytest.FixtureRequest) -> Choice:
-    return request.param
 
 
 def adjacency(num_src: int = SRC, num_dst: int = DST, edges: int = 40) -> Adjacency:
@@ -94,9 +88,9 @@ class _MLP(nn.Module):
 @pytest.mark.dgl
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 @pytest.mark.parametrize("hidden", [HIDDEN, 11])  # narrower and wider than the input
-def test_is_dgls(kernels: Choice, norm: str, hidden: int) -> None:
+def test_is_dgls(norm: str, hidden: int) -> None:
     adj = adjacency()
-    model = network(kernels=kernels, norm=norm, hidden=hidden)
+    model = network(norm=norm, hidden=hidden)
     x = torch.randn(SRC, WIDTH, dtype=torch.float64, requires_grad=True)
     conv, _, _ = parts(model)
     theirs = dgl().nn.GINConv(_MLP(model), "sum", learn_eps=True)
@@ -106,9 +100,9 @@ def test_is_dgls(kernels: Choice, norm: str, hidden: int) -> None:
     same(model([blocks], {"_N": x}, {}), expected, [x, *model.parameters()])
 
 
-def test_is_its_definition(kernels: Choice) -> None:
+def test_is_its_definition() -> None:
     adj = adjacency()
-    model = network(kernels=kernels)
+    model = network()
     conv, bias, rest = parts(model)
     assert isinstance(rest.norm, nn.Identity)  # "none", as configured
     x = torch.randn(SRC, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -133,13 +127,13 @@ def test_hidden_layers_are_normalised_and_activated_again() -> None:
     torch.testing.assert_close(model.layer(1, whole, {"_N": expected}, {})["_N"], last)
 
 
-def test_on_several_edge_types(kernels: Choice) -> None:
+def test_on_several_edge_types() -> None:
     """Each edge type has a sum, side by side; a node type without a loop adds itself as another."""
     item, user = "item", "user"
     loops: list[EdgeType] = [(item, "also", item), (item, "like", item)]
     across: list[EdgeType] = [(user, "buys", item), (item, "bought", user)]
     schema = Schema({item: WIDTH, user: 3}, [*loops, *across], OUT, target=item)
-    model = network(schema, kernels=kernels, layers=2)
+    model = network(schema, layers=2)
     torch.manual_seed(4)
     sizes = {item: 9, user: 5}
     dense, adj = {}, {}
@@ -181,10 +175,10 @@ def test_on_several_edge_types(kernels: Choice) -> None:
 )
 @pytest.mark.parametrize("norm", ["none", "batch", "layer"])
 def test_blocks_without_edges_or_nodes(
-    kernels: Choice, dtype: torch.dtype, num_src: int, num_dst: int, edges: int, norm: str
+    dtype: torch.dtype, num_src: int, num_dst: int, edges: int, norm: str
 ) -> None:
     adj = adjacency(num_src, num_dst, edges)
-    model = network(layers=2, kernels=kernels, norm=norm).to(dtype).train()
+    model = network(layers=2, norm=norm).to(dtype).train()
     whole = adjacency(num_src, num_src, edges)
     blocks = [block(whole, num_src), block(adj, num_src)]
     out = model(blocks, {"_N": torch.randn(num_src, WIDTH, dtype=dtype)}, {})

@@ -1,4 +1,4 @@
-"""The two implementations of the graph operations are one: forward, backward, every dtype."""
+"""The two implementations of the graph operations agree: forward, backward, every dtype."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raygnn.errors import ConfigError
-from raygnn.graph import dgl as door
 from raygnn.models.kernels import message_passing
-from raygnn.models.kernels.message_passing import DGL, NATIVE, Choice, Kernels, by_source, select
+from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels, by_source
 from raygnn.sampling.batch import Adjacency
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
 DTYPES = list(TOLERANCE)
-EITHER = pytest.mark.parametrize("ops", [NATIVE, pytest.param(DGL, marks=pytest.mark.dgl)])
+EITHER = pytest.mark.parametrize("ops", [NATIVE, SCATTER])
 
 
 def adjacency(num_dst: int, edges: list[tuple[int, int]]) -> Adjacency:
@@ -60,7 +58,7 @@ def outcome(out: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]
 
 def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     """Check that ``call(kernels)`` is the same for both kernels."""
-    ours, theirs = call(NATIVE), call(DGL)
+    ours, theirs = call(NATIVE), call(SCATTER)
     assert ours.dtype == theirs.dtype == dtype
     upstream = torch.randn(ours.shape, dtype=torch.float64)
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
@@ -68,7 +66,6 @@ def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ig
         torch.testing.assert_close(mine, other, **tolerance)
 
 
-@pytest.mark.dgl
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "weighted"])
 def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
@@ -90,7 +87,6 @@ def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
     check()
 
 
-@pytest.mark.dgl
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention(dtype: torch.dtype) -> None:
     @with_specials
@@ -99,10 +95,8 @@ def test_attention(dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         x = torch.randn(num_src, 3, 4, dtype=dtype, requires_grad=True)
         score = (5 * torch.randn(len(adj.src), 3, dtype=dtype)).requires_grad_()
-        compare(lambda ops: ops.edge_softmax(adj, score, num_src), [score], dtype)
-        compare(
-            lambda ops: ops.attend(adj, x, ops.edge_softmax(adj, score, num_src)), [x, score], dtype
-        )
+        compare(lambda ops: ops.edge_softmax(adj, score), [score], dtype)
+        compare(lambda ops: ops.attend(adj, x, ops.edge_softmax(adj, score)), [x, score], dtype)
 
     check()
 
@@ -129,7 +123,7 @@ def test_sums_by_hand(ops: Kernels) -> None:
 @EITHER
 def test_softmax_survives_large_scores(ops: Kernels) -> None:
     adj = adjacency(2, [(0, 0), (0, 1), (0, 2), (1, 0)])
-    soft = ops.edge_softmax(adj, torch.full((4, 2), 1e4), 3)
+    soft = ops.edge_softmax(adj, torch.full((4, 2), 1e4))
     torch.testing.assert_close(soft, torch.tensor([[1 / 3] * 2] * 3 + [[1.0] * 2]))
 
 
@@ -159,53 +153,3 @@ def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
         ([], torch.int64),
         ([], torch.int64),
     ]
-
-
-class TestSelect:
-    x = torch.zeros(1)
-
-    @pytest.mark.dgl
-    def test_auto_is_torch_but_for_maxima(self) -> None:
-        assert select("auto", self.x) is NATIVE
-        assert select("auto", self.x, "mean") is NATIVE
-        assert select("auto", self.x, "max") is DGL
-        assert select("auto", self.x.half(), "max") is NATIVE
-        assert select("auto", self.x.to("meta"), "max") is NATIVE
-
-    @pytest.mark.parametrize(("choice", "kernels"), [("torch", NATIVE), ("dgl", DGL)])
-    def test_named(self, choice: Choice, kernels: Kernels) -> None:
-        assert select(choice, self.x, "max") is kernels
-
-    @pytest.mark.parametrize(
-        ("device", "dtype"),
-        [
-            ("cpu", torch.float16),
-            pytest.param("cuda", torch.float32, marks=pytest.mark.dgl),
-            ("meta", torch.float32),
-        ],
-    )
-    def test_dgl_where_it_can_not_run(self, device: str, dtype: torch.dtype) -> None:
-        if device == "cuda":
-            if door.has_cuda():
-                pytest.skip("this DGL has CUDA kernels")
-            # only the device of the tensor is looked at
-            x = type("OnDevice", (), {"device": torch.device(device), "dtype": dtype})()
-        else:
-            x = torch.zeros(1, dtype=dtype, device=device)
-        with pytest.raises(ConfigError) as caught:
-            select("dgl", x)
-        assert caught.value.where == "model.kernels"
-        assert "cannot run here" in caught.value.what
-
-    def test_without_dgl(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail() -> None:
-            raise door.CapabilityError("DGL is not installed")
-
-        monkeypatch.setattr(message_passing, "dgl", fail)
-        message_passing._why_no_dgl.cache_clear()
-        try:
-            assert select("auto", self.x, "max") is NATIVE
-            with pytest.raises(ConfigError, match="not installed"):
-                select("dgl", self.x)
-        finally:
-            message_passing._why_no_dgl.cache_clear()

@@ -16,6 +16,7 @@ from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
 from raygnn.models.graph_network import GraphNetwork, GraphSchema, members, pool
+from raygnn.models.kernels.message_passing import NATIVE, SCATTER
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import GraphBatch
 from tests.models.whole_graphs import (
@@ -26,6 +27,7 @@ from tests.models.whole_graphs import (
     TYPED,
     as_dgl,
     batch_of,
+    on_kernels,
     permuted,
     random_sample,
 )
@@ -68,11 +70,10 @@ def schema(request: pytest.FixtureRequest) -> GraphSchema:
 
 class TestBatching:
     @pytest.mark.parametrize("family", FAMILIES, **names)
-    @pytest.mark.parametrize("kernels", ["torch", "dgl"])
     def test_a_batch_is_its_graphs_one_by_one(
-        self, schema: GraphSchema, family: dict[str, Any], kernels: str
+        self, schema: GraphSchema, family: dict[str, Any]
     ) -> None:
-        model = network(family, schema, kernels=kernels, layers=3).eval()
+        model = network(family, schema, layers=3).eval()
         samples = samples_of(schema)
         together = model(batch_of(schema, samples))
         assert together.shape == (len(samples), 3)
@@ -105,13 +106,12 @@ class TestBatching:
         samples = samples_of(schema)
         same(model(batch_of(schema, samples)).flip(0), model(batch_of(schema, samples[::-1])))
 
-    @pytest.mark.dgl
     @pytest.mark.parametrize("family", FAMILIES, **names)
     def test_kernels_give_the_same(self, schema: GraphSchema, family: dict[str, Any]) -> None:
         batch = batch_of(schema, samples_of(schema), torch.float64)
         found = []
-        for kernels in ("torch", "dgl"):
-            model = network(family, schema, kernels=kernels).double()
+        for kernels in (NATIVE, SCATTER):
+            model = on_kernels(kernels, network(family, schema).double())
             out = model(batch)
             out.square().sum().backward()
             found.append([out.detach(), *(p.grad for p in model.parameters())])
@@ -206,23 +206,19 @@ ODD = {
 
 class TestOddBatches:
     @pytest.mark.parametrize("family", FAMILIES, **names)
-    @pytest.mark.parametrize("kernels", ["torch", "dgl"])
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_every_parameter_gets_a_gradient(
-        self, schema: GraphSchema, family: dict[str, Any], kernels: str, dtype: torch.dtype
+        self, schema: GraphSchema, family: dict[str, Any], dtype: torch.dtype
     ) -> None:
-        model = network(family, schema, dropout=0.5, kernels=kernels).to(dtype).train()
+        model = network(family, schema, dropout=0.5).to(dtype).train()
         for what, shapes in ODD.items():
             samples = [random_sample(schema, i, n, edges) for i, (n, edges) in enumerate(shapes)]
             check(model, batch_of(schema, samples, dtype), what)
 
     @pytest.mark.parametrize("family", FAMILIES, **names)
-    @pytest.mark.parametrize("kernels", ["torch", "dgl"])
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_a_node_type_without_nodes(
-        self, family: dict[str, Any], kernels: str, dtype: torch.dtype
-    ) -> None:
-        model = network(family, TYPED, dropout=0.5, kernels=kernels).to(dtype).train()
+    def test_a_node_type_without_nodes(self, family: dict[str, Any], dtype: torch.dtype) -> None:
+        model = network(family, TYPED, dropout=0.5).to(dtype).train()
         for missing in (ATOM, RING):
             counts = {ATOM: 5, RING: 3, missing: 0}
             samples = [random_sample(TYPED, i, counts) for i in range(2)]
@@ -251,7 +247,7 @@ def check(model: nn.Module, batch: GraphBatch, what: str) -> None:
 
 class TestPool:
     @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-    @pytest.mark.parametrize("kernels", ["torch", "dgl", "auto"])
+    @pytest.mark.parametrize("kernels", [NATIVE, SCATTER])
     @pytest.mark.parametrize("sizes", [[3, 0, 1, 7, 0], [0], [0, 0], [1], [5]])
     def test_is_a_loop_over_graphs(self, sizes: list[int], kernels: Any, reduce: Any) -> None:
         torch.manual_seed(0)
@@ -268,15 +264,14 @@ class TestPool:
         (other,) = torch.autograd.grad(expected, h, upstream)
         same(mine, other)
 
-    @pytest.mark.parametrize("kernels", ["torch", "dgl"])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_half_precision_is_added_up_in_full(self, kernels: Any, dtype: torch.dtype) -> None:
+    def test_half_precision_is_added_up_in_full(self, dtype: torch.dtype) -> None:
         h = torch.full((100_001, 3), 1.5, dtype=dtype, requires_grad=True)
         graphs = members(torch.tensor([100_000, 1]), 100_001)
-        total = pool(graphs, h, "sum", kernels)
+        total = pool(graphs, h, "sum")
         assert total.dtype == torch.float32
         assert total[:, 0].tolist() == [150_000, 1.5]
-        assert pool(graphs, h, "mean", kernels)[0].tolist() == [1.5] * 3
+        assert pool(graphs, h, "mean")[0].tolist() == [1.5] * 3
         total.sum().backward()
         assert h.grad is not None
         assert h.grad.dtype == dtype
@@ -352,7 +347,6 @@ class TestSettings:
                     "hidden": 5,
                     "dropout": 0.1,
                     "input_dropout": 0.2,
-                    "kernels": "dgl",
                     "categories": {"kind": 3},
                     "residual": True,
                     "norm": "batch",

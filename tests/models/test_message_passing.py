@@ -1,4 +1,4 @@
-"""Our layers against dgl.nn's with the same weights, on either kernels: forward and backward."""
+"""Our layers against dgl.nn's with the same weights: forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from raygnn.graph.dgl import dgl
 from raygnn.models.convolutions import GATConv, GCNConv, SAGEConv, with_self_loops
-from raygnn.models.kernels.message_passing import Choice
 from raygnn.sampling.batch import Adjacency, Block
 
 SRC, DST, WIDTH = 30, 12, 8
@@ -24,11 +23,6 @@ def adj() -> Adjacency:
     src = torch.randint(0, SRC, (int(indptr[-1]),))
     src[1] = src[0]
     return Adjacency(indptr, src)
-
-
-@pytest.fixture(params=["torch", "dgl"])
-def kernels(request: pytest.FixtureRequest) -> Choice:
-    return request.param
 
 
 def block(adj: Adjacency) -> Block:
@@ -53,9 +47,9 @@ def test_self_loops_come_last(adj: Adjacency) -> None:
 @pytest.mark.dgl
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("width", [5, 11])  # narrower and wider than the input
-def test_sage_is_dgls(adj: Adjacency, kernels: Choice, reduce: str, width: int) -> None:
+def test_sage_is_dgls(adj: Adjacency, reduce: str, width: int) -> None:
     x = torch.randn(SRC, WIDTH, requires_grad=True)
-    ours = SAGEConv(WIDTH, width, reduce=reduce, kernels=kernels)
+    ours = SAGEConv(WIDTH, width, reduce=reduce)
     own = nn.Linear(WIDTH, width)
     graph = block(adj).to_dgl()
     theirs = dgl().nn.SAGEConv(WIDTH, width, "mean")
@@ -71,7 +65,7 @@ def test_sage_is_dgls(adj: Adjacency, kernels: Choice, reduce: str, width: int) 
 @pytest.mark.dgl
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("mean_heads", [False, True])
-def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads: bool) -> None:
+def test_gat_is_dgls(adj: Adjacency, dynamic: bool, mean_heads: bool) -> None:
     x = torch.randn(SRC, WIDTH, requires_grad=True)
     ours = GATConv(
         WIDTH,
@@ -82,7 +76,6 @@ def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads:
         attn_dropout=0.0,
         dynamic=dynamic,
         same_type=True,
-        kernels=kernels,
     )
     graph = block(with_self_loops(adj)).to_dgl()
     if dynamic:
@@ -99,7 +92,7 @@ def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads:
 
 
 @pytest.mark.dgl
-def test_gcn_is_dgls_on_a_whole_graph(kernels: Choice) -> None:
+def test_gcn_is_dgls_on_a_whole_graph() -> None:
     """The block is the entire undirected graph, with self-loops added for DGL."""
     torch.manual_seed(0)
     nodes = 20
@@ -112,14 +105,14 @@ def test_gcn_is_dgls_on_a_whole_graph(kernels: Choice) -> None:
     )
     adj = Adjacency(indptr, src[order])
     x = torch.randn(nodes, WIDTH, requires_grad=True)
-    ours = GCNConv(WIDTH, 5, same_type=True, kernels=kernels)
+    ours = GCNConv(WIDTH, 5, same_type=True)
     theirs = dgl().nn.GraphConv(WIDTH, 5)
     theirs.weight = nn.Parameter(ours.weight.detach().T.clone())
     graph = dgl().add_self_loop(dgl().graph((src, dst), num_nodes=nodes))
     same(ours(adj, x, x, adj.degree), theirs(graph, x), x)
 
 
-def test_gcn_of_a_sample_is_right_on_average(kernels: Choice) -> None:
+def test_gcn_of_a_sample_is_right_on_average() -> None:
     """Sampled neighbourhoods are scaled up, so that their mean is the full layer."""
     torch.manual_seed(0)
     degree, width = 12, 6
@@ -127,7 +120,7 @@ def test_gcn_of_a_sample_is_right_on_average(kernels: Choice) -> None:
     full = torch.full((degree + 1,), 3)
     full[0] = degree
     h = torch.randn(degree + 1, WIDTH)
-    conv = GCNConv(WIDTH, width, same_type=True, kernels=kernels)
+    conv = GCNConv(WIDTH, width, same_type=True)
     exact = conv(Adjacency(torch.tensor([0, degree]), src), h, h[:1], full)
     total = torch.zeros_like(exact)
     for start in range(degree):  # every cyclic sample of 4: each neighbour equally often

@@ -1,4 +1,4 @@
-"""Whole networks: on either kernels, in every precision, from combined inputs, with categories."""
+"""Whole networks: in every precision, from combined inputs, with categories."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from raygnn.config.model import read_model
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
 from raygnn.models.convolutions import GCNConv, GINConv, SAGEConv
+from raygnn.models.kernels.message_passing import NATIVE, SCATTER
 from raygnn.models.linear import Dropout
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import norm
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
+from tests.models.whole_graphs import on_kernels
 
 # node types are named so that they would clash with attributes of torch's containers
 ITEM, USER, TAG = "items", "pop.ular", "type"
@@ -131,11 +133,11 @@ def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
     three."""
     torch.manual_seed(0)
     conv = {
-        "gcn": lambda: GCNConv(4, 3, same_type=True, kernels="torch"),
-        "typed gcn": lambda: GCNConv(4, 3, same_type=False, kernels="torch"),
-        "sage": lambda: SAGEConv(4, 3, reduce="sum", kernels="torch"),
-        "sage with edges": lambda: SAGEConv(4, 3, edges=2, reduce="sum", kernels="torch"),
-        "gin": lambda: GINConv(4, 3, same_type=True, kernels="torch"),
+        "gcn": lambda: GCNConv(4, 3, same_type=True),
+        "typed gcn": lambda: GCNConv(4, 3, same_type=False),
+        "sage": lambda: SAGEConv(4, 3, reduce="sum"),
+        "sage with edges": lambda: SAGEConv(4, 3, edges=2, reduce="sum"),
+        "gin": lambda: GINConv(4, 3, same_type=True),
     }[kind]().double()
     x, degree = torch.randn(10, 4).double(), torch.tensor([5, 3, *range(1, 9)])
     edges = torch.randn(8, 2).double() if "edges" in kind else None
@@ -187,7 +189,6 @@ def test_a_bias_that_batch_norm_subtracts_is_left_out(
             assert parameter.grad.abs().max() < 1e-6, name
 
 
-@pytest.mark.dgl
 @pytest.mark.parametrize("family", FAMILIES, **names)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_kernels_give_the_same_network(
@@ -197,23 +198,22 @@ def test_kernels_give_the_same_network(
     x, degree = random_inputs(schema, blocks)
     x = {t: v.to(dtype) for t, v in x.items()}
     one, other = (
-        outcome(network(family, schema, kernels=k).to(dtype), blocks, x, degree)
-        for k in ("torch", "dgl")
+        outcome(on_kernels(kernels, network(family, schema).to(dtype)), blocks, x, degree)
+        for kernels in (NATIVE, SCATTER)
     )
     same(one, other, tolerance)
 
 
 @pytest.mark.parametrize("family", FAMILIES, **names)
-@pytest.mark.parametrize("kernels", ["torch", "dgl"])
 @pytest.mark.parametrize("autocast", [True, False])
-def test_bfloat16(schema: Schema, family: dict, kernels: str, autocast: bool) -> None:
+def test_bfloat16(schema: Schema, family: dict, autocast: bool) -> None:
     """bf16-mixed and bf16 weights: near fp64, in the outputs' own size."""
     blocks = random_blocks(schema, 2)
     x, degree = random_inputs(schema, blocks)
     exact = network(family, schema).double()(blocks, x, degree)
     dtype = torch.float32 if autocast else torch.bfloat16
     context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-    model = network(family, schema, kernels=kernels).to(dtype)
+    model = network(family, schema).to(dtype)
     with context:
         found = outcome(model, blocks, {t: v.to(dtype) for t, v in x.items()}, degree)
     error = (found["outputs"].double() - exact).abs().max() / exact.abs().max()
@@ -407,16 +407,6 @@ class TestCategories:
         with pytest.raises(ConfigError, match="categories") as caught:
             build_model(config, CATEGORICAL)
         assert caught.value.where == "model.categories"
-
-
-def test_a_networks_kernels_are_the_configs() -> None:
-    blocks = random_blocks(HOMOGENEOUS, 2)
-    x, degree = random_inputs(HOMOGENEOUS, blocks)
-    for family in FAMILIES:
-        model = network(family, HOMOGENEOUS, kernels="dgl").half()
-        with pytest.raises(ConfigError, match="float16") as caught:
-            model(blocks, {t: v.half() for t, v in x.items()}, degree)
-        assert caught.value.where == "model.kernels"
 
 
 @pytest.mark.parametrize("emulated", [True, False])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from raygnn.graph.dgl import dgl
 from raygnn.models.attention_layers import HANLayer, HGTLayer, SemanticAttention
 from raygnn.models.convolutions import GATConv
-from raygnn.models.kernels.message_passing import Choice
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
@@ -86,19 +85,18 @@ def same(ours: dict[str, Tensor], theirs: Tensor, leaves: dict[str, Tensor]) -> 
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize("kernels", ["torch", "dgl"])
 @pytest.mark.parametrize("regularizer", ["basis", "block", "none"])
 @pytest.mark.parametrize("mean_over", ["relation", "all"])
 @pytest.mark.parametrize("relations", [0, RELATIONS], ids=["types alone", "relations"])
 @pytest.mark.parametrize("etypes", [PLAIN, ETYPES], ids=["one type", "typed"])
 def test_rgcn_is_dgls(
-    kernels: Choice, regularizer: str, mean_over: str, relations: int, etypes: list[EdgeType]
+    regularizer: str, mean_over: str, relations: int, etypes: list[EdgeType]
 ) -> None:
     sizes = SIZES if etypes is ETYPES else {"_N": 13}
     block, h = random_block(etypes, sizes, relations), features(sizes)
     spec = LayerSpec(dict.fromkeys(sizes, WIDTH), OUT, False, dict.fromkeys(etypes, relations or 1))
     make = partial(RGCNLayer, regularizer=regularizer, bases=2, mean_over=mean_over)
-    ours = make(etypes, spec, sorted(sizes), kernels=kernels)
+    ours = make(etypes, spec, sorted(sizes))
     graph, x, _, kinds = joined(block, h)
     total = len(etypes) * (relations or 1)
     names = {"basis": "basis", "block": "bdd", "none": None}
@@ -126,19 +124,16 @@ def test_rgcn_is_dgls(
 
 def test_a_relations_weights_are_shared_and_few() -> None:
     spec = LayerSpec({"a": WIDTH, "b": WIDTH}, OUT, False, dict.fromkeys(ETYPES, 100))
-    layer = RGCNLayer(
-        ETYPES, spec, [], regularizer="basis", bases=4, mean_over="relation", kernels="torch"
-    )
+    layer = RGCNLayer(ETYPES, spec, [], regularizer="basis", bases=4, mean_over="relation")
     assert [tuple(b.shape) for b in layer.bases.values()] == [(4, WIDTH, OUT)]
     assert all(c.shape == (100, 4) for c in layer.coefficients.values())
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize("kernels", ["torch", "dgl"])
-def test_hgt_is_dgls(kernels: Choice) -> None:
+def test_hgt_is_dgls() -> None:
     block, h = random_block(ETYPES, SIZES, 0), features(SIZES)
     spec = LayerSpec(dict.fromkeys(SIZES, WIDTH), WIDTH, False)
-    ours = HGTLayer(ETYPES, spec, sorted(SIZES), hidden=WIDTH, heads=2, kernels=kernels)
+    ours = HGTLayer(ETYPES, spec, sorted(SIZES), hidden=WIDTH, heads=2)
     theirs = dgl().nn.HGTConv(WIDTH, WIDTH // 2, 2, len(SIZES), len(ETYPES), dropout=0.0)
     torch.manual_seed(8)
     for parameter in ours.parameters():
@@ -175,7 +170,7 @@ def test_hgt_between_widths() -> None:
     block = random_block(ETYPES, SIZES, 0)
     h = {"a": torch.randn(11, 3), "b": torch.randn(7, WIDTH)}
     spec = LayerSpec({"a": 3, "b": WIDTH}, WIDTH, False)
-    layer = HGTLayer(ETYPES[:3], spec, ["a", "b"], hidden=4, heads=2, kernels="torch")
+    layer = HGTLayer(ETYPES[:3], spec, ["a", "b"], hidden=4, heads=2)
     out = layer(block, h, {})
     torch.testing.assert_close(out["b"], h["b"] @ layer.own[key("b")].weight.T)
     assert out["a"].shape == (11, WIDTH)
@@ -185,7 +180,7 @@ def test_hgt_between_widths() -> None:
     torch.testing.assert_close(out["a"][-1], made * lonely + own * (1 - lonely))
 
 
-def gat(kernels: Choice, etype: EdgeType, spec: LayerSpec) -> GATConv:
+def gat(etype: EdgeType, spec: LayerSpec) -> GATConv:
     return GATConv(
         spec.in_features[etype[0]],
         spec.in_features[etype[2]],
@@ -195,17 +190,15 @@ def gat(kernels: Choice, etype: EdgeType, spec: LayerSpec) -> GATConv:
         attn_dropout=0.0,
         dynamic=False,
         same_type=etype[0] == etype[2],
-        kernels=kernels,
     )
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize("kernels", ["torch", "dgl"])
-def test_han_is_dgls_attention_of_each_type_weighted_for_each_node(kernels: Choice) -> None:
+def test_han_is_dgls_attention_of_each_type_weighted_for_each_node() -> None:
     torch.manual_seed(7)
     block, h = random_block(ETYPES, SIZES, 0), features(SIZES)
     spec = LayerSpec(dict.fromkeys(SIZES, WIDTH), OUT, False)
-    layer = HANLayer(ETYPES, spec, ["b"], conv=partial(gat, kernels), attention=9)
+    layer = HANLayer(ETYPES, spec, ["b"], conv=gat, attention=9)
     found = layer(block, h, {})
     candidates: dict[str, list[tuple[Tensor, Tensor]]] = {"a": [], "b": []}
     for etype in ETYPES:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
 from raygnn.models.graph_network import GraphSchema
+from raygnn.models.kernels.message_passing import Kernels
 from raygnn.sampling.batch import EdgeType, GraphBatch
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 # node types are named so that they would clash with attributes of torch's containers
 ATOM, RING = "items", "pop.ular"
@@ -146,3 +149,11 @@ def permuted(sample: Sample, seed: int) -> Sample:
         weights[etype] = {n: v[shuffle] for n, v in sample.edge_data[etype].items()}
     data = {t: {n: v[order[t]] for n, v in named.items()} for t, named in sample.node_data.items()}
     return Sample(sample.num_nodes, edges, data, weights)
+
+
+def on_kernels(kernels: Kernels, module: AnyModule) -> AnyModule:
+    """The module, with message passing by these in all of its layers."""
+    for layer in module.modules():
+        if hasattr(layer, "kernels"):
+            layer.kernels = kernels  # type: ignore[assignment]
+    return module

@@ -794,7 +794,6 @@ def test_a_prediction_does_not_repeat_findings_on_edge_arrays() -> None:
             "tests.own_models:DglSage is given DGL's graphs",
             "model.interface to pyg",
         ),
-        ({"model": {"kind": "sage", "kernels": "dgl"}}, "model.kernels is dgl", "auto"),
         (
             {
                 "graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"},

@@ -77,7 +77,7 @@ class InOrder(TorchDispatchMode):
 @pytest.mark.parametrize("family", FAMILIES, **names)
 def test_families_add_in_one_order(family: dict[str, Any], schema: Any) -> None:
     """Only maxima do not, since torch has a single implementation of them on a GPU."""
-    config = read_model(**{"hidden": 4, "layers": 2, "kernels": "torch", "norm": "none", **family})
+    config = read_model(**{"hidden": 4, "layers": 2, "norm": "none", **family})
     model = build_model(config, schema).double()
     blocks = random_blocks(schema, 2)
     refused = pytest.raises(AssertionError, match="maxima")

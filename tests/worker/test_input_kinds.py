@@ -66,9 +66,8 @@ def test_every_kind_of_input(
         assert np.allclose(alone, several, atol=close, rtol=close)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "dgl"])
 def test_the_first_layer_combined_trains_the_same(
-    kernels: str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With input dropout 0 the first layer is added up straight from the table, which is what the
     layer itself would make of its sources."""
@@ -77,7 +76,7 @@ def test_the_first_layer_combined_trains_the_same(
         for workers in (1, 2):
             config = make_job(
                 name=f"{kind}-{workers}",
-                model={"kind": kind, "kernels": kernels, "input_dropout": 0.0},
+                model={"kind": kind, "input_dropout": 0.0},
                 sampling={"batch_size": 64 // workers},
                 cluster={"workers": workers},
             )

@@ -41,6 +41,39 @@ def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
 
 
 @njit(**_COMPILE)
+def largest(indptr, src, rows):  # type: ignore[no-untyped-def]
+    """Find the largest numbers among each destination's sources; the last of equal ones.
+
+    Args:
+        indptr: int64 ``[D+1]``; src: int64 ``[E]``; rows: floats ``[S, F]``.
+
+    Returns:
+        ``(numbers [D, F], their sources [D, F])``; 0 and -1 for a destination without edges.
+    """
+    shape = (indptr.shape[0] - 1, rows.shape[1])
+    out, source = np.zeros(shape, rows.dtype), np.full(shape, -1, np.int64)
+    for d in range(shape[0]):
+        best, of = out[d], source[d]
+        if indptr[d] < indptr[d + 1]:
+            best[:] = -np.inf
+        for e in range(indptr[d], indptr[d + 1]):
+            row = rows[src[e]]
+            for j in range(shape[1]):
+                if not row[j] < best[j]:  # NaN stays NaN
+                    best[j], of[j] = row[j], src[e]
+    return out, source
+
+
+@njit(**_COMPILE)
+def add_to_sources(grad, source, out):  # type: ignore[no-untyped-def]
+    """Add ``grad [D, F]`` to ``out [S, F]`` at the sources that `largest` found."""
+    for d in range(grad.shape[0]):
+        for j in range(grad.shape[1]):
+            if source[d, j] >= 0:
+                out[source[d, j], j] += grad[d, j]
+
+
+@njit(**_COMPILE)
 def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
     """Add ``bias`` to every row and optionally apply ReLU, in place. NaN stays NaN.
 

@@ -1,4 +1,4 @@
-"""Message passing operations of layers, and the choice of their implementation.
+"""Message passing operations of layers.
 
 Edges of a block are grouped by destination, so that a sum over neighbours is one
 ``embedding_bag`` of the source rows: no messages are materialised. The backward pass does the same
@@ -8,8 +8,6 @@ times the cost). Shape suffixes: S source nodes, D destination nodes, E edges, H
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -18,18 +16,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from raygnn.compat import weight_gradient_of_bags
-from raygnn.errors import CapabilityError, ConfigError
 from raygnn.models.kernels import compiled
-from raygnn.sampling.batch import Adjacency, dgl, has_cuda
+from raygnn.sampling.batch import Adjacency
 
-Choice = Literal["auto", "torch", "dgl", "scatter"]
 Reduce = Literal["sum", "mean", "max"]
 
 
-class Kernels(ABC):
-    """Implementation of the operations; all are equal but for rounding."""
+class Kernels:
+    """The operations by gather and scatter, for `torch.export`: torch's own and without reading
+    sizes. Messages are materialised, which costs memory.
 
-    @abstractmethod
+    Attributes:
+        knows_sizes: sizes are numbers, and may be read.
+    """
+
+    knows_sizes = False
+
     def aggregate(
         self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
     ) -> Tensor:
@@ -43,19 +45,20 @@ class Kernels(ABC):
         Returns:
             ``[D, F]`` in ``x``'s dtype.
         """
+        messages = x.index_select(0, adj.src)
+        if weight is not None:
+            messages = messages * weight.to(x.dtype).unsqueeze(1)
+        return self.combine_edges(adj, messages, reduce)
 
     def combine_edges(self, adj: Adjacency, rows: Tensor, reduce: Reduce = "sum") -> Tensor:
-        """Aggregate the rows of edges, ``[E, F]`` → ``[D, F]``; otherwise as `aggregate`.
-
-        With torch's ``embedding_bag`` in every implementation: on one thread four times as fast as
-        ``index_add`` and seven times as ``segment_reduce`` (fp32, ten edges each, F = 64).
-        """
-        out: Tensor
+        """Aggregate the rows of edges, ``[E, F]`` → ``[D, F]``; otherwise as `aggregate`."""
+        out = rows.new_zeros(adj.num_dst, rows.shape[1])
         if reduce == "max":
-            edges = torch.arange(rows.shape[0], device=rows.device)
-            out = NATIVE.aggregate(Adjacency(adj.indptr, edges), rows, "max")
-        else:
-            out = _CombineEdges.apply(rows, adj, reduce)
+            index = adj.dst.unsqueeze(1).expand_as(rows)
+            return out.scatter_reduce(0, index, rows, "amax", include_self=False)
+        out = out.index_add(0, adj.dst, rows)
+        if reduce == "mean":
+            out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
         return out
 
     def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ class Kernels(ABC):
         """Return the destination's row of each edge, ``[D, …]`` → ``[E, …]``."""
         return x.index_select(0, adj.dst)
 
-    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
+    def edge_softmax(self, adj: Adjacency, score: Tensor) -> Tensor:
         """Apply softmax to ``score`` ``[E, H]`` over the in-edges of each destination."""
         wide = score if score.dtype == torch.float64 else score.float()
         dst = adj.dst
@@ -77,58 +80,17 @@ class Kernels(ABC):
         total = exp.new_zeros(top.shape).index_add(0, dst, exp)
         return (exp / total.index_select(0, dst)).to(score.dtype)
 
-    @abstractmethod
     def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
         """Sum source rows ``[S, H, F]`` weighted by ``[E, H]``: ``[D, H, F]`` in ``x``'s dtype."""
-
-
-def select(choice: Choice, x: Tensor, reduce: Reduce = "sum") -> Kernels:
-    """Return the kernels for ``x``.
-
-    "auto" is the faster one on one thread, forward and backward pass together, on blocks from a
-    sampler (each used once, so that DGL builds its formats anew). In torch sums and means take 0.5
-    to 0.9 of DGL's time, weighted sums and attention 0.03 to 0.55, maxima 1.8 to 2.5. On a GPU,
-    where the two were not compared, it is torch.
-
-    Args:
-        choice: the config's ``model.kernels``, or "scatter" for exported programs.
-        reduce: "max" if maxima will be computed.
-
-    Raises:
-        ConfigError: "dgl" for a device or dtype without DGL kernels.
-    """
-    if choice == "scatter":
-        return SCATTER
-    reason = None
-    if choice == "dgl" or (choice == "auto" and reduce == "max" and x.device.type == "cpu"):
-        reason = _why_no_dgl(x.device.type, x.dtype)
-        if reason is None:
-            return DGL
-    if choice == "dgl":
-        raise ConfigError(
-            f"DGL's kernels cannot run here: {reason}",
-            where="model.kernels",
-            remedy="use auto or torch",
-        )
-    return NATIVE
-
-
-@cache
-def _why_no_dgl(device: str, dtype: torch.dtype) -> str | None:
-    """Return why DGL cannot compute on such tensors; None if it can."""
-    if device not in ("cpu", "cuda"):
-        return f"it does not support devices of type {device}"
-    if device == "cpu" and dtype == torch.float16:
-        return "it does not support float16 on a CPU"
-    try:
-        dgl()
-        return "this is a CPU build of DGL" if device == "cuda" and not has_cuda() else None
-    except CapabilityError as error:
-        return error.what
+        messages = x.index_select(0, adj.src) * weight.to(x.dtype).unsqueeze(2)
+        out = x.new_zeros(adj.num_dst, *x.shape[1:])
+        return out.index_add(0, adj.dst, messages)
 
 
 class _Native(Kernels):
-    """Plain torch, on any device and dtype."""
+    """Without messages, on any device and dtype; equal but for rounding."""
+
+    knows_sizes = True
 
     def aggregate(
         self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
@@ -136,12 +98,24 @@ class _Native(Kernels):
         if reduce == "max":
             if not adj.src.numel():  # embedding_bag refuses an empty table
                 return x.new_zeros((adj.num_dst, x.shape[1])) + 0 * x.sum()
-            # the gradient of a largest row has no kernel for bf16 on CUDA
-            wide = x.float() if x.is_cuda and x.dtype == torch.bfloat16 else x
+            # numpy has no bf16, and CUDA no gradient of bf16 maxima
+            wide = x if x.dtype == torch.float64 else x.float()
+            if x.device.type == "cpu":
+                largest: Tensor = _Largest.apply(wide, adj)
+                return largest.to(x.dtype)
             return F.embedding_bag(adj.src, wide, adj.indptr[:-1], mode="max").to(x.dtype)
         if weight is not None:
             weight = weight.to(x.dtype)
         out: Tensor = _CombineSources.apply(x, weight, adj, reduce)
+        return out
+
+    def combine_edges(self, adj: Adjacency, rows: Tensor, reduce: Reduce = "sum") -> Tensor:
+        # on one thread bags are four times as fast as index_add and seven times as segment_reduce
+        # (fp32, ten edges each, F = 64)
+        if reduce == "max":
+            edges = torch.arange(rows.shape[0], device=rows.device)
+            return self.aggregate(Adjacency(adj.indptr, edges), rows, "max")
+        out: Tensor = _CombineEdges.apply(rows, adj, reduce)
         return out
 
     def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
@@ -152,7 +126,7 @@ class _Native(Kernels):
         out: Tensor = _FromDestinations.apply(x, adj)
         return out
 
-    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
+    def edge_softmax(self, adj: Adjacency, score: Tensor) -> Tensor:
         wide = score if score.dtype == torch.float64 else score.float()
         out: Tensor = _EdgeSoftmax.apply(wide, adj)
         return out.to(score.dtype)
@@ -162,66 +136,7 @@ class _Native(Kernels):
         return out
 
 
-class _Dgl(Kernels):
-    """DGL's kernels."""
-
-    def aggregate(
-        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
-    ) -> Tensor:
-        graph, ops = adj.to_dgl(len(x)), dgl().ops
-        out: Tensor
-        if weight is not None:
-            out = ops.u_mul_e_sum(graph, x, weight.to(x.dtype).unsqueeze(1))
-        elif reduce != "max":
-            out = getattr(ops, f"copy_u_{reduce}")(graph, x)
-        elif not adj.src.numel():  # DGL fails in the backward pass
-            out = x.new_zeros((len(adj.degree), x.shape[1])) + 0 * x.sum()
-        else:  # DGL gives -inf without edges
-            out = ops.copy_u_max(graph, x).masked_fill(adj.degree.unsqueeze(1) == 0, 0)
-        return out
-
-    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
-        wide = score if score.dtype == torch.float64 else score.float()
-        soft: Tensor = dgl().ops.edge_softmax(adj.to_dgl(num_src), wide)
-        return soft.to(score.dtype)
-
-    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
-        graph = adj.to_dgl(len(x))
-        out: Tensor = dgl().ops.u_mul_e_sum(graph, x, weight.to(x.dtype).unsqueeze(2))
-        return out
-
-
-class _Scatter(Kernels):
-    """Gather and scatter operations for `torch.export`: torch's own and without reading sizes.
-
-    Messages are materialised, which costs memory.
-    """
-
-    def aggregate(
-        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
-    ) -> Tensor:
-        messages = x.index_select(0, adj.src)
-        if weight is not None:
-            messages = messages * weight.to(x.dtype).unsqueeze(1)
-        return self.combine_edges(adj, messages, reduce)
-
-    def combine_edges(self, adj: Adjacency, rows: Tensor, reduce: Reduce = "sum") -> Tensor:
-        out = rows.new_zeros(adj.num_dst, rows.shape[1])
-        if reduce == "max":
-            index = adj.dst.unsqueeze(1).expand_as(rows)
-            return out.scatter_reduce(0, index, rows, "amax", include_self=False)
-        out = out.index_add(0, adj.dst, rows)
-        if reduce == "mean":
-            out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
-        return out
-
-    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
-        messages = x.index_select(0, adj.src) * weight.to(x.dtype).unsqueeze(2)
-        out = x.new_zeros(adj.num_dst, *x.shape[1:])
-        return out.index_add(0, adj.dst, messages)
-
-
-NATIVE, DGL, SCATTER = _Native(), _Dgl(), _Scatter()
+NATIVE, SCATTER = _Native(), Kernels()
 
 
 class _CombineSources(torch.autograd.Function):
@@ -250,6 +165,27 @@ class _CombineSources(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = _dots(grad, adj.dst, x, adj.src, adj.indptr[:-1])
         return grad_x, grad_weight, None, None
+
+
+class _Largest(torch.autograd.Function):
+    """``x [S, F]`` → each destination's largest numbers, ``[D, F]``; 0 without edges.
+
+    On one thread in a third of the time of torch's ``embedding_bag`` and its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
+        rows = x.detach().numpy()
+        out, ctx.source = compiled.largest(adj.indptr.numpy(), adj.src.numpy(), rows)
+        ctx.num_src = len(x)
+        return torch.from_numpy(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        out = grad.new_zeros(ctx.num_src, grad.shape[1])
+        compiled.add_to_sources(grad.contiguous().numpy(), ctx.source, out.numpy())
+        return out, None
 
 
 class _CombineEdges(torch.autograd.Function):
