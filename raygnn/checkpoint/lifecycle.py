@@ -203,7 +203,6 @@ class Checkpoints(pl.Callback):
         return bool(any_due)
 
     def _save(self, trainer: pl.Trainer) -> bool:
-        """Begin a checkpoint, and return True, unless one before it is still being written."""
         step = trainer.global_step
         last = step == self._last
         begins = self._wait(None if last else 0.0 if self._skipping else _GRACE)
@@ -279,7 +278,6 @@ class Checkpoints(pl.Callback):
             _, over = self._meet(self._first and time.monotonic() >= end)
 
     def _write(self, rows: RowFiles | None) -> None:
-        """Write the state (rank 0), now that the rows that belong to it are written."""
         pending = self._pending
         state, pending.state = pending.state, None
         assert state is not None
@@ -309,7 +307,6 @@ class Checkpoints(pl.Callback):
         self._end(pending, None)
 
     def _end(self, pending: _Pending, error: Exception | None) -> None:
-        """Report how it ended, and answer its requests."""
         if error is not None:
             self._report_failure(pending.step, error)
         else:
@@ -365,7 +362,6 @@ class Checkpoints(pl.Callback):
 
     @property
     def _unserved(self) -> frozenset[str]:
-        """Requests that the checkpoint under way does not answer."""
         return self._requests.pending_saves() - self._pending.requests
 
     def _report_failure(self, step: int, error: Exception) -> None:

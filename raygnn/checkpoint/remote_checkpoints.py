@@ -281,7 +281,6 @@ class Courier:
                     self._changed.wait(_AGAIN)
 
     def _send(self, checkpoint: Path) -> bool:
-        """Upload a checkpoint; return whether it needs no other attempt."""
         held = checkpoint.with_name(f"{SENDING}{checkpoint.name}")
         try:
             # hard links, since later checkpoints may remove this one during the upload

@@ -356,7 +356,6 @@ def files_of(directory: Path) -> list[str]:
 def _fill(
     draft: Path, state: Mapping[str, Any], about: Mapping[str, Any], moved: Callable[[], None]
 ) -> None:
-    """Write the state and the manifest of a checkpoint, durably."""
     import torch
 
     try:
@@ -376,11 +375,7 @@ def _fill(
 
 
 def _all(directory: Path) -> list[Path]:
-    """Return all checkpoints, oldest first.
-
-    Raises:
-        OSError: the directory exists, and cannot be read.
-    """
+    """Return all checkpoints, oldest first."""
     try:
         return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
     except FileNotFoundError:
@@ -404,7 +399,6 @@ def read(directory: Path) -> Checkpoint | str:
 
 
 def _described(directory: Path) -> Checkpoint | str:
-    """Return a checkpoint as its manifest describes it, or what is wrong with the manifest."""
     try:
         facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = facts.pop("digest")

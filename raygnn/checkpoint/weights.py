@@ -198,11 +198,7 @@ def load(weights: Weights, model: nn.Module) -> None:
 
 
 def _check_rows(directory: Path, rows: RowFiles | None) -> None:
-    """Check the embedding tables' files.
-
-    Raises:
-        DataError: one is damaged.
-    """
+    """Check the embedding tables' files."""
     for file in () if rows is None else rows.files:
         path = directory / ROWS / file.name
         try:

@@ -127,11 +127,7 @@ def config_for_others(
 
 
 def _with_words(config: Config, trained: Weights) -> Config:
-    """Return the configuration with the categories and transforms of the training, for tables.
-
-    Raises:
-        DataError: an existing partition has others.
-    """
+    """Return the configuration with the categories and transforms of the training, for tables."""
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": trained.about})
         return config.model_copy(update={"graph": graph})
@@ -145,7 +141,6 @@ def _with_words(config: Config, trained: Weights) -> Config:
 
 
 def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
-    """Return a section ``task`` with the target that the training found."""
     told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": None}  # by masks
     if goal["etype"] is not None:
         told["split"] = {"val": 0.0, "test": 0.0}  # nothing is held out

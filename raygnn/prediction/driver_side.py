@@ -264,11 +264,7 @@ def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
-    """Return the earliest time of predicted edges, if any: see `predict`.
-
-    Raises:
-        InputError: it is not a time, or the task is not on edges with times.
-    """
+    """Return the earliest time of predicted edges, if any: see `predict`."""
     if since is not None and not asked.one.task.of_edges:
         what = f"{asked.one.task.kind} predicts for {asked.one.task.seeds}, which have one row each"
         raise InputError(what, where=f"--since {since}", remedy="leave it out")
@@ -283,11 +279,7 @@ def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
 def _few(
     config: Config, ids: str | PathLike[str] | None, fanout: Sequence[int] | None
 ) -> dict[str, Any]:
-    """Return the attributes of a `Request` for ``ids`` and ``fanout``.
-
-    Raises:
-        InputError: the file cannot be read, or the options do not suit the task.
-    """
+    """Return the attributes of a `Request` for ``ids`` and ``fanout``."""
     task = config.task
     if ids is None:
         if fanout is not None:
@@ -329,7 +321,6 @@ def _few(
 
 
 def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
-    """Run the job, and merge the ranks' rows into one file."""
     check = partial(_check_nodes, asked, request)
     with asked.answered(purpose, check, rows=True, **request) as (found, place, plan):
         key = asked.one.task.unit
@@ -346,11 +337,7 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
 
 
 def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
-    """Check nodes and node types before ranks start.
-
-    Raises:
-        InputError: a node type must be named, or a node or graph does not exist.
-    """
+    """Check nodes and node types before ranks start."""
     goals, ntype = plan.goals.values(), request.get("ntype")
     if request.get("embeddings") and any(goal.edges for goal in goals):
         of_edges = [goal.edges.etype for goal in goals if goal.edges]
@@ -389,9 +376,6 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
     Args:
         ntype: of the nodes, if it is not that of the task.
         key: the first column.
-
-    Raises:
-        DataError: the partition's file of names is damaged.
     """
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if plan.input.place is None or (goal.ntype is None and goal.edges is None):

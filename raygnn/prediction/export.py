@@ -149,7 +149,6 @@ def export(
 
 
 def _free(directory: Path, overwrite: bool) -> Path:
-    """Return the directory of ``--out``; raises InputError if it cannot be written."""
     what, remedy = None, _OTHER
     with storage_errors(directory, InputError, _OTHER):  # such as a name that is too long
         if not directory.parent.is_dir():
@@ -166,7 +165,6 @@ def _free(directory: Path, overwrite: bool) -> Path:
 
 
 def _put(draft: Path, directory: Path) -> None:
-    """Move a finished directory to its path, and remove the export that was there."""
     with new_directory(directory) as aside:
         before = aside / directory.name
         if not is_vacant(directory):

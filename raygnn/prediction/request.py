@@ -200,7 +200,6 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
 
 
 def _task(config: Config, task: str | None, one: bool) -> str:
-    """Return the task's name, or ""; raises InputError if it does not exist or is missing."""
     names = list(config.tasks or ())
     if task is None and (not names or not one):
         return ""
@@ -235,7 +234,6 @@ def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
 
 
 def _watch(session: Session, launch: Launch) -> None:
-    """Show the ranks' progress until they are done."""
     watch = Watch(session, launch)
     with session.show.stage("prediction") as detail:
         watch.start_up(detail, arrived=lambda: False)

@@ -64,7 +64,6 @@ class Predicting:
         return {"workers": workers, "metrics": named}
 
     def _fetched(self) -> weights.Weights:
-        """Return the weights, downloaded to this node if needed."""
         job, request = self._job, self._request
         if request.kept is None or not is_away(job.run_dir, job.token):
             return request.weights
@@ -80,7 +79,6 @@ class Predicting:
         return weights.find(directory)
 
     def _write(self, plane: Plane, task: Any) -> int:
-        """Write this rank's rows; returns the number of all ranks' rows."""
         rank, request = self._ranks.world.rank, self._request
         config = self._job.config.of(request.task) if request.task else self._job.config
         about, unit = config.task, config.task.unit

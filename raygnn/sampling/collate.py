@@ -137,7 +137,6 @@ class Collate:
     def _chosen(
         self, inputs: Mapping[K, Inputs], samples: Sequence[Sample]
     ) -> tuple[dict[K, Tensor], dict[K, dict[str, Tensor]]]:
-        """Collate a model's inputs of each type: rows, and categories by name."""
         x, categories = {}, {}
         for kind, chosen in inputs.items():
             parts = [self._column(kind, name, samples).flatten(1) for name in chosen.plain]
@@ -157,7 +156,6 @@ class Collate:
         return "those of the training" if self.asked else "others"
 
     def _target(self, sample: Sample) -> Tensor:
-        """Return the target; with ``asked`` -1 or NaN where it is unknown."""
         if not self.asked:
             return _target(sample)
         y, like = sample.y, _target(self.pattern)
@@ -189,9 +187,7 @@ class Collate:
                 raise _unlike(number, f"has {kind}/{name} of {array.dtype}, which is not supported")
             differs = array.is_floating_point() != like.is_floating_point()
             if self.whole and not like.is_floating_point() and array.dtype != like.dtype:
-                differs = (
-                    True  # integers are never converted, and dtypes must be equal on all ranks
-                )
+                differs = True  # integers are not converted, and ranks must have equal dtypes
             if differs:
                 dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
                 raise _unlike(number, f"has {kind}/{name} {dtypes}")
@@ -228,7 +224,6 @@ class Collate:
         return ends[0], ends[1]
 
     def _column(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
-        """Join an array of all graphs: ``[N, …]`` in the compute dtype, two-dimensional or more."""
         joined = _join([self._array(s, kind, name).to(self.dtype) for s in samples])
         return joined.unsqueeze(1) if joined.dim() == 1 else joined
 
@@ -415,7 +410,6 @@ class GraphBatchMaker:
         return self._joined(kept, samples, total=total, window=max(1, total), epoch=0, step=0)
 
     def _get(self, numbers: np.ndarray) -> tuple[list[int], list[Sample], list[int]]:
-        """Load graphs; return numbers and graphs, and the numbers of skipped graphs."""
         kept, samples, bad = [], [], []
         for number in numbers.tolist():
             try:
@@ -442,11 +436,7 @@ class GraphBatchMaker:
         return GraphBatch(seeds=torch.tensor(numbers), weight=weight, **parts, **facts)
 
     def _agree(self, bad: list[int]) -> int:
-        """Return the number of graphs of this batch that all ranks skip. Collective.
-
-        Raises:
-            TrainingError: more than ``most_skipped`` graphs were skipped.
-        """
+        """Return the number of graphs of this batch that all ranks skip. Collective."""
         total = int(self.exchange.sum(torch.tensor(len(bad))))
         if total:
             self.skipped.update(self.exchange.gather_rows(torch.tensor(bad).long()).tolist())

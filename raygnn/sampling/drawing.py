@@ -100,7 +100,6 @@ def _draw_alike(out, at, take, start, degree, replace, state):  # type: ignore[n
 
 @njit(inline="always")
 def _uniform(random):  # type: ignore[no-untyped-def]
-    """Return a number within (0, 1) from 64 random bits."""
     return (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
 
 
@@ -187,7 +186,6 @@ def sample_rows(lists, fanout, replace, key, keep):  # type: ignore[no-untyped-d
 
 @njit(inline="always")
 def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
-    """Replace places by the entries at them."""
     for j in range(low, high):
         if keep:
             places[j] = out[j]
@@ -242,7 +240,6 @@ def count_banned(start, degree, src, banned_indptr, banned):  # type: ignore[no-
 
 @njit(inline="always")
 def _has(banned, node):  # type: ignore[no-untyped-def]
-    """Return True if ``banned``, ascending, contains ``node``."""
     low, high = 0, banned.shape[0]
     while low < high:
         middle = (low + high) // 2

@@ -263,7 +263,6 @@ class FeatureStore:
     def _rows(
         self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None
     ) -> FeatureRows:
-        """Gather all columns; ``room``: node type → buffer for its features."""
         rows: FeatureRows = {t: {} for t in self.ntypes}
         for ntype, table in self._tables.items():
             for name, column in table.items():
@@ -275,7 +274,6 @@ class FeatureStore:
         return rows
 
     def _slots(self, ids: Frontier) -> dict[str, Tensor]:
-        """Fetch missing rows and return the slot of each id."""
         slots, missing, counts = self.locate(ids)
         self._fetch(missing, counts)
         return slots
@@ -313,7 +311,6 @@ class FeatureStore:
         return asked, {t: nodes + self._shift[t] for t, nodes in zip(missing, came)}
 
     def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
-        """Receive the rows of ``missing`` from their owners, at the tables' base."""
         if not self._fetches:
             return
         asked, index = self.request(missing, counts)
@@ -550,7 +547,6 @@ class _TableBuilder:
         self.tables[ntype][column] = table
 
     def _stored(self, ntype: str, column: str, names: Sequence[str], dtype: torch.dtype) -> None:
-        """Add a column that is read from staged files."""
         rows = self.shard.rows(ntype, names, dtype)  # staged now, before other ranks open them
         if self.resident:
             self.copied(ntype, column, _matrix(rows), large=True)

@@ -179,13 +179,11 @@ class BatchMaker:
         )
 
     def _read(self, rows: FeatureRows) -> dict[str, Any]:
-        """Return a batch's fields of its input nodes."""
         x, categories = assemble(rows, self.inputs)
         degree = {e: rows[e[2]][degree_column(e)] for e in self.degree_etypes}
         return {"x": x, "categories": categories, "degree": degree}
 
     def _finish(self, awaited: AwaitedRows) -> dict[str, Any]:
-        """See `AwaitedRows`."""
         assert not isinstance(self.store, FeatureStore)
         return self._read(self.store.finish(awaited))
 

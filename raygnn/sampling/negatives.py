@@ -97,7 +97,6 @@ class Negatives:
         return {end: self._sample(end, epoch, step, mix(keys)) for end in wanted}
 
     def _sample(self, end: End, epoch: int, step: int, draws: np.ndarray) -> np.ndarray:
-        """Return a node for each number of a draw."""
         kind, ntype = self._config.kind, self._ntypes[end]
         key = np.uint64(derive_key(self._seed, epoch, step, _PURPOSE, ENDS.index(end)))
         place = uniform(mix(draws + key))
@@ -240,7 +239,6 @@ def find_lists(
 
 
 def _first_places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the first index in ``values`` of each of ``wanted``; -1 = none."""
     order = np.argsort(values, kind="stable")
     at = np.searchsorted(values[order], wanted)
     place = np.append(order, -1)[np.minimum(at, len(order))]

@@ -427,7 +427,6 @@ def _before(
 
 
 def _take(column: Tensor, places: np.ndarray) -> Tensor:
-    """Gather the rows at ``places``."""
     assert column.is_contiguous()
     out = column.new_empty(len(places), *column.shape[1:])
     if not len(places):  # torch gives an empty numpy array a stride that permits no view

@@ -208,7 +208,6 @@ def class_log_odds(outputs: Tensor) -> Tensor:
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of the known targets, in nats."""
     known = targets >= 0
     if targets.dim() == 1:
         return F.cross_entropy(logits[known], targets[known])

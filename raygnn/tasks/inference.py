@@ -249,7 +249,6 @@ class Inference:
             self._represented = None
 
     def _headed(self, model: NodeModel, rows: Tensor) -> Tensor:
-        """Return outputs from an encoder's rows, float32, in chunks."""
         head = copy.deepcopy(model.head).float().eval()
         pieces = [head(piece.to(self._device)).cpu() for piece in rows.split(_HEAD_ROWS)]
         return torch.cat(pieces) if pieces else head(rows.to(self._device)).cpu()
@@ -334,7 +333,6 @@ class Inference:
         yield from kept[1]
 
     def _combined(self, ids: Frontier, how: str) -> Iterator[LayerInput]:
-        """Yield inputs of owned nodes with their neighbours' aggregated from the table."""
         for chunk in self._chunks(ids, 1):
             (block,), nodes, draws = self._own_sampler.sample_open(
                 chunk, self._hops[-1:], epoch=0, step=0, times=self._all_at(chunk)
@@ -344,7 +342,6 @@ class Inference:
             yield LayerInput(block, x, self._degrees(rows), combined)
 
     def _fits(self, ids: Frontier) -> bool:
-        """Return True if the results of `_combined` fit into ``spare`` on all ranks."""
         size = {t: self._store.row_bytes(t) for t in self._store.ntypes}
         total = sum(
             len(nodes) * (size[t] + sum(size[e[0]] + 8 for e in self._shard.etypes if e[2] == t))
@@ -500,7 +497,6 @@ class Inference:
         fanouts: Sequence[Fanout],
         times: Mapping[str, np.ndarray] | None,
     ) -> tuple[Any, ...]:
-        """Return the arguments of `Encoder.represent` for a minibatch. Collective."""
         # one step for all batches, so that a node's sample does not depend on the batch
         blocks, sources = self._sampler.sample(
             seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)

@@ -290,7 +290,6 @@ def self_adversarial(
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Return the mean of counted values; 0 if none counts."""
     return values.masked_fill(~counted, 0).sum(1) / counted.sum(1).clamp_min(1)
 
 

@@ -162,7 +162,6 @@ def with_schedules(
 
 
 def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
-    """Return the curve of a schedule; ``rest``: steps after the warm-up."""
     if schedule.kind == "cosine":
         return lambda step: _between(schedule.floor or 0.0, _falling(step / rest))
     if schedule.kind == "step":
@@ -187,7 +186,6 @@ def one_cycle(rise: int, total: int) -> Curve:
 
 
 def _falling(part: float) -> float:
-    """Return half a cosine, from 1 to 0."""
     return (1 + math.cos(math.pi * min(1.0, part))) / 2
 
 
@@ -196,7 +194,6 @@ def _between(low: float, height: float) -> float:
 
 
 def _steps(given: int | float | None, total: int) -> int:
-    """Return a number of steps from a number or a share of the run."""
     if given is None:
         return 0
     return given if isinstance(given, int) else max(1, round(given * total))

@@ -269,7 +269,6 @@ class Ranking:
         return self._ranks(scores[:, 1:], score)
 
     def _span(self, end: str) -> tuple[int, int]:
-        """Return the range of owned nodes."""
         first, last = self._bounds[end][self._exchange.world.rank :][:2]
         return int(first), int(last)
 
@@ -349,7 +348,6 @@ class Ranking:
 def _table(
     decoder: Decoder, kept: Tensor, nodes: Tensor, relation: Tensor, end: str, size: int
 ) -> Tensor:
-    """Return scores float32 ``[Q, K]``, on the CPU, of all queries with at most ``size`` nodes."""
     more = -len(kept) % _QUERIES
     queries, kinds = F.pad(kept, (0, 0, 0, more)), F.pad(relation, (0, more))
     others = F.pad(nodes, (0, 0, 0, size - len(nodes)))

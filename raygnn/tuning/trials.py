@@ -24,6 +24,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.tuning.search import Settings, Trial, apply, axes, is_exact, search
 from raygnn.util.files import Appender, plain
+from raygnn.worker.comm.sharding import shard_optimizer
 from raygnn.worker.job import TRIALS, Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane
@@ -126,7 +127,7 @@ class Tuning:
         log.info("trial: %s", dict(settings))
         try:
             rank.guard.check_model(task, rank.options())
-            rank.sharding.prepare(task)
+            shard_optimizer(rank.ranks, task)
             trainer.fit(task, train_dataloaders=loader)
         finally:
             loader.close()

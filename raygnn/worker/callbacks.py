@@ -217,7 +217,6 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """Return a low-precision tensor in fp32, another one as it is."""
     half = value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if half else value
 
@@ -247,8 +246,7 @@ class Phases(pl.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         blackbox.note("between")
 
-    def on_train_epoch_end(self, *_: Any) -> None:
-        blackbox.note("between")
+    on_train_epoch_end = on_train_batch_end
 
 
 def user_hooks(config: TrainConfig) -> list[pl.Callback]:
@@ -268,7 +266,6 @@ def user_hooks(config: TrainConfig) -> list[pl.Callback]:
 
 
 def _reporting(hook: Callable[..., Any], where: str) -> Callable[..., Any]:
-    """Wrap a user's hook: convert `EXITS` to errors."""
 
     @wraps(hook)
     def reporting(*args: Any, **options: Any) -> Any:

@@ -161,7 +161,6 @@ def check_callbacks(callbacks: list[pl.Callback]) -> None:
 
 
 def _alone(config: Config, directory: Path) -> Config:
-    """Return the configuration of a process that stages its data in ``directory``."""
     staging = config.staging.model_copy(update={"path": directory / "stage"})
     return config.model_copy(update={"staging": staging})
 
@@ -193,7 +192,6 @@ def small_graph(request: DryRunRequest) -> GraphData:
 
 
 def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
-    """Return node or edge type and name of each array of classes → number of classes."""
     found: dict[tuple[str | EdgeType, str], int] = {}
     for name, goal in request.goals.items():
         kind = goal.edges.etype if goal.edges else goal.ntype
@@ -203,7 +201,6 @@ def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
 
 
 def _times(config: Config) -> set[str | None]:
-    """Return the names of the arrays of times."""
     time = config.sampling.time
     splits = {one.split_time for one in config.by_task.values()}
     return splits if time is None else {*splits, time.edges, time.seeds}
@@ -217,7 +214,6 @@ def _array(
     classes: int | None,
     times: set[str | None],
 ) -> Any:
-    """Return an array of a column's dtype and width; one of classes holds the greatest."""
     shape, dtype = (num, *column.shape), column.dtype
     if name in MASKS:  # six of eight are for training, also of each node's in-edges
         split = np.maximum(np.arange(num) % _DEGREE - (_DEGREE - 3), 0)

@@ -233,7 +233,6 @@ class Job:
             ) from error
 
     def _is_away(self, error: Exception) -> bool:
-        """Return whether an error means that storage is away, and not that the partition is bad."""
         if self.partition is None or not isinstance(error, (DataError, OSError)):
             return False
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__

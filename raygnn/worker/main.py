@@ -133,7 +133,6 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
 
 def _own_packages(config: Config) -> set[str]:
-    """Return the top-level packages of the user's classes."""
     graph = config.graph
     opened = graph.dataset if isinstance(graph, ManyGraphs) else None  # by every rank
     classes = (*config.own_steps, opened)

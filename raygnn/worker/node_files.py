@@ -214,7 +214,6 @@ def _end_of(path: Path) -> tuple[int, bytes]:
 
 
 def _extends(path: Path, size: int, end: bytes) -> bool:
-    """Return whether a file begins with one of that size and end."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, size - _TAIL))

@@ -24,6 +24,7 @@ from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Evaluation, Phases, Waiting, user_hooks
+from raygnn.worker.comm.sharding import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
@@ -90,7 +91,7 @@ class Rank(RankSetup):
         cause, trained = None, False
         try:
             guard.check_model(task, {**self.options(), "data": maker.identity})
-            self.sharding.prepare(task)
+            shard_optimizer(self.ranks, task)
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             checkpoints.finish()
             trained = True
@@ -166,7 +167,6 @@ class Rank(RankSetup):
         return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
-        """Return the summary's figures of the communication between ranks. Collective."""
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
         reduction = self.reduction
         counts = torch.tensor([traffic.rows, traffic.hits, ranks.fetched_bytes])
@@ -185,20 +185,12 @@ class Rank(RankSetup):
         }
 
     def _retry(self, act: Callable[[], T]) -> T:
-        """Call a function that the run needs, again while the storage is full or away.
-
-        Raises:
-            TrainingError: it was so for too long.
-        """
+        """Call a function that the run needs, again while the storage is full or away."""
         with storage_errors(self.job.run_dir):
             return retry(act, self.job.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
-        """Return the state to resume from, and its step, as rank 0 finds them. Collective.
-
-        Raises:
-            InputError: checkpoints exist but none is usable.
-        """
+        """Return the state to resume from, and its step, as rank 0 finds them. Collective."""
         directory = self.directory
         step = -1
         if self.ranks.first:
@@ -231,7 +223,6 @@ class Rank(RankSetup):
         return newest, [f"{name}: {why}" for name, why in rejected.items()]
 
     def _fetch(self, checkpoint: Path) -> None:
-        """Download the checkpoint that rank 0 has chosen to this node."""
         assert self.place is not None
         with as_storage():
             changed = store.read(self.place.fetch(checkpoint.name, checkpoint.parent))

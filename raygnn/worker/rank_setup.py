@@ -22,7 +22,6 @@ from raygnn.tasks.losses import own_sources
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
-from raygnn.worker.comm.sharding import Sharding
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.records import Counters, Records, RecordWriter
@@ -59,7 +58,6 @@ class RankSetup:
         self.ranks = ranks or Ranks.join(config, runtime.world, runtime.device)
         self.control = self.ranks.control
         self.events = Events(job.run_dir / "logs" / EVENTS)
-        self.sharding = Sharding(self.ranks)
         self.reduction = Reduction(self.ranks)
         self.guard = Guard(
             self.control,
@@ -88,7 +86,8 @@ class RankSetup:
         )
 
     def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
-        train, plan = self.config.train, maker.plan
+        train, plan, device = self.config.train, maker.plan, self.runtime.device
+        on_gpu = device.type == "cuda"
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
             limit = min(limit, plan.batches_until(train.max_steps))
@@ -99,22 +98,11 @@ class RankSetup:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
-            pin=self._pin(),
-            side=self._side(),
+            pin=device if on_gpu else None,
+            side=SideStream(device) if on_gpu else None,
         )
 
-    def _pin(self) -> torch.device | None:
-        """GPU for which batches are copied to page-locked memory; None without one."""
-        device = self.runtime.device
-        return device if device.type == "cuda" else None
-
-    def _side(self) -> SideStream | None:
-        """Stream on which batches are copied to the GPU while it trains; None without a GPU."""
-        device = self.runtime.device
-        return SideStream(device) if device.type == "cuda" else None
-
     def _ddp(self) -> dict[str, Any]:
-        """Arguments of `DistributedDataParallel`."""
         comm = self.config.comm
         return {
             "bucket_cap_mb": comm.bucket_cap_mb,

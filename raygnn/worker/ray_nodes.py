@@ -93,7 +93,6 @@ def living() -> list[dict[str, Any]]:
 
 
 def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the ids of the nodes whose raylet accepts a connection."""
     asked = list(nodes)
     if not asked:
         return set()

@@ -326,7 +326,6 @@ class Records(pl.Callback):
         ranks: Mapping[str, list[float]],
         each: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """See `raygnn.runs.metrics_files`."""
         use = {
             name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
         }

@@ -228,7 +228,6 @@ class _FrameWriter:
 
 
 def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], where: str) -> None:
-    """Raise DataError unless the types or arrays of a graph are those of the graphs before."""
     if names.keys() == before.keys():
         return
     here, others = (
@@ -414,7 +413,6 @@ class ColumnWriter:
         self._size = 0
 
     def _widen(self, dtype: str) -> None:
-        """Rewrite the file's elements in another dtype."""
         old, self.dtype = self.dtype, dtype
         assert old is not None
         wider = self.path.with_suffix(".wider")

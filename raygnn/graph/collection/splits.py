@@ -59,7 +59,6 @@ def no_splits() -> dict[str, np.ndarray]:
 
 
 def _count(share: float, whole: int, available: int) -> int:
-    """Return ``share`` of ``whole``, rounded; at least 1 if above 0, but less than available."""
     count = max(int(share * whole + 0.5), 1) if share else 0
     return min(count, available - 1)
 

@@ -129,12 +129,10 @@ class UserSamples:
         return num
 
     def _given_splits(self) -> dict[str, np.ndarray] | None:
-        """Return the dataset's own splits; None if it has none."""
         named = named_splits(self._dataset, self._name, needs_train=self._needs_labels)
         return None if named is None else check_splits(named, self.num, self._name)
 
     def _classes(self) -> np.ndarray | None:
-        """Return the dataset's ``labels`` if they are one integer per graph."""
         with self._calling("labels"):
             given = getattr(self._dataset, "labels", None)
         if isinstance(given, Mapping):

@@ -222,14 +222,12 @@ class Assembly(PartedGraph):
         }
 
     def _own(self, etype: EdgeType, part: int) -> IntArray:
-        """Return the input positions of the part's owned edges."""
         edges = self._edges[etype]
         places = np.empty(self.num_edges(part)[etype], dtype=np.int64)
         edge_kernels.places_of(edges.indptr, edges.order, self._rows(etype, part), places)
         return places
 
     def _rows(self, etype: EdgeType, part: int) -> IndexArray:
-        """Return the input ids of the part's owned nodes of the destination type."""
         first, last = self._node_starts[etype[2]][part : part + 2]
         return self._node_order[etype[2]][first:last]
 

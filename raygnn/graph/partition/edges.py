@@ -94,13 +94,11 @@ class Splitter:
         return np.unique(np.concatenate(hidden))
 
     def _moments(self, name: str) -> tuple[int, int]:
-        """Return the times from which on edges are for validation, and for test."""
         assert self._split.shares is not None
         times = [self._times(part, None) for part in range(self._meta.num_parts)]
         return since(np.concatenate(times), *self._split.shares)
 
     def _times(self, part: int, order: Array | None) -> IntArray:
-        """Return the time of each edge of a part."""
         etype, name = self._split.etype, str(self._split.time)
         stored = read_edge_data(self._meta, part)[etype].get(name)
         if stored is None and not len(read_in_edges(self._meta, part)[etype].src):

@@ -172,7 +172,6 @@ def typewise(homogeneous: IntArray) -> IntArray:
 
 
 def _find_json(directory: AnyPath) -> AnyPath:
-    """Find the one json in a directory that describes a partition (GraphStorm writes others)."""
     jsons: list[AnyPath] = [*directory.glob("*.json")]
     descriptions = [
         path

@@ -180,7 +180,6 @@ def find_partition(
 
 
 def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
-    """Return the digest of the input files that a partition was found by; None if there is none."""
     if isinstance(found, Missing):
         return str(found.source["made_from"]["graph"])
     manifest = None if found is None else found.manifest
@@ -282,7 +281,6 @@ def same_partition(place: Path, digest: str) -> PartitionMeta:
 
 
 def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
-    """Describe which keys of the config differ from those of the existing partition."""
     assert meta.manifest is not None
     before, now = meta.manifest.source.made_from, source["made_from"]
     keys = [(f"partition.{key}", before.get(key), now[key]) for key in ("parts", "method")]

@@ -116,7 +116,6 @@ def undirected(data: GraphData) -> tuple[IntArray, IntArray]:
 
 
 def _offsets(data: GraphData) -> dict[str, int]:
-    """Return the first id of each node type in one id space of all types."""
     ends = itertools.accumulate(frame.num for frame in data.nodes.values())
     return {t: end - data.nodes[t].num for t, end in zip(data.nodes, ends, strict=True)}
 

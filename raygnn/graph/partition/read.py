@@ -251,7 +251,6 @@ def _place_edges(  # type: ignore[no-untyped-def]
 
 
 def _lists(row: Array, src: Array, num_rows: int) -> InEdges:
-    """Convert edges in the order of their ids to in-edge lists."""
     # our edge ids ascend by destination already; DGL's do not
     indptr, order = in_lists(row, num_rows)
     return InEdges(indptr, src[order], order) if len(order) else InEdges(indptr, src, None)
@@ -282,7 +281,6 @@ def _typewise(path: AnyPath, ids: IntArray, maps: list[IntArray]) -> tuple[Array
 def _frames(
     meta: PartitionMeta, path: AnyPath, rows: Mapping[str, int], default: str
 ) -> dict[str, dict[str, Tensor]]:
-    """Read the arrays ``"<type>/<name>"``, by type; names without a type are the default type's."""
     frames: dict[str, dict[str, Tensor]] = {kind: {} for kind in rows}
     for key, array in read_tensors(path, meta.expected(path)).items():
         full = key if "/" in key else f"{default}/{key}"

@@ -210,7 +210,6 @@ class _EdgePasses:
 
 
 def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
-    """Return the cluster of each node, and the number of clusters, at most ``most``."""
     num = edges.num_nodes
     labels = np.arange(num, dtype=edges.index)
     if num <= most or not edges.num:
@@ -281,7 +280,6 @@ def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntA
 
 
 def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) -> IntArray:
-    """Assign clusters to parts by METIS; few clusters by their reverse Cuthill-McKee order."""
     parts, count = len(balance.sizes), len(indptr) - 1
     loads = np.bincount(clusters, balance.in_degrees, count).astype(np.int64)
     if count < _METIS_NODES:

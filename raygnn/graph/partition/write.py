@@ -173,7 +173,6 @@ _Arrays: TypeAlias = tuple[dict[str, FileFacts], dict[str, Feature], dict[str, d
 
 
 def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
-    """Write a part's data and original ids; return the files, the arrays and the splits."""
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
     rows = assembly.node_data(part)

@@ -324,7 +324,6 @@ class _Busy(DataError):
 
 
 def _open_entry(path: Path) -> CacheEntry | str | None:
-    """Return the entry, or what is wrong with it, or None if it does not exist."""
     if path.is_symlink():
         return "it is a symbolic link"
     if not path.is_dir():

@@ -344,7 +344,6 @@ def _hide(
 
 
 def _copy(draft: Draft, name: str, whole: CacheEntry, keep: Array | None = None) -> None:
-    """Copy an array, or the rows of it to keep."""
     facts, rows = whole.arrays[name], whole.array(name)
     count = len(rows) if keep is None else int(np.count_nonzero(keep))
     writer = draft.array(name, facts.dtype, (count, *facts.shape[1:]))
@@ -368,7 +367,6 @@ def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype)
 
 
 def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Raise DataError if features are not finite, or overflow the dtype that models compute in."""
     for key, piece in pieces.items():
         _, kind, name = key.split("/")
         finite, where = torch.isfinite(piece), f"array {name!r} of {kind}"

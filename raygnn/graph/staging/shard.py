@@ -352,7 +352,6 @@ def load_shard(
 def _read(
     staged: Staged, topology: CacheEntry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
 ) -> dict[str, Any]:
-    """Return ``carried``, ``times`` and ``weights`` of `InEdgeLists`."""
     names = topology.below(f"edge/{etype_str(etype)}/")
     carried, times, weights = {}, None, None
     if reads.relation in names:

@@ -193,7 +193,6 @@ class Recorder:
         return Life(time.time(), time.monotonic(), *memory_usage(), boxed)
 
     def _is_awaited(self, rank: int) -> bool:
-        """Return whether a rank may still write its crash dump of this start."""
         try:
             state = read_state(file_of(self._logs, rank, STATE))
         except DataError:
@@ -262,7 +261,6 @@ class Recorder:
         return None
 
     def _cost(self) -> float:
-        """Return the seconds of the fastest of three writes."""
         times = []
         for _ in range(3):
             begin = time.perf_counter()

@@ -105,7 +105,6 @@ def _in_force() -> dict[str, Any]:
 
 
 def _describe() -> dict[str, Any]:
-    """Return the rank, its node, and its variables."""
     given = {name: _shown(name, value) for name, value in _in_force().items()}
     return {
         "rank": dist.get_rank(),
@@ -118,11 +117,7 @@ def _describe() -> dict[str, Any]:
 
 
 def _verify(plan: CommPlan) -> None:
-    """Compare the process group and its variables with the plan.
-
-    Raises:
-        TrainingError: they differ.
-    """
+    """Compare the process group and its variables with the plan."""
     rank, host = dist.get_rank(), socket.gethostname()
     found = _in_force()
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}

@@ -13,31 +13,24 @@ from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm.process_groups import Ranks
 
 
-class Sharding:
-    """Sharding of a run; a single rank shards nothing."""
+def shard_optimizer(ranks: Ranks, task: TaskModule) -> None:
+    """Prepare a model for training with ``comm.shard``; a single rank shards nothing.
 
-    def __init__(self, ranks: Ranks):
-        self._ranks = ranks
+    Each rank keeps the optimizer's state of some parameters, updates these and sends them to all
+    (ZeRO stage 1: Rajbhandari et al., SC 2020).
 
-    def prepare(self, task: TaskModule) -> None:
-        """Prepare a model for training.
+    Raises:
+        TrainingError: its parameters are of several types.
+    """
+    if ranks.config.comm.shard == "none" or ranks.world.size == 1:
+        return
+    check_shardable(task.model)
 
-        Raises:
-            TrainingError: its parameters are of several types.
-        """
-        if self._ranks.config.comm.shard != "none" and self._ranks.world.size > 1:
-            check_shardable(task.model)
-            task.construct = self._make_optimizer
-
-    def _make_optimizer(
-        self, kind: type[torch.optim.Optimizer], params: Any, options: dict[str, Any]
-    ) -> torch.optim.Optimizer:
-        """Return an optimizer in which each rank keeps the state of some parameters, updates those
-        and sends them to all (ZeRO stage 1: Rajbhandari et al., SC 2020)."""
+    def make(kind: type[torch.optim.Optimizer], params: Any, options: dict[str, Any]) -> Any:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a quarter of a second
 
         # the group of the exchanges that are not DDP's: collective if ranks compare
-        group = self._ranks.group(dist.get_backend()) if self._ranks.compared else None
+        group = ranks.group(dist.get_backend()) if ranks.compared else None
         return ZeroRedundancyOptimizer(
             params,
             optimizer_class=kind,
@@ -45,6 +38,8 @@ class Sharding:
             parameters_as_bucket_view=True,  # one broadcast for each rank
             **options,
         )
+
+    task.construct = make
 
 
 def check_shardable(model: nn.Module) -> None:

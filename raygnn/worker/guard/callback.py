@@ -216,7 +216,6 @@ class Guard(pl.Callback):
             compare(self._exchange, {"contents": self._parameters(module)}, _where(trainer))
 
     def _parameters(self, module: nn.Module) -> fingerprint.FingerprintSection:
-        """Return the contents of the parameters, and whether the loss was changed."""
         changed, self._changed = bool(self._changed), torch.tensor(False)
         named = ((f"contents of {name}", p) for name, p in module.named_parameters())
         return {"loss changed": json.dumps(changed), **fingerprint.contents(named)}

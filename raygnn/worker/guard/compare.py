@@ -90,7 +90,6 @@ def compare(exchange: Exchange, sections: Sections, where: str) -> None:
 
 
 def _max(exchange: Exchange, values: Tensor) -> Tensor:
-    """Return the elementwise maximum over the ranks, in place."""
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=exchange.group)
     return values
 
@@ -217,7 +216,6 @@ def _unquoted(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the text, or its beginning and a hash of all of it."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST - 24]}… #{hash64(text) & (1 << 64) - 1:016x}"

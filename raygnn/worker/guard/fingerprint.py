@@ -179,14 +179,11 @@ def loop(trainer: pl.Trainer, module: nn.Module) -> FingerprintSection:
     """Return what callbacks may change of how training goes on: whether it stops, the loop's
     counts, and which modules are in evaluation mode."""
     frozen = [name or "all" for name, each in module.named_modules() if not each.training]
+    counts = ["global_step", "current_epoch", "max_epochs", "max_steps"]
+    counts += ["accumulate_grad_batches", "num_training_batches"]
     return {
         "trainer.should_stop": _text(bool(trainer.should_stop)),
-        "trainer.global_step": _text(trainer.global_step),
-        "trainer.current_epoch": _text(trainer.current_epoch),
-        "trainer.max_epochs": _text(trainer.max_epochs),
-        "trainer.max_steps": _text(trainer.max_steps),
-        "trainer.accumulate_grad_batches": _text(trainer.accumulate_grad_batches),
-        "trainer.num_training_batches": _text(trainer.num_training_batches),
+        **{f"trainer.{name}": _text(getattr(trainer, name)) for name in counts},
         "batch_idx of the epoch loop": _text(trainer.fit_loop.batch_idx),
         "modules in evaluation mode": _text(", ".join(frozen[:3]) or "none"),
     }

@@ -192,11 +192,7 @@ class DevicePath:
         return made if done else like
 
     def _tried(self, key: str, make: Callable[[], T]) -> T | None:
-        """Return the result of ``make``; None if a rank failed, unless the configuration insists.
-
-        Raises:
-            TrainingError: a rank failed, and the configuration insists.
-        """
+        """Return the result of ``make``; None if a rank failed and the key is ``auto``."""
         made, failure = None, None
         try:
             made = make()
@@ -216,12 +212,10 @@ class DevicePath:
 
 
 def _free(device: torch.device) -> int | None:
-    """Return the free bytes of a GPU's memory; None for another device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _not_drawn(shard: Shard) -> str | None:
-    """Return why the data cannot be sampled on a GPU, or None."""
     if not shard.replicated:
         return "each host holds its own part of the structure (sampling.topology)"
     if any(rows.carried for rows in shard.topology.values()):

@@ -39,11 +39,7 @@ from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shar
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,
-    Embedded,
-    chosen_nodes,
     chunk_rows,
-    embedded_nodes,
-    pick_ntype,
 )
 from raygnn.worker.planes.seed_times import times_of
 from raygnn.worker.planes.timed_edges import TimedEdges
@@ -105,7 +101,6 @@ class EdgePlane(PartitionPlane):
 
     @property
     def _width(self) -> int:
-        """Width of the edge features that the decoder reads."""
         read = self.config.model.decoder_feature_names
         return self.edges.column(JOINED).shape[1] if read else 0
 
@@ -149,7 +144,6 @@ class EdgePlane(PartitionPlane):
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
-        """Return the labels of the owned training edges."""
         return self.labels[self._chosen("train")]
 
     @cached_property
@@ -218,18 +212,13 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def _timed(self) -> TimedEdges:
-        """Runs the model over edges at their times."""
         seeds = partial(self._seeds, self.edges)
         given = self.config, self.edges, self.inference, self.ranks.device, seeds
         return TimedEdges(*given, self.positive)
 
     @cached_property
     def _listed(self) -> dict[str, ListedNegatives]:
-        """Lists of `Job.negatives` for this rank's edges, by use. Collective.
-
-        Raises:
-            DataError: a list does not fit the edges, or holds existing ones.
-        """
+        """Lists of `Job.negatives` for this rank's edges, by use. Collective."""
         edges, relation = self.edges, self.target.relation
         kinds = None if relation is None else edges.column(relation).astype(np.int64)
         found: dict[int, ListedNegatives] = {}
@@ -292,7 +281,7 @@ class EdgePlane(PartitionPlane):
             return self._ranking.metrics(
                 decoder,
                 own,
-                lambda some: self._sources(rows, some),
+                lambda some: self._of_sources(some, rows[self.etype[0]].select),
                 owned,
                 self.ranks.device,
                 self._candidates(own, listed),
@@ -317,7 +306,6 @@ class EdgePlane(PartitionPlane):
         return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
 
     def _candidates(self, own: np.ndarray, listed: ListedNegatives | None) -> Candidates | None:
-        """Return the ranking candidates of owned edges; None = all nodes."""
         if listed is not None:
             return Candidates(listed.rows[own], listed.nodes, listed.width, False)
         if (draw := self._evaluation) is None:
@@ -340,16 +328,6 @@ class EdgePlane(PartitionPlane):
             nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         return nodes
 
-    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """Yield the node rows that the decoder reads: see `Plane`."""
-        model = task.model
-        assert isinstance(model, EdgeModel)
-        ntype = pick_ntype(request.ntype, self.ntypes)
-        chosen = chosen_nodes(self.job, request, self.shard, ntype)
-        ids = chosen + self.shard.first(ntype)
-        rows = self.inference.represent(model.encoder, {ntype: ids})[ntype].select(ids)
-        yield from embedded_nodes(self.shard, ntype, chosen, rows)
-
     def predict(self, task: TaskModule, request: Request) -> Iterator[EdgePredictions]:
         model, edges, target = task.model, self.edges, self.target
         split = request.split
@@ -369,9 +347,14 @@ class EdgePlane(PartitionPlane):
             outputs = self._outputs(model, rows, own)
         else:
             outputs = self._timed.outputs(model, own)
-        sources = self._numbers_of_sources(own)
+
+        def original(ntype: str, ids: np.ndarray) -> np.ndarray:
+            rows = ids - self.shard.first(ntype)
+            return self.shard.original[ntype][rows].astype(np.int64)
+
+        source, end = self._ntypes.values()
+        sources = self._of_sources(own, lambda ids: torch.from_numpy(original(source, ids)))
         size = chunk_rows(outputs.shape[1])
-        first = self.shard.first(self.etype[2])
         for start in range(0, len(own), size):
             some = own[start : start + size]
             targets = None
@@ -385,7 +368,7 @@ class EdgePlane(PartitionPlane):
                 if self._unsplit
                 else edges.column(SPLIT)[some],
                 sources=sources[start : start + size].numpy(),
-                ends=self.shard.original[self.etype[2]][edges.dst[some] - first].astype(np.int64),
+                ends=original(end, edges.dst[some]),
                 relations=None
                 if target.relation is None
                 else edges.column(target.relation)[some].astype(np.int64),
@@ -403,29 +386,15 @@ class EdgePlane(PartitionPlane):
         return others and self.target.split.shares == (0.0, 0.0)
 
     def _in_split(self, split: str) -> np.ndarray:
-        """Return the positions of owned edges in a split."""
         if self._unsplit:
             return np.empty(0, np.int64)
         return self.edges.chosen(SPLITS.index(split))
 
     def _chosen(self, split: str) -> np.ndarray:
-        """Return the positions of owned edges in a split that have a target."""
         own = self._in_split(split)
         if self.config.task.of_links:
             return own
         return own[known(self.labels[torch.from_numpy(own)]).numpy()]
-
-    def _sources(self, rows: Mapping[str, NodeRows], some: np.ndarray) -> Tensor:
-        """Return the rows of the sources of owned edges, ``[n, D]``. Collective."""
-        ntype = self.etype[0]
-        return self._of_sources(some, rows[ntype].select)
-
-    def _numbers_of_sources(self, some: np.ndarray) -> Tensor:
-        """Return the original ids of the sources of owned edges, int64 ``[n]``. Collective."""
-        first, original = self.shard.first(self.etype[0]), self.shard.original[self.etype[0]]
-        return self._of_sources(
-            some, lambda own: torch.from_numpy(original[own - first].astype(np.int64))
-        )
 
     def _of_sources(self, some: np.ndarray, rows_of: Callable[[np.ndarray], Tensor]) -> Tensor:
         """Fetch rows of the sources of owned edges from their owners. Collective."""
@@ -446,7 +415,7 @@ class EdgePlane(PartitionPlane):
         outputs = []
         for number in range(-(-self.control.max(len(own)) // size)):
             some = own[number * size : (number + 1) * size]
-            sources = self._sources(rows, some)
+            sources = self._of_sources(some, rows[self.etype[0]].select)
             relation = None
             if target.relation is not None:
                 given = edges.column(target.relation)[some].astype(np.int64)

@@ -222,7 +222,6 @@ class GraphPlane:
         return chosen[world.rank :: world.size], splits
 
     def _numbers(self, split: str) -> np.ndarray:
-        """Return the numbers of the graphs in a split, ascending."""
         samples = self.samples
         return np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
 
@@ -231,9 +230,6 @@ class GraphPlane:
 
         Args:
             there: number of graphs that this rank has loaded, of ``asked``.
-
-        Raises:
-            DataError: none could be loaded.
         """
         counts = torch.tensor([there, asked - there])
         there, left_out = self.ranks.control.sum(counts).tolist()
@@ -247,7 +243,6 @@ class GraphPlane:
 
     @property
     def _where(self) -> str:
-        """Origin of the graphs, for errors."""
         return str(self.job.partition or "graph.dataset")
 
     def _outputs(
@@ -256,7 +251,6 @@ class GraphPlane:
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `graph_outputs`."""
         sampling = self.config.sampling
         size = sampling.eval_batch_size or sampling.batch_size
         return graph_outputs(
@@ -302,7 +296,6 @@ class GraphPlane:
         )
 
     def _trained(self) -> Tensor:
-        """Return the targets of this rank's part of the training graphs."""
         world, size = self.ranks.world, 1024
         mine = self.samples.splits["train"][world.rank :: world.size]
         starts = range(0, max(1, len(mine)), size)
@@ -310,7 +303,6 @@ class GraphPlane:
         return torch.cat([batch.y[batch.weight > 0] for batch in batches])
 
     def _collate(self) -> Collate:
-        """Return what joins graphs to the model's inputs. Collective."""
         config, schema = self.config, self.schema
         whole = config.model.takes_dgl
         categories: dict[Any, dict[str, tuple[int, int]]]
@@ -331,7 +323,6 @@ class GraphPlane:
         )
 
     def _out_features(self) -> int:
-        """Return the number of classes, or the width of a regression target. Collective."""
         y, task = self.pattern.y, self.config.task
         if task.several_labels and self.job.others is None and self._highest("", "") < 0:
             raise DataError(
@@ -348,7 +339,6 @@ class GraphPlane:
         return self.sizes.resolve("classes", max(2, known))
 
     def _count(self, kind: str | EdgeType, name: str) -> int:
-        """Return the number of categories of an array. Collective."""
         what = f"categories of {kind if isinstance(kind, str) else etype_str(kind)}/{name}"
         if self.job.others is not None:
             return self.sizes.resolve(what, 0)
@@ -387,11 +377,7 @@ class GraphPlane:
 
 
 def _trained_on(weights: Weights) -> Sample:
-    """Return the schema of the training graphs.
-
-    Raises:
-        DataError: its description is damaged.
-    """
+    """Return the schema of the training graphs."""
     try:
         return Sample.from_description(weights.like or {})
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -403,7 +389,6 @@ def _trained_on(weights: Weights) -> Sample:
 
 
 def _range(number: int, values: Tensor | None) -> tuple[int, int]:
-    """Return the lowest and the highest of integers; 0 and -1 if there are none."""
     if values is None or not values.numel():
         return 0, -1
     if values.is_floating_point():

@@ -170,7 +170,6 @@ class MemoryBudget:
         return memory()[1] / _CACHE / len(self._host.ranks)
 
     def _here(self, ntype: str) -> int:
-        """Return the number of nodes that the ranks of this host own."""
         bounds = self._shard.bounds[ntype]
         return sum(int(bounds[rank + 1] - bounds[rank]) for rank in self._host.ranks)
 

@@ -23,13 +23,7 @@ from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build
-from raygnn.worker.planes.prediction_rows import (
-    Embedded,
-    Predictions,
-    chosen_nodes,
-    embedded_nodes,
-    pick_ntype,
-)
+from raygnn.worker.planes.prediction_rows import Predictions
 
 
 class MultitaskPlane(PartitionPlane):
@@ -122,15 +116,6 @@ class MultitaskPlane(PartitionPlane):
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         assert isinstance(task, MultitaskTask)
         return self.planes[request.task].predict(task.of(request.task), request)
-
-    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """Yield the node rows that the heads read: see `Plane`."""
-        assert isinstance(task.model, MultitaskModel)
-        ntype = pick_ntype(request.ntype, self.ntypes)
-        chosen = chosen_nodes(self.job, request, self.shard, ntype)
-        ids = chosen + self.shard.first(ntype)
-        rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].select(ids)
-        yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def positives(self) -> dict[str, str]:
         found = {name: plane.positives() for name, plane in self.planes.items()}

@@ -57,7 +57,6 @@ class NodePlane(PartitionPlane):
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
-        """Return the labels of the owned training nodes."""
         return self.labels[owned_nodes(self.shard, self.ntype, "train", self.labels)]
 
     @cached_property
@@ -126,13 +125,13 @@ class NodePlane(PartitionPlane):
                 remedy="embeddings are of built-in kinds with 2 layers or more",
             )
         ntype = pick_ntype(request.ntype or self.ntype, there)
-        chosen = chosen_nodes(self.job, request, self.shard, ntype)
-        ids = chosen + self.shard.first(ntype)
-        if isinstance(model, Network):
-            rows = self.inference.hidden(model, ntype, ids)
-        else:
-            rows = self.inference.represent(model, {ntype: ids})[ntype].select(ids)
-        yield from embedded_nodes(self.shard, ntype, chosen, rows)
+
+        def rows_of(ids: np.ndarray) -> Tensor:
+            if isinstance(model, Network):
+                return self.inference.hidden(model, ntype, ids)
+            return self.inference.represent(model, {ntype: ids})[ntype].select(ids)
+
+        yield from embedded_nodes(self.job, request, self.shard, ntype, rows_of)
 
     @cached_property
     def labels(self) -> Tensor:

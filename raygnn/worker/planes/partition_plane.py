@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +33,7 @@ from raygnn.tasks.inference import Inference
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import Job, Sizes
+from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.model_inputs import (
     MemoryBudget,
     make_embeddings,
@@ -41,6 +41,7 @@ from raygnn.worker.planes.model_inputs import (
     read_inputs,
 )
 from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
+from raygnn.worker.planes.prediction_rows import Embedded, embedded_nodes, pick_ntype
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
 from raygnn.worker.planes.vocabulary import (
     count_numbers,
@@ -82,6 +83,8 @@ class PartitionPlane:
 
         @property
         def out_features(self) -> int: ...
+        @property
+        def ntypes(self) -> list[str]: ...
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
@@ -171,7 +174,6 @@ class PartitionPlane:
 
     @property
     def _fanouts(self) -> list[Fanout]:
-        """Fanouts per hop, from the seeds outward."""
         sampling, depth = self.config.sampling, self.config.model.depth
         return resolve_fanouts(sampling.fanout, self.shard.etypes)[:depth]
 
@@ -264,6 +266,15 @@ class PartitionPlane:
             )
         return list(dict.fromkeys(warnings))
 
+    def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
+        """Yield the node rows that decoders or heads read: see `Plane`."""
+        encoder: Any = task.model.encoder
+        ntype = pick_ntype(request.ntype, self.ntypes)
+        given = self.job, request, self.shard, ntype
+        yield from embedded_nodes(
+            *given, lambda ids: self.inference.represent(encoder, {ntype: ids})[ntype].select(ids)
+        )
+
     def validates(self, split: str) -> bool:
         """Return whether a split is evaluated repeatedly."""
         return split == "val" and self.job.request is None
@@ -319,7 +330,6 @@ class PartitionPlane:
         )
 
     def _words(self, ntype: str, name: str) -> list[Any]:
-        """Return the vocabulary of an array; empty if the partition has none."""
         return self.job.meta.names.get(f"{ntype}/{name}", [])
 
     def classes(self, labels: Tensor) -> int:
@@ -449,7 +459,6 @@ class PartitionPlane:
     def _scores(
         self, own: Mapping[str, np.ndarray], share: int, fanouts: Sequence[Fanout]
     ) -> Scores:
-        """Return how often this rank needs each row; see `make_batches`."""
         return inclusion(self.shard, own, share, fanouts, replace=self.config.sampling.replace)
 
     @cached_property
@@ -483,7 +492,6 @@ class PartitionPlane:
         return -(-self.job.global_batch // self.ranks.world.size)
 
     def _edge_count(self, etype: EdgeType, name: str) -> int:
-        """Return the number of categories of an edge array. Collective."""
         own = self.shard.topology[etype].data[name][slice(*self.shard.own_edges(etype))]
         count = count_numbers(
             etype, name, own.reshape(len(own)), self.control, "model.edge_categories"
@@ -491,7 +499,6 @@ class PartitionPlane:
         return self.sizes.resolve(f"categories of {etype_str(etype)}/{name}", count)
 
     def _count(self, ntype: str, name: str) -> int:
-        """Return the number of categories of a node array. Collective."""
         values = self.shard.node_data[ntype][name]
         lowest = int(values.min()) if len(values) else 0
         if self.control.max(-lowest) > 0:

@@ -9,7 +9,7 @@ place of ``prediction`` and ``label``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,6 @@ def _lines(file: Path) -> Any:
 
 
 def _as(values: Any, kind: Any) -> Any:
-    """Cast values to a type; null where that is impossible."""
     if values.type == kind:
         return values
     if pa.types.is_string(values.type) and pa.types.is_integer(kind):
@@ -221,9 +220,19 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
 
 
 def embedded_nodes(
-    shard: Shard, ntype: str, chosen: np.ndarray, rows: Tensor
+    job: Job,
+    request: Request,
+    shard: Shard,
+    ntype: str,
+    rows_of: Callable[[np.ndarray], Tensor],
 ) -> Iterator[Embedded]:
-    """Yield the embeddings ``rows`` of owned nodes at the positions ``chosen``, in chunks."""
+    """Yield the embeddings of the requested owned nodes, in chunks.
+
+    Args:
+        rows_of: global ids ``[n]`` → embeddings ``[n, D]``.
+    """
+    chosen = chosen_nodes(job, request, shard, ntype)
+    rows = rows_of(chosen + shard.first(ntype))
     splits, size = node_splits(shard, ntype), chunk_rows(rows.shape[1])
     for start in range(0, len(chosen), size):
         some = chosen[start : start + size]

@@ -124,7 +124,6 @@ class Clock:
 
     @cached_property
     def _typical(self) -> int:
-        """Typical time of an edge, which shows the unit."""
         check_units(self._ranges)
         times = [each.times for each in self._ranges if each.is_informative]
         if self._ranges and all(each.is_explicit for each in self._ranges):

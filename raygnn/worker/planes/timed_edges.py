@@ -71,7 +71,6 @@ class TimedEdges:
         return ranked_among_drawn(torch.cat(there), both[0], both[1], control)
 
     def _decoded(self, model: EdgeModel, own: np.ndarray, *draws: Any) -> Iterator[Any]:
-        """Yield the results of `EdgeModel.decode` in chunks."""
         edges = self.edges
         exact = type(model)(model.encoder, copy.deepcopy(model.decoder).float().eval(), edges.etype)
         size = self.config.sampling.eval_batch_size or 1024
@@ -92,7 +91,6 @@ class TimedEdges:
 
 
 def _first(out: Any, count: int) -> Any:
-    """Return the first rows of all tensors in outputs, on the CPU."""
     if isinstance(out, Tensor):
         return out[:count].cpu()
     return tuple(_first(some, count) for some in out)
