@@ -100,6 +100,10 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         GOOD.replace("graph.dgl", "graf.dgl"),
         ("graph.path (line 4)", "graf.dgl does not exist", "did you mean", "graph.dgl?"),
     ),
+    "removed kernels": (
+        GOOD + "  kernels: dgl\n",
+        ("model.kernels (line 7)", "was removed", "needs no DGL"),
+    ),
     "directory for a file": (GOOD.replace("graph.dgl", "."), ("graph.path", "is a directory")),
     "missing partition": (
         "name: a\nmodel: {kind: gcn}\npartition: {path: parts}\n",
@@ -211,7 +215,6 @@ ADDED: dict[str, tuple[str, ...]] = {
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
-    "model: {kind: gcn, kernels: dgl}": ("model.kernels", "was removed", "needs no DGL"),
     "comm: {shard: full}": ("comm.shard", "'full' was removed", "use optimizer"),
     "comm: {compression: powersgd, powersgd_rank: 4, powersgd_start: 10}": (
         "3 problems",

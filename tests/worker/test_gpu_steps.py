@@ -63,7 +63,6 @@ class InOrder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func._schema.name.removeprefix("aten::").rstrip("_")
-        assert not (name == "_embedding_bag_backward" and args[8] == 2), "maxima"
         if name in ("index_add", "scatter_add", "index_put") and args[0].is_floating_point():
             index = args[1] if name == "index_put" else [args[2]]
             places = torch.stack(torch.broadcast_tensors(*(i for i in index if i is not None)))
@@ -74,14 +73,13 @@ class InOrder(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("schema", [HOMOGENEOUS, HETEROGENEOUS], ids=["plain", "typed"])
-@pytest.mark.parametrize("family", FAMILIES, **names)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.get("aggregator") != "max"], **names)
 def test_families_add_in_one_order(family: dict[str, Any], schema: Any) -> None:
-    """Only maxima do not, since torch has a single implementation of them on a GPU."""
+    """Maxima do not: on a GPU torch has a single implementation of their gradient."""
     config = read_model(**{"hidden": 4, "layers": 2, "norm": "none", **family})
     model = build_model(config, schema).double()
     blocks = random_blocks(schema, 2)
-    refused = pytest.raises(AssertionError, match="maxima")
-    with refused if family.get("aggregator") == "max" else nullcontext(), InOrder():
+    with InOrder():
         model(blocks, *random_inputs(schema, blocks)).square().sum().backward()
 
 
