@@ -28,7 +28,7 @@ class DglSage(nn.Module):
 
 
 class FailsOnRank1(DglSage):
-    """Fails on one rank at one training step, in the way it is told, once or always.
+    """Fails on rank 1 at one training step, as configured, once or always.
 
     Args:
         how: "raise", "die" (SIGKILL) or "hang".
@@ -70,7 +70,7 @@ class Slow(DglSage):
 
 
 class Branching(DglSage):
-    """Leaves a layer out of its fourth batch, on one rank or on all.
+    """Skips a layer in its fourth batch, on one rank or on all.
 
     Args:
         rank: which; -1 = all.

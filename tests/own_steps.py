@@ -18,7 +18,7 @@ from raygnn.models.heads import LinkScores
 
 
 class Count(pl.Callback):
-    """Counts its batches, also over restarts, and leaves each rank's count in a file.
+    """Counts its batches across restarts, and writes each rank's count to a file.
 
     Args:
         place: directory of the files.
@@ -45,7 +45,7 @@ class Count(pl.Callback):
 
 
 class Bound(pl.Callback):
-    """Keeps weights within bounds, on all ranks alike, and adds to the loss."""
+    """Bounds the weights on all ranks alike, and adds to the loss."""
 
     def __init__(self, bound: float = 0.2):
         self.bound = bound
@@ -60,7 +60,7 @@ class Bound(pl.Callback):
 
 
 class Unlike(pl.Callback):
-    """Does something to the third batch, on rank 1 alone.
+    """Changes the third batch on rank 1 only.
 
     Args:
         how: what: "gradient", "weight", "loss", "stop", "mode", "count", "limit", "batches", an
@@ -105,7 +105,7 @@ class Unlike(pl.Callback):
 
 
 class Unkept(pl.Callback):
-    """Has a state that no checkpoint takes."""
+    """Has state that no checkpoint accepts."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"path": Path("x")}
@@ -124,7 +124,7 @@ class Plain(raygnn.Task):
 
 
 class Denoising(raygnn.Task):
-    """Also wants the outputs to tell the input, through a layer of its own.
+    """A task that also reconstructs the input from the outputs, through a layer of its own.
 
     Args:
         weight: of that.
@@ -153,28 +153,28 @@ class Ranking(raygnn.Task):
 
 
 class NoMean(raygnn.Task):
-    """Gives Lightning a loss as it is."""
+    """Returns a loss to Lightning without `Task.mean`."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.outputs(batch), batch.y)
 
 
 class MeanTwice(raygnn.Task):
-    """Gives `Task.mean` what is a mean already."""
+    """Passes a mean to `Task.mean`."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.mean(F.cross_entropy(self.outputs(batch), batch.y), batch)
 
 
 class StopsIteration(raygnn.Task):
-    """Raises what Lightning would take for the end of the data."""
+    """Raises an exception that Lightning would treat as the end of the data."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         raise StopIteration
 
 
 class AsksTrainer(Plain):
-    """Reads what only a real step has."""
+    """Reads the trainer, which only a real step has."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("epochs", float(self.trainer.max_epochs))
@@ -182,7 +182,7 @@ class AsksTrainer(Plain):
 
 
 class Steps(Plain):
-    """Has a word in the optimizer's step."""
+    """Clamps the weights after the optimizer's step."""
 
     def optimizer_step(self, *given: Any, **options: Any) -> None:
         super().optimizer_step(*given, **options)
@@ -218,7 +218,7 @@ class Diverge(pl.Callback):
 
 
 class Witness(pl.Callback):
-    """Leaves in a file what each hook of a step met, the state of the trainer's loops included.
+    """Writes what each hook of a step observed, including the trainer's loops.
 
     Args:
         place: directory of the files.
@@ -254,7 +254,7 @@ class Witness(pl.Callback):
 
 
 class Clips(Plain):
-    """Decides by itself what is clipped."""
+    """Decides about gradient clipping itself."""
 
     def configure_gradient_clipping(self, optimizer: Any, **named: Any) -> None:
         assert set(named) == {"gradient_clip_val", "gradient_clip_algorithm"}
@@ -280,14 +280,14 @@ class _NoGradients(torch.optim.SGD):
 
 
 class StepsWithout(Plain):
-    """Has an optimizer that lets its closure meet what it itself has: no gradients."""
+    """Has an optimizer that calls its closure with gradients disabled."""
 
     def configure_optimizers(self) -> Any:
         return _NoGradients(self.parameters(), lr=0.1)
 
 
 class Hooked(Plain):
-    """Overrides hooks of a step, and looks which of them `LightningModule.log` would be told of."""
+    """Overrides hooks of a step, and checks which of them `LightningModule.log` would name."""
 
     def __init__(self, *given: Any, skip: int | None = None):
         super().__init__(*given)
@@ -321,7 +321,7 @@ class Hooked(Plain):
 
 
 class Away(pl.Callback):
-    """Takes a file away when training ends, as a storage that is out of reach.
+    """Removes a file when training ends, as if storage were unavailable.
 
     Args:
         file: which one.

@@ -28,7 +28,7 @@ class Fit(nn.Module):
 
 
 class Ranked(Fit):
-    """Asks who it is."""
+    """Requires to be the only rank."""
 
     def __init__(self, in_features: int, out_features: int):
         assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
@@ -36,7 +36,7 @@ class Ranked(Fit):
 
 
 class SevenClasses(Fit):
-    """Knows how many classes there are, and does not ask."""
+    """Has seven classes, whatever the data have."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, 7)
@@ -63,7 +63,7 @@ class BlockData(Fit):
 
 
 class Indexed(Fit):
-    """Has a learned row for each of two numbers that a column of the features may hold."""
+    """Has an embedding for each of two numbers that a feature column may contain."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features)
@@ -125,7 +125,7 @@ class NoModule:
 
 
 class ExitsInBatch(Fit):
-    """Raises what ends other programs, in its second batch or when it is evaluated."""
+    """Raises exceptions that end other programs, in its second batch or in evaluation."""
 
     def __init__(self, in_features: int, out_features: int, how: str, evaluates: bool):
         super().__init__(in_features, out_features)

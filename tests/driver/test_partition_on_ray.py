@@ -95,8 +95,8 @@ def test_the_engine_is_chosen_by_the_available_memory(
 
 
 def test_streaming_stands_in_for_metis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And what it made is found again, also at a place that the config names; with engine: ray
-    what METIS made in the same storage is not taken for it."""
+    """The partition is found again, also at a configured path; with `engine: ray`, METIS's
+    partition in the same storage is not used for it."""
     config = job(tmp_path, "ray", "metis")
     in_memory = config.partition.model_copy(update={"engine": "local"})
     raygnn.partition(config.model_copy(update={"partition": in_memory}), display=False)

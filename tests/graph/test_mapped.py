@@ -185,7 +185,7 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 def test_nothing_is_read_ahead_where_memory_is_scarce(
     scarce: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not read ahead are feature rows above 0.6 of the memory, and a rank's edges above 0.15."""
+    """Feature rows above 0.6 of the memory, and a rank's edges above 0.15, are not read ahead."""
     meta = partitioned(random_graph(600, features=64), tmp_path, 2)
     shard = load_shard(meta, 0, 1, replicated=False, stage=Stage(tmp_path / "stage"))
     (rows,), layout = shard.topology.values(), shard.layout("_N", [0])

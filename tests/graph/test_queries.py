@@ -49,8 +49,8 @@ def test_a_query_in_place_of_files(tmp_path: Path) -> None:
 
 
 def test_names_of_other_tables(tmp_path: Path) -> None:
-    """By type, relation and full key, of any kind of file, and of a query that comes earlier; a
-    name within the query hides them."""
+    """A query may name other tables by type, relation or full key, whatever files they have, and
+    earlier queries; a name defined within the query hides them."""
     (tmp_path / "more").mkdir()
     write_table(tmp_path / "more/3.parquet", {"name": ["ben"], "sku": [1002], "amount": [4.0]})
     likes = """with best as (select name, arg_max(sku, amount) as sku from Paid group by all),

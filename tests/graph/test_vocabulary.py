@@ -100,8 +100,8 @@ def test_a_subset_keeps_its_numbers(
 
 
 def test_words_of_a_run_are_taken_over_too(tmp_path: Path) -> None:
-    """Also where its task is about the reversed edges; arrays that the model did not read are
-    numbered anew."""
+    """The run's task may be on reversed edges; arrays that its model did not read are numbered
+    anew."""
     found = tmp_path / "selected.json"
     found.write_text(json.dumps({"words": {"item:by:user/label": ["glad", "so", "sad"]}}))
     spec = described(label="mood", reverse="by")

@@ -298,7 +298,7 @@ def test_edge_features_are_kept_only_if_memory_suffices(tmp_path: Path) -> None:
 
 
 class Others(Exchange):
-    """With another rank, which asks for nothing and has nothing to say."""
+    """Exchange with another rank, which requests and sends nothing."""
 
     def counts(self, send: np.ndarray) -> np.ndarray:
         return np.zeros_like(send)

@@ -69,8 +69,8 @@ def test_every_kind_of_input(
 def test_the_first_layer_combined_trains_the_same(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With input dropout 0 the first layer is added up straight from the table, which is what the
-    layer itself would make of its sources."""
+    """Without input dropout, the first layer is summed straight from the table, and equals the
+    layer on its sources."""
     for kind in ("sage", "gcn"):
         found = []
         for workers in (1, 2):

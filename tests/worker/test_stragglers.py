@@ -109,7 +109,7 @@ def test_a_rank_that_is_slow_again_is_reported_once() -> None:
 
 
 def test_ranks_of_average_speed_are_not_counted_as_slow() -> None:
-    """Neither are ranks that are slow in fewer windows than a report requires."""
+    """Ranks that are slow in fewer windows than a report requires are not counted either."""
     stragglers, _ = watch()
     for times in ([0.1, 0.3], [0.3, 0.1]):
         stragglers.add(0, window(times))
