@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,7 @@ class EdgeRun:
         if self.interleaved:
             both = np.stack([src, dst], axis=1)
             return both.reshape(-1), both[:, ::-1].reshape(-1)
-        if not self.no_loops:
-            return src, dst
-        keep = src != dst
+        keep = src != dst if self.no_loops else slice(None)
         return src[keep], dst[keep]
 
     def rows(self, name: str) -> Array:
@@ -57,11 +55,10 @@ class EdgeRun:
         rows = self.data[name].read(self.start, self.stop)
         if self.interleaved:
             return np.repeat(rows, 2, axis=0)
-        if not self.no_loops:
-            return rows
-        src, dst = self.src.read(self.start, self.stop), self.dst.read(self.start, self.stop)
-        kept: Array = rows[src != dst]
-        return kept
+        if self.no_loops:
+            loops = replace(self, no_loops=False).ends()
+            rows = rows[loops[0] != loops[1]]
+        return rows
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,6 @@ from raygnn.graph.partition.write import (
 from raygnn.util.files import is_vacant, publish, storage_errors
 from raygnn.util.locks import Lock
 
-_INSTEAD = "set storage or partition.path elsewhere"
-
 
 def partition_out_of_core(
     missing: Missing,
@@ -62,7 +60,7 @@ def partition_out_of_core(
     if not is_vacant(place):
         shutil.rmtree(stages_of(missing), ignore_errors=True)  # of a try that ended at its end
         return same_partition(place, missing.digest)
-    with storage_errors(place, DataError, _INSTEAD):
+    with storage_errors(place, DataError, "set storage or partition.path elsewhere"):
         stages = stages_of(missing)
         stages.mkdir(parents=True, exist_ok=True)
         lock = Lock(stages / "lock", "makes this partition")

@@ -69,8 +69,8 @@ def size_of(graph: GraphConfig) -> Size | None:
     """
     if isinstance(graph, TablesGraph):
         return _of_tables(graph)
-    if isinstance(graph, OgbGraph) and (dataset := ogb.archived(graph)) is not None:
-        return _of_archives(dataset, times=2 if ogb.is_undirected(graph) else 1)
+    if isinstance(graph, OgbGraph):
+        return _of_archives(ogb.archived(graph), times=2 if ogb.is_undirected(graph) else 1)
     return None
 
 

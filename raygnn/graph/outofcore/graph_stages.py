@@ -36,8 +36,8 @@ def read_graph(
     """
     if isinstance(config, TablesGraph):
         graph = read_tables(config, work)
-    elif isinstance(config, OgbGraph) and (dataset := ogb.archived(config)) is not None:
-        graph = _read_archives(config, dataset, work)
+    elif isinstance(config, OgbGraph):
+        graph = _read_archives(config, ogb.archived(config), work)
     else:
         data = sources.load_graph(config, needs_masks=needs_masks, trains=trains)
         return spill(data, work.directory("edges"))
@@ -165,18 +165,14 @@ def _with_reverses(graph: DiskGraph) -> DiskGraph:
     data, figures = graph.data(), graph.figures
     add_reverses(data)
     others = graph.others | {"names": data.names, "reverses": data.reverses}
-    runs, num, arrays = dict(graph.runs), dict(figures.num_edges), dict(figures.edge_arrays)
-    for etype in data.edges.keys() - runs.keys():
-        (one,) = (e for e, other in data.reverses.items() if other == etype and e in graph.runs)
-        num[etype], arrays[etype] = num[one], arrays[one]
-        runs[etype] = [replace(run, src=run.dst, dst=run.src) for run in graph.runs[one]]
-    order = list(data.edges)
-    return DiskGraph(
-        replace(
-            figures,
-            num_edges={etype: num[etype] for etype in order},
-            edge_arrays={etype: arrays[etype] for etype in order},
-        ),
-        {etype: runs[etype] for etype in order},
-        others,
+    runs, forward = dict(graph.runs), {etype: etype for etype in graph.runs}
+    for etype, other in data.reverses.items():
+        if other not in graph.runs:
+            forward[other] = etype
+            runs[other] = [replace(run, src=run.dst, dst=run.src) for run in runs[etype]]
+    figures = replace(
+        figures,
+        num_edges={etype: figures.num_edges[forward[etype]] for etype in data.edges},
+        edge_arrays={etype: figures.edge_arrays[forward[etype]] for etype in data.edges},
     )
+    return DiskGraph(figures, {etype: runs[etype] for etype in data.edges}, others)

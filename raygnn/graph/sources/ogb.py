@@ -109,10 +109,6 @@ def _split_directory(graph: OgbGraph, place: Path) -> Path:
     raise DataError(message, where=str(place / "split"), remedy=remedy)
 
 
-def _labels(labels: Array, origin: str) -> Arrays:
-    return {"label": to_labels(labels, origin)} if labels.ndim == 1 else {"labels": labels}
-
-
 def _masks(directory: Path, num: int) -> Arrays:
     masks = {}
     for name, mask in zip(_SPLITS, MASKS, strict=True):
@@ -169,7 +165,10 @@ class Archived:
 
     def targets(self) -> Arrays:
         """Read the nodes' labels and masks."""
-        labels = _labels(self.label.read(), self.label.origin)
+        rows = self.label.read()
+        labels = (
+            {"labels": rows} if rows.ndim > 1 else {"label": to_labels(rows, self.label.origin)}
+        )
         return labels | _masks(self.split, self.num_nodes)
 
     def checked_ends(self, src: Array, dst: Array, first: int = 0) -> tuple[Array, Array]:

@@ -72,7 +72,9 @@ def read(graph: DglGraph) -> GraphData:
             where=str(file),
             remedy=f"choose graph.index from 0 to {len(graphs) - 1}",
         )
-    return _convert(graphs[graph.index], file)
+    nodes, edges = _frames(graphs[graph.index], str(file))
+    input_files.to_targets(nodes, str(file))
+    return GraphData(file.stem, nodes, edges, {"": str(file)})
 
 
 @contextmanager
@@ -108,12 +110,6 @@ def _check_ends(file: Path) -> None:
     count, table = int.from_bytes(head[24:], "little"), int.from_bytes(tail, "little")
     if len(head) < 32 or table != 8 + 8 * count:
         raise _damaged(file, "it is truncated: it does not end as dgl.save_graphs ends a file")
-
-
-def _convert(stored: StoredGraph, file: Path) -> GraphData:
-    nodes, edges = _frames(stored, str(file))
-    input_files.to_targets(nodes, str(file))
-    return GraphData(file.stem, nodes, edges, {"": str(file)})
 
 
 def _frames(

@@ -24,8 +24,10 @@ from raygnn.graph.tables.columns import (
     shown,
     to_numpy,
 )
+from raygnn.graph.tables.description import ROW, NodeTable
 from raygnn.graph.tables.duck import Connection, batches, connect, put
 from raygnn.graph.tables.reader import Chunk, TableReader
+from raygnn.storage.remote import AnyPath
 
 _ALIKE = "write the ids of nodes and of edges alike"
 _REMEDY = "ids are whole numbers or text, one for each node"
@@ -137,12 +139,14 @@ class StoredIds:
             for array in arrays:
                 writer.write_batch(pa.record_batch([array], schema))
 
-    def read(self, reader: TableReader, column: str) -> None:
-        """Store the ids of a table of nodes.
+    def read(self, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
+        """Store the ids of a table of nodes. Returns the number of the first row of each file.
 
         Raises:
             DataError: one is missing, or there twice.
         """
+        column = table.id or ROW
+        reader = TableReader(files, [column], table.delimiter)
         spill = self.file.with_suffix(".spill")
         with connect(spill, _HASHED * reader.extent()[0]) as database:
             database.execute("create table ids (id bigint)")
@@ -160,6 +164,7 @@ class StoredIds:
             kind = pa.int64() if numeric else pa.large_string()
             self.write(kind, (b[0] for b in batches(database, "select id from ids", _ROWS)))
         shutil.rmtree(spill, ignore_errors=True)
+        return reader.starts
 
 
 def _of_nodes(chunk: Chunk, column: str) -> pa.Array:

@@ -75,7 +75,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
     paths = {t: resolve(file.parent, table.files) for t, table in described.nodes.items()}
     ids = {t: StoredIds(t, work.directory("ids") / str(at)) for at, t in enumerate(described.nodes)}
     tasks = [(ids[t], table, paths[t]) for t, table in described.nodes.items()]
-    starts = dict(zip(ids, work.run("ids", _read_ids, tasks, [1] * len(tasks)), strict=True))
+    starts = dict(zip(ids, work.run("ids", StoredIds.read, tasks, [1] * len(tasks)), strict=True))
     edge_paths = {k: resolve(file.parent, table.files) for k, table in described.edges.items()}
     for at, (key, edges) in enumerate(described.edges.items()):
         if edges.missing == "add":
@@ -160,14 +160,6 @@ def in_memory(graph: DiskGraph) -> GraphData:
         edges[etype] = EdgeFrame(ends[0], ends[1], data)
     ids = {ntype: values.combine_chunks() for ntype, values in graph.others["ids"].items()}
     return GraphData(nodes=nodes, edges=edges, **{**graph.others, "ids": ids})
-
-
-def _read_ids(stored: StoredIds, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
-    """Store the ids of a table of nodes. Returns the number of the first row of each file."""
-    column = table.id or ROW
-    reader = TableReader(files, [column], table.delimiter)
-    stored.read(reader, column)
-    return reader.starts
 
 
 def _add_ids(
