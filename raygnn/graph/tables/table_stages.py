@@ -41,6 +41,7 @@ from raygnn.graph.tables.frames import (
     fit_to,
     read_rows,
     settle,
+    target_columns,
     vocabulary_of,
 )
 from raygnn.graph.tables.ids import Ends, StoredIds
@@ -387,6 +388,9 @@ def _whole_arrays(
 ) -> tuple[dict[str, DiskArray], dict[str, list[Any]]]:
     """Read the arrays of `read_rows` in one task, and keep the rows that are marked, if some are.
     Returns also what codes stand for."""
+    categories = isinstance(table, NodeTable) and table.categories
+    if not (categories or table.splits or target_columns(table)):
+        return {}, {}
     task = (table, files, num, words, kept, work.directory(stage))
     (result,) = work.run(stage, _read_whole, [task], [num])
     return opened(result["arrays"]), result["names"]
