@@ -1,7 +1,7 @@
 """Tables to a graph on disk, in stages of tasks: ids, then arrays of nodes, features and edges.
 
-Labels, splits and categories are read in one task for each table, and take 9 bytes of memory for
-each row; features in a task for each file, edges in one for some files.
+Labels, splits and categories are read in one task for each table; times and features of nodes in a
+task for each file, edges in one for some files.
 """
 
 from __future__ import annotations
@@ -133,16 +133,17 @@ def in_memory(graph: DiskGraph) -> GraphData:
         DataError: they are larger than the available memory.
     """
     figures, edges = graph.figures, dict[EdgeType, EdgeFrame]()
+    forward = {back: etype for etype, back in graph.others["reverses"].items()}
     of_nodes = [a for arrays in figures.node_arrays.values() for a in arrays.values()]
     size = sum(len(array) * array.row_bytes for array in of_nodes)
-    for etype, num in figures.num_edges.items():
-        size += num * (16 + sum(array.row_bytes for array in figures.edge_arrays[etype].values()))
+    for etype in graph.runs.keys() - forward.keys():
+        of_edge = 16 + sum(array.row_bytes for array in figures.edge_arrays[etype].values())
+        size += figures.num_edges[etype] * of_edge
     check_fits_memory(size, "the graph's arrays", graph.others["origin"][""])
     nodes = {
         ntype: NodeFrame(num, {n: a.read(0, num) for n, a in figures.node_arrays[ntype].items()})
         for ntype, num in figures.num_nodes.items()
     }
-    forward = {back: etype for etype, back in graph.others["reverses"].items()}
     for etype, runs in graph.runs.items():
         if etype in forward:
             one = edges[forward[etype]]
