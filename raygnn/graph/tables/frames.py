@@ -50,7 +50,7 @@ _PIECE = 1 << 20  # rows of which splits are drawn at once
 Vocabulary = Mapping[str, Sequence[Any]]
 
 
-class _Numbers:
+class _NumberLabels:
     """Label of each row that is a number, or several: see `Codes` for its methods."""
 
     def __init__(self, label: Label, file: Path):
@@ -119,14 +119,14 @@ def read_rows(
         DataError: naming file, row and column.
     """
     of_nodes = table.categories if isinstance(table, NodeTable) else {}
-    found: dict[str, codes.Codes | _Numbers] = {}
+    found: dict[str, codes.Codes | _NumberLabels] = {}
     for name, one in of_nodes.items():
         file = directory / f"array-{len(found)}"
         found[name] = codes.Codes(one.column, vocabulary.get(name), file, one)
     for name, label in table.targets.items():
         file, is_class = directory / f"array-{len(found)}", label.kind == "class"
         coded = codes.Codes(label.columns[0], vocabulary.get(name), file) if is_class else None
-        found[name] = coded or _Numbers(label, file)
+        found[name] = coded or _NumberLabels(label, file)
     splits = Appended(directory / "split", "int8")
     columns = [*(one.column for one in of_nodes.values()), *target_columns(table)]
     reader = TableReader(files, columns, table.delimiter)
@@ -373,7 +373,7 @@ def features_of(table: Table) -> dict[str, Features]:
     return {name: Features(columns, table.fill) for name, columns in table.features.items()}
 
 
-class Columns:
+class RowArrays:
     """Arrays of rows that need no other chunk: weights, times and features.
 
     Attributes:
@@ -422,7 +422,7 @@ def extent(table: NodeTable | EdgeTable, files: Sequence[AnyPath]) -> tuple[int,
     """Estimate the rows of a table and the bytes of its arrays: see `TableReader.extent`."""
     ends = [table.id or ROW] if isinstance(table, NodeTable) else [table.source, table.target]
     of_nodes = table.categories.values() if isinstance(table, NodeTable) else ()
-    columns, categories = Columns(table), [category.column for category in of_nodes]
+    columns, categories = RowArrays(table), [category.column for category in of_nodes]
     read = [*ends, *columns.names, *categories, *target_columns(table)]
     rows, size = TableReader(files, read, table.delimiter).extent()
     return rows, size + rows * sum(matrix.widening for matrix in columns.features.values())

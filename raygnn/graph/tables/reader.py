@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -156,7 +157,7 @@ class TableReader:
                 if batch.num_rows:
                     columns = dict(zip(self.columns, batch.columns, strict=True))
                     if self._numbered:
-                        columns[ROW] = pa.array(range(self.num, self.num + batch.num_rows))
+                        columns[ROW] = pa.array(np.arange(self.num, self.num + batch.num_rows))
                     chunk = Chunk(self, columns, self.num, is_csv)
                     self.num += chunk.num
                     yield chunk

@@ -35,8 +35,8 @@ from raygnn.graph.tables.description import (
     read_description,
 )
 from raygnn.graph.tables.frames import (
-    Columns,
     FitTo,
+    RowArrays,
     Vocabulary,
     fit_to,
     read_rows,
@@ -190,10 +190,10 @@ def _spill(file: Path) -> Path:
 
 def _prepared(
     kind: str, table: Table, files: Sequence[AnyPath], to: FitTo, directory: Path
-) -> tuple[Columns, dict[str, Any]]:
+) -> tuple[RowArrays, dict[str, Any]]:
     """Return the columns of a table, fitted, with their widths and dtypes as its first rows have
     them; and what `settle` does."""
-    columns = Columns(table)
+    columns = RowArrays(table)
     made = settle(kind, columns.features, table, files, to, directory)
     for chunk in (
         TableReader(files, columns.names, table.delimiter).chunks() if columns.names else ()
@@ -242,7 +242,7 @@ def _read_nodes(
     file: AnyPath,
     start: int,
     delimiter: str | None,
-    columns: Columns,
+    columns: RowArrays,
     arrays: Mapping[str, DiskArray],
 ) -> int:
     """Write a file's rows of all arrays from row ``start`` on. Returns how many there are."""
@@ -333,7 +333,7 @@ def _total(runs: Sequence[EdgeRun]) -> int:
 def _read_edges(
     files: Sequence[AnyPath],
     table: EdgeTable,
-    columns: Columns,
+    columns: RowArrays,
     stored: tuple[StoredIds, StoredIds],
     directory: Path,
 ) -> dict[str, int]:
