@@ -1,12 +1,22 @@
-"""Commands that take a configuration: check, partition, train, tune, config-schema."""
+"""Commands that take a configuration, or help to write one: check, partition, train, tune,
+config-schema, tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from raygnn.cli.options import command, job_command, load, overwrite_or_resume, print_json, seconds
+from raygnn.cli.options import (
+    command,
+    job_command,
+    load,
+    overwrite_or_resume,
+    print_json,
+    print_result,
+    seconds,
+)
 from raygnn.errors import ConfigError, PreflightError
 from raygnn.runs.output import say
 
@@ -43,7 +53,30 @@ def add(commands: Any) -> None:
         metavar="S",
         help="that each trial takes, about (default: 3)",
     )
+    tables = command(
+        commands,
+        "tables",
+        _tables,
+        "propose the YAML that describes a directory of CSV and Parquet files as a graph",
+    )
+    tables.add_argument("directory", metavar="DIR", type=Path, help="the directory")
+    tables.add_argument("--out", metavar="FILE", type=Path, help="write it there, a new file")
     command(commands, "config-schema", _config_schema, "print the JSON Schema of a configuration")
+
+
+def _tables(args: argparse.Namespace) -> int:
+    from raygnn.graph.tables.proposal import propose
+
+    text = propose(args.directory, args.out.absolute().parent if args.out else args.directory)
+    if args.out:
+        try:
+            with args.out.open("x") as file:
+                file.write(text)
+        except OSError as error:
+            message = f"the file cannot be created: {error.strerror}"
+            raise ConfigError(message, where=str(args.out), remedy="name a new file") from None
+    print_result(args, {"yaml": text}, str(args.out or text))
+    return 0
 
 
 def _shown(args: argparse.Namespace) -> dict[str, bool]:

@@ -67,10 +67,10 @@ class Query:
             connection.execute("set threads = 1")  # sums of floats depend on the order of rows
             _shut_in(connection, self.files)
             for name, select in {**self.views, _RESULT: self.select}.items():
-                connection.execute(f"create view {_quoted(name)} as {select}")
-            kinds = connection.execute(f"describe {_quoted(_RESULT)}").fetchall()
+                connection.execute(f"create view {quoted(name)} as {select}")
+            kinds = connection.execute(f"describe {quoted(_RESULT)}").fetchall()
             columns = ", ".join(_stored(name, kind) for name, kind, *_ in kinds)
-            query = f"select {columns} from {_quoted(_RESULT)} order by all"
+            query = f"select {columns} from {quoted(_RESULT)} order by all"
             rows, writer = 0, None
             for batch in batches(connection, query, ROWS):
                 writer = writer or pq.ParquetWriter(file, batch.schema)
@@ -146,7 +146,7 @@ class Queries:
                     continue
                 else:
                     found = self._named(name, where)
-                    inner = Query(where, _scan(found), {}, found)
+                    inner = Query(where, scan(found), {}, found)
                 views |= {**inner.views, name: inner.select}
                 files |= dict.fromkeys(inner.files)
             elif node.get("type") == "TABLE_FUNCTION" and (given := _named_files(node["function"])):
@@ -174,7 +174,7 @@ class Queries:
         if (query := self.of(keys[0])) is not None:
             return query
         files = self._local(resolve(self._base, table.files), keys[0], where)
-        return Query(where, _scan(files, table.delimiter), {}, files)
+        return Query(where, scan(files, table.delimiter), {}, files)
 
     def _named(self, pattern: str, where: str) -> list[Path]:
         """Return the files that a name or pattern in a query means."""
@@ -302,7 +302,7 @@ def _named_files(function: Any) -> Any:
     return first if is_name and function["function_name"] in _READS else None
 
 
-def _scan(files: Sequence[Path], delimiter: str | None = None) -> str:
+def scan(files: Sequence[Path], delimiter: str | None = None) -> str:
     """Return a SELECT of all rows of files, CSV with the types that DuckDB finds."""
     groups: dict[str, list[Path]] = {}
     for file in files:
@@ -320,11 +320,12 @@ def _scan(files: Sequence[Path], delimiter: str | None = None) -> str:
 def _stored(name: str, kind: str) -> str:
     """Return the expression of a column with a type that tables may have."""
     stored = _STORED.get(kind.partition("(")[0])
-    column = _quoted(name)
+    column = quoted(name)
     return f"cast({column} as {stored}) as {column}" if stored and "[" not in kind else column
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Quote a name of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -1,0 +1,219 @@
+"""Propose the description of tables in a directory: ids, foreign keys, times, features."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import yaml
+
+from raygnn.errors import DataError
+from raygnn.graph.data import MASKS
+from raygnn.graph.tables.duck import Connection, connect
+from raygnn.graph.tables.queries import quoted, scan
+from raygnn.graph.tables.reader import is_table
+
+_WORDS = 1000  # of a category, at most
+_DANGLING = 0.1  # of the values of a key, at most
+_ID = r"(?:(?:^|_)(?i:id|key|code|sku)|(?<=[a-z0-9])(?:Id|ID|Key|Code))$"
+_TIME = "date|time|day|(^|_)at$|created|when"
+_BIRTH = "birth|born|dob"
+_SORTS = {
+    "integer": "U?(BIG|SMALL|TINY)?INT(EGER)?",
+    "number": r"DOUBLE|FLOAT|DECIMAL\([^\[]*|U?HUGEINT|BOOLEAN",
+    "moment": "DATE|TIMESTAMP( WITH TIME ZONE|_[A-Z]*)?",
+    "text": "VARCHAR|UUID",
+}
+_HEAD = """# Proposed from the files in {}: check it, above all what is after '#'.
+# A job reads it with `graph: {{format: tables, path: THIS}}`. To predict a column, write
+# `label: COLUMN` and `splits: {{train: 0.8, val: 0.1}}` at its table, remove the column from
+# features and categories, and set `task: {{ntype: TABLE}}` in the job.
+nodes:
+"""
+
+
+@dataclass
+class _Column:
+    name: str
+    sort: str  # integer, number, text, moment, or its type in DuckDB
+    values: int  # that are not null
+    distinct: int
+
+
+@dataclass
+class _Proposed:
+    """A table, and what is proposed of it."""
+
+    name: str
+    files: str
+    rows: int
+    columns: dict[str, _Column]
+    id: str | None = None
+    keys: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def called(self) -> str:
+        return _stem(self.name)
+
+
+def propose(directory: Path, base: Path) -> str:
+    """Return a description of the CSV and Parquet files in a directory, as YAML.
+
+    Args:
+        base: directory of the description, to which it names files.
+
+    Raises:
+        DataError: there are none, or one cannot be read.
+    """
+    files = [file for file in sorted(directory.absolute().glob("*")) if is_table(file)]
+    if not files:
+        remedy = "name a directory that has some"
+        raise DataError("there are no CSV or Parquet files", where=str(directory), remedy=remedy)
+    tables: list[_Proposed] = []
+    with TemporaryDirectory(prefix="raygnn-") as spill, connect(Path(spill)) as connection:
+        for file in files:
+            try:
+                tables.append(_counted(connection, file, base, [one.name for one in tables]))
+            except duckdb.Error as error:
+                message = " ".join(str(error).split())[:300]
+                remedy = "correct the file, or move it elsewhere"
+                raise DataError(message, where=str(file), remedy=remedy) from None
+        for table in tables:
+            _find_id(table, tables)
+        for table in tables:
+            for column in table.columns.values():
+                _find_key(connection, table, column, tables)
+    return _HEAD.format(directory) + "".join(f"{line}\n" for t in tables for line in _lines(t))
+
+
+def _counted(connection: Connection, file: Path, base: Path, taken: Sequence[str]) -> _Proposed:
+    """Count the values of all columns of a file."""
+    name = _array(file.name.partition(".")[0], taken)
+    connection.execute(f"create table {quoted(name)} as {scan([file])}")
+    kinds = connection.execute(f"describe {quoted(name)}").fetchall()
+    counts = ", ".join(f"count({(c := quoted(k[0]))}), count(distinct {c})" for k in kinds)
+    rows, *found = connection.execute(f"select count(*), {counts} from {quoted(name)}").fetchone()
+    columns = {
+        column: _Column(column, _sort(kind), *numbers)
+        for (column, kind, *_), *numbers in zip(kinds, found[::2], found[1::2], strict=True)
+    }
+    return _Proposed(name, os.path.relpath(file, base), rows, columns)
+
+
+def _find_id(table: _Proposed, tables: Sequence[_Proposed]) -> None:
+    """Choose the column of ids: unique, and called so, else the first one if it is unique."""
+    unique = [
+        column.name
+        for column in table.columns.values()
+        if column.values == column.distinct == table.rows and column.sort in ("integer", "text")
+    ]
+    others = {other.called for other in tables if other is not table}
+    own = [name for name in unique if re.search(_ID, name) and _stem(name) in ("", table.called)]
+    free = [name for name in unique if _stem(name) not in others]
+    likely = [name for name in free if re.search(_ID, name)]
+    likely += [name for name in free if name == next(iter(table.columns))]
+    table.id = next(iter([*own, *likely]), None)
+    if not own:
+        unsure = f"{table.id} is unique, but is it the id?" if likely else "none is found: by row"
+        table.notes.append(f"id: {unsure}")
+
+
+def _find_key(
+    connection: Connection, table: _Proposed, column: _Column, tables: Sequence[_Proposed]
+) -> None:
+    """Look for the table whose name a column has, and whose ids are its values."""
+    name, stem, maybe = column.name, _stem(column.name), list[str]()
+    for other in tables:
+        of = other.columns.get(other.id or "")
+        if of is None or of is column or of.sort != column.sort or not column.values:
+            continue
+        called = other is not table and (
+            stem in (other.called, f"{other.called}id")
+            or name == other.id != "id"
+            or (name != table.id and len(other.called) > 2 and stem.endswith(other.called))
+        )
+        if called or (re.search(_ID, name) and name != table.id):
+            (alone,) = connection.execute(
+                f"select count(distinct k.{quoted(name)}) from {quoted(table.name)} k "
+                f"anti join {quoted(other.name)} o on k.{quoted(name)} = o.{quoted(of.name)}"
+            ).fetchone()
+            if called and alone <= _DANGLING * column.distinct:
+                drop = {"table": other.name, "missing": "drop"}
+                table.keys[name] = drop if alone else other.name
+            if called and alone:
+                table.notes.append(f"{name}: {alone:,} of its values are no {other.name}")
+            if not called and not alone:
+                maybe.append(other.name)
+    if maybe and name not in table.keys:
+        table.notes.append(f"{name}: its values are ids of {', '.join(maybe)}; a key, by chance?")
+
+
+def _lines(table: _Proposed) -> Iterator[str]:
+    features, categories, times, notes = [], dict[str, Any](), list[str](), table.notes
+    few = min(_WORDS, table.rows // 2)
+    for column in table.columns.values():
+        name = column.name
+        if name == table.id or name in table.keys:
+            continue
+        if column.distinct > 1 and column.sort == "moment":
+            times.append(name)
+        elif column.distinct > 1 and (
+            column.sort == "number" or (column.sort == "integer" and not re.search(_ID, name))
+        ):
+            missing = {"impute": "median"} if column.values < table.rows else {}
+            features.append({"column": name, **missing, "scale": "standard"})
+        elif column.sort in ("text", "integer") and 1 < column.distinct <= few:
+            array = _array(name, ["feat", "label", "time", *MASKS, *categories])
+            categories[array] = {"column": name, "unknown": "bucket"}
+        else:
+            notes.append(f"{name}: not used, {column.distinct:,} values ({column.sort})")
+    whole = [name for name in times if table.columns[name].values == table.rows]
+    called = [name for name in whole if re.search(_TIME, name, re.I)]
+    time = next((one for one in (called or whole) if not re.search(_BIRTH, one, re.I)), None)
+    since = {"since": time or "2000-01-01", "scale": "standard"}
+    notes += [f"features: {_yaml({'column': n, **since})}" for n in times if n != time]
+    yield f"  {table.name}:"
+    yield from (f"    # {' '.join(note.split())}" for note in notes)
+    for key in ("files", "id", "keys"):
+        if value := getattr(table, key):
+            yield f"    {key}: {_yaml(value)}"
+    if time:
+        yield f"    time: {_yaml(time)}"
+    if features:
+        yield "    features:\n      feat:"
+        yield from (f"        - {_yaml(feature)}" for feature in features)
+    if categories:
+        yield "    categories:"
+        yield from (f"      {name}: {_yaml(of)}" for name, of in categories.items())
+
+
+def _sort(kind: str) -> str:
+    """Return what a type of DuckDB is for tables."""
+    for sort, kinds in _SORTS.items():
+        if re.fullmatch(kinds, kind):
+            return sort
+    return kind.lower()
+
+
+def _stem(name: str) -> str:
+    """Return a name in small letters, in the singular, without what says that it is an id."""
+    return re.sub(r"[\W_]", "", re.sub(_ID, "", name)).lower().removesuffix("s")
+
+
+def _array(name: str, taken: Sequence[str]) -> str:
+    """Return a name that types and arrays may have, other than those."""
+    name = re.sub(r"[^\w.-]", "_", name)[:90]
+    name = name if re.match(r"[^\W\d_]", name) else f"of_{name}"
+    return _array(f"{name}_", taken) if name in taken else name
+
+
+def _yaml(value: Any) -> str:
+    dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return dumped.removesuffix("...\n").strip()
