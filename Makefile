@@ -158,7 +158,7 @@ gpu:
 
 # the datasets of $RAYGNN_DATA as PyG lays them out, for jobs/ where there is no network to download
 data: setup
-	$(BIN)/python -m tests.datasets $${RAYGNN_DATA:-../shared/data} data
+	$(BIN)/python -m tests.support.datasets $${RAYGNN_DATA:-../shared/data} data
 
 gpu-parcel: data
 	rm -rf build/parcel

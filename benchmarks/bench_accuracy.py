@@ -230,7 +230,7 @@ def main() -> int:
 
 def forked(cases: list[str], seeds: int) -> int:
     """The cases of `accuracy_spread` on forked ranks."""
-    from tests.small_jobs import train_on_ranks
+    from tests.support.small_jobs import train_on_ranks
 
     def train(config: Any) -> Any:
         shutil.rmtree(config.run_dir, ignore_errors=True)

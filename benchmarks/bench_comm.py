@@ -24,8 +24,8 @@ sys.path.insert(0, str(CHECKOUT))
 
 from machine import load, setting, table  # noqa: E402
 
-from tests.hosts import hosts, missing  # noqa: E402
-from tests.ray_cluster import ray_cluster  # noqa: E402
+from tests.support.hosts import hosts, missing  # noqa: E402
+from tests.support.ray_cluster import ray_cluster  # noqa: E402
 
 LIMIT = 1500.0  # seconds
 GAIN, NEAR = 1.5, 0.95

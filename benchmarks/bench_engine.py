@@ -44,8 +44,8 @@ from peers.distdgl import run_distdgl  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.driver.launch import ALLOCATOR  # noqa: E402
-from tests.graphs import ensure_partition  # noqa: E402
-from tests.hosts import Host, hosts, missing  # noqa: E402
+from tests.support.graphs import ensure_partition  # noqa: E402
+from tests.support.hosts import Host, hosts, missing  # noqa: E402
 
 WORK = CHECKOUT / "build" / "bench"
 ENGINE = CHECKOUT / "benchmarks" / "engine_rank.py"

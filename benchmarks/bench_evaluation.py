@@ -24,7 +24,7 @@ from bench_product import ThisMachine
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from tests.graphs import ensure_partition
+from tests.support.graphs import ensure_partition
 
 LIMIT = 0.3
 

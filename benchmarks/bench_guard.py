@@ -41,7 +41,7 @@ from raygnn.config.schema import Config  # noqa: E402
 from raygnn.worker import rank  # noqa: E402
 from raygnn.worker.guard import compare  # noqa: E402
 from raygnn.worker.guard.callback import Guard  # noqa: E402
-from tests.small_jobs import job, train_on_ranks  # noqa: E402
+from tests.support.small_jobs import job, train_on_ranks  # noqa: E402
 
 LIMIT = 0.5  # % of a step
 WARMUP = 20  # steps that are not counted

@@ -22,8 +22,8 @@ from bench_engine import CHECKOUT, STEPS, WARMUP, WORK, job, run_engine
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from tests.graphs import ensure_partition
-from tests.hosts import Host, hosts, missing
+from tests.support.graphs import ensure_partition
+from tests.support.hosts import Host, hosts, missing
 
 
 @dataclass(frozen=True)

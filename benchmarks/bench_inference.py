@@ -35,7 +35,7 @@ from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
-from tests.graphs import ensure_partition  # noqa: E402
+from tests.support.graphs import ensure_partition  # noqa: E402
 
 WANTED = 3.0
 BATCH = 1000

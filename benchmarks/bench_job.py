@@ -33,8 +33,8 @@ from peers.distdgl import run_distdgl
 from peers.model import Job
 
 from raygnn.config.load import load_config
-from tests.graphs import ensure_partition
-from tests.hosts import hosts, missing
+from tests.support.graphs import ensure_partition
+from tests.support.hosts import hosts, missing
 
 WANTED = 3.0
 _DEADLINE = 1800.0  # seconds for one job

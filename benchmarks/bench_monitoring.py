@@ -39,7 +39,7 @@ from raygnn.worker.callbacks import Phases, Waiting  # noqa: E402
 from raygnn.worker.comm.reduction import Reduction  # noqa: E402
 from raygnn.worker.guard.callback import Guard  # noqa: E402
 from raygnn.worker.records import Closing, Records  # noqa: E402
-from tests.small_jobs import train_on_ranks  # noqa: E402
+from tests.support.small_jobs import train_on_ranks  # noqa: E402
 
 LIMIT = 2.0  # % of the steps
 KINDS = {

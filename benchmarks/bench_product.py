@@ -29,7 +29,7 @@ from bench_engine import CHECKOUT, GRAPHS, STEPS, WARMUP, WORK, job, run_engine
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from tests.graphs import ensure_partition
+from tests.support.graphs import ensure_partition
 
 LIMIT = 0.97
 _DEADLINE = 600  # seconds for one run of the command

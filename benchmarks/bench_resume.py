@@ -43,7 +43,7 @@ from raygnn.tasks.lightning_modules import TaskModule  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
-from tests.graphs import ensure_partition  # noqa: E402
+from tests.support.graphs import ensure_partition  # noqa: E402
 
 LIMIT = 1.1
 FAR = 1_000_000

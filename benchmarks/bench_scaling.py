@@ -32,8 +32,8 @@ from raygnn.config.load import load_config
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
-from tests.graphs import ensure_partition
-from tests.hosts import Host, hosts, missing
+from tests.support.graphs import ensure_partition
+from tests.support.hosts import Host, hosts, missing
 
 # of the small graph's 4,800 training nodes 4 workers take an even part in each step
 JOBS = {

@@ -36,7 +36,7 @@ from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import metis, stream
-from tests.datasets import cora, tolokers
+from tests.support.datasets import cora, tolokers
 
 PLANTED = {"full": (1_500_000, 16.7), "small": (200_000, 50.0)}  # nodes, directed edges of each
 CUT_LIMIT = {"planted": 1.1, "Cora": 1.3, "Tolokers": 1.3, "FB15k-237": 1.3}

@@ -94,7 +94,7 @@ def read(config: Any) -> Facts:
 
 def partition(config: Any) -> Facts:
     """Reading included."""
-    from tests.graphs import ensure_partition
+    from tests.support.graphs import ensure_partition
 
     ensure_partition(config, PARTS)
     return {}

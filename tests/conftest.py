@@ -29,7 +29,7 @@ from raygnn.graph import dgl
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
 
-pytest_plugins = ["tests.small_jobs", "tests.stores"]
+pytest_plugins = ["tests.support.small_jobs", "tests.support.stores"]
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raygnn import compat
 from raygnn.compat import fallbacks
-from tests.commands import Command
-from tests.small_jobs import JobFactory, job, losses, selected, train_on_ranks
+from tests.support.commands import Command
+from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 
 
 @pytest.fixture(autouse=True)

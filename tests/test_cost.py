@@ -27,8 +27,8 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FEATURES, FeatureStore
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import out_degrees, partitioned, random_graph, shard_of, with_room
-from tests.ranks import run_ranks
+from tests.support.graphs import out_degrees, partitioned, random_graph, shard_of, with_room
+from tests.support.ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

@@ -18,8 +18,8 @@ import pytest
 
 from raygnn.config.execution import ALLOWABLE, BINDING
 from raygnn.preflight.report import CHECKS
-from tests.browser import Browser
-from tests.pages import CHECKOUT
+from tests.support.browser import Browser
+from tests.support.pages import CHECKOUT
 
 DOCS = CHECKOUT / "docs"
 SOURCES = [*(CHECKOUT / "raygnn").rglob("*.py")]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from raygnn.config.load import Override, read_mapping
-from tests.pages import CHECKOUT, PAGES, blocks, commands_of
+from tests.support.pages import CHECKOUT, PAGES, blocks, commands_of
 
 # raygnn's commands that are parsed only (test_readme.py), and why
 PARSED = {

@@ -13,10 +13,10 @@ import yaml
 
 from raygnn.cli import main
 from raygnn.graph.partition.layout import PartitionMeta
-from tests.graph.builders import write_dgl
-from tests.graphs import partitioned, typed_graph
-from tests.hostile import Outcome, assert_refused, bombs, outcomes, tree
-from tests.runs.made_runs import make_run
+from tests.support.builders import write_dgl
+from tests.support.graphs import partitioned, typed_graph
+from tests.support.hostile import Outcome, assert_refused, bombs, outcomes, tree
+from tests.support.made_runs import make_run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, hosts, needs_hosts
+from tests.support.hosts import Host, hosts, needs_hosts
 
 pytestmark = needs_hosts()
 
@@ -240,7 +240,7 @@ def test_nothing_is_left(end: str):
 def test_nothing_is_left_of_a_group_whose_owner_is_killed():
     before = _outside()
     code = (
-        "import time\nfrom tests.hosts import hosts\n"
+        "import time\nfrom tests.support.hosts import hosts\n"
         "with hosts(2) as group:\n"
         "    group[0].popen(['sleep', '1000'])\n"
         "    print(*(host.pid for host in group), flush=True)\n"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from raygnn.cli import main
-from tests.graph.builders import MALFORMED
+from tests.support.builders import MALFORMED
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 3.0  # seconds

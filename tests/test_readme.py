@@ -20,7 +20,7 @@ from raygnn.config.graph import FORMATS, TablesGraph
 from raygnn.config.load import load_config
 from raygnn.graph.sources import load_graph
 from raygnn.graph.tables.description import read_description
-from tests.pages import CHECKOUT, PAGES, blocks, commands_of
+from tests.support.pages import CHECKOUT, PAGES, blocks, commands_of
 
 README = (CHECKOUT / "README.md").read_text()
 SOURCES = [

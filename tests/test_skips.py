@@ -34,7 +34,12 @@ def test_a_skip_is_a_failure(all_run: bool, tmp_path: Path) -> None:
     (tmp_path / "test_module.py").write_text("import pytest; pytest.importorskip('no_such')")
     environment = {**os.environ, "RAYGNN_DATA": str(tmp_path / "none")}
     environment["RAYGNN_NO_SKIPS"] = "1" if all_run else ""
-    heavy = ("-p", "no:tests.small_jobs", "-p", "no:tests.stores")  # seconds to import
+    heavy = (
+        "-p",
+        "no:tests.support.small_jobs",
+        "-p",
+        "no:tests.support.stores",
+    )  # seconds to import
     options = (*heavy, "-p", "tests.conftest", "-p", "no:cacheprovider", "-rs")
     options += (f"--rootdir={tmp_path}", "--continue-on-collection-errors")
     done = subprocess.run(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.commands import ROOT, Command
-from tests.small_jobs import job
+from tests.support.commands import ROOT, Command
+from tests.support.small_jobs import job
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 

@@ -24,7 +24,7 @@ from peers import BENCHMARKS
 from peers.model import BATCH, SAGE, SEED, Job, Report, Result, measure, sampler, train_whole
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.layout import read_meta
-from tests.hosts import Host, hosts, missing
+from tests.support.hosts import Host, hosts, missing
 
 SECONDS = 600.0
 EVALUATED = 100_000  # nodes in a batch of the evaluation, by the example's default

@@ -22,8 +22,8 @@ from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run_directory import RunDir
-from tests.hostile import Runs, bombs, tree
-from tests.small_jobs import JobFactory, about, train_on_ranks
+from tests.support.hostile import Runs, bombs, tree
+from tests.support.small_jobs import JobFactory, about, train_on_ranks
 
 STEP = "step-0000000004"
 

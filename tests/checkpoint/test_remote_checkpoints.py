@@ -20,7 +20,7 @@ from raygnn.errors import DataError
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker.control import Control, SaveRequest
 from tests.checkpoint.test_saving import save, saver
-from tests.small_jobs import JobFactory, about, until
+from tests.support.small_jobs import JobFactory, about, until
 
 
 def write(directory: Path, config: Config, *steps: int) -> None:

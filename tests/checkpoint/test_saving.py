@@ -28,7 +28,7 @@ from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.worker.control import Control, SaveRequest
 from raygnn.worker.guard.callback import Guard
-from tests.small_jobs import JobFactory, about, job, train_on_ranks
+from tests.support.small_jobs import JobFactory, about, job, train_on_ranks
 
 CONFIG = load_config(job(Path("runs")))
 

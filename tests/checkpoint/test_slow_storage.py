@@ -28,10 +28,10 @@ from raygnn.tasks.embeddings import ROW
 from raygnn.worker.control import Control
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
-from tests import small_jobs
 from tests.checkpoint.test_saving import begin, saver, told
-from tests.plain_embeddings import rows_in
-from tests.small_jobs import JobFactory, runtime, train_on_ranks
+from tests.support import small_jobs
+from tests.support.plain_embeddings import rows_in
+from tests.support.small_jobs import JobFactory, runtime, train_on_ranks
 from tests.worker.test_embeddings import options
 
 PATIENCE = 1.0  # seconds without progress of the storage

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.clusters.pinned import needs_pinned
-from tests.hosts import Host, hosts, needs_hosts
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.pinned import needs_pinned
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.pinned import needs_pinned
+from tests.support.pinned import needs_pinned
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMIT = 60.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.config.comm_plan import CommPlan, Interface, NodeNetwork
-from tests.facts import make_config, make_network, make_node, plan_for, two
+from tests.support.facts import make_config, make_network, make_node, plan_for, two
 
 GPUS = {"cluster__gpus_per_worker": 1}
 

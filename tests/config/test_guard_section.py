@@ -47,7 +47,10 @@ def test_invalid_values_are_refused(given: Any) -> None:
     ("sections", "key"),
     [
         ({"task": {"kind": "graph_classification"}}, "task.kind"),
-        ({"graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}}, "task.kind"),
+        (
+            {"graph": {"format": "graphs", "dataset": "tests.support.datasets:RandomGraphs"}},
+            "task.kind",
+        ),
         ({"task": {"metric": "mae"}}, "task.metric"),
         ({"task": {"loss": "l1"}}, "task.loss"),
         ({"guard": {"bad_samples": 100}}, "guard.bad_samples"),
@@ -60,7 +63,7 @@ def test_ignored_keys_are_errors(sections: dict[str, Any], key: str) -> None:
 
 @pytest.mark.parametrize("sampling", [{"fanout": [5, 5]}, {"cache": 0.5}, {"replace": True}])
 def test_whole_graphs_are_not_sampled(sampling: dict[str, Any]) -> None:
-    graph = {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}
+    graph = {"format": "graphs", "dataset": "tests.support.datasets:RandomGraphs"}
     job = {**JOB, "graph": graph, "task": {"kind": "graph_regression", "metric": "rmse"}}
     assert load_config(job).task.chosen_metric == "rmse"
     with pytest.raises(ConfigError, match="takes graphs whole"):

@@ -16,7 +16,7 @@ JOB: dict[str, Any] = {
     "graph": {"format": "planted", "nodes": 100, "degree": 5, "classes": 3, "train": 0.5},
     "model": {"kind": "sage"},
 }
-OWN = "tests.own_losses"
+OWN = "tests.support.own_losses"
 LINKS: dict[str, Any] = {"kind": "link_prediction"}
 
 

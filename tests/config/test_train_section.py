@@ -65,7 +65,7 @@ def test_invalid_or_ignored_keys_are_refused(train: dict[str, Any], said: str) -
 
 
 def test_other_sections() -> None:
-    own = {"kind": "tests.own_models:DglSage", "recompute": True}
+    own = {"kind": "tests.support.own_models:DglSage", "recompute": True}
     with pytest.raises(ConfigError, match=r"model\.recompute: unknown key"):
         load_config({**JOB, "model": own})
 

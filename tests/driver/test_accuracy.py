@@ -20,9 +20,9 @@ import raygnn
 from raygnn.config.schema import Config
 from raygnn.graph.sources import load_graph
 from tests.conftest import CHECKOUT
-from tests.datasets import cora, tolokers
-from tests.pages import PAGES, blocks
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.support.datasets import cora, tolokers
+from tests.support.pages import PAGES, blocks
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 RealJob = Callable[..., Config]
 
@@ -30,7 +30,7 @@ RealJob = Callable[..., Config]
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the timeout: these trainings take longer than those of other tests."""
-    monkeypatch.setattr("tests.ranks.TIMEOUT", 900.0)
+    monkeypatch.setattr("tests.support.ranks.TIMEOUT", 900.0)
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ import raygnn
 from raygnn import compat
 from raygnn.driver import launch
 from raygnn.driver.ray_cluster import RayCluster
-from tests.commands import ROOT, Command
-from tests.small_jobs import JobFactory, job, job_of, until, wait_for_step
+from tests.support.commands import ROOT, Command
+from tests.support.small_jobs import JobFactory, job, job_of, until, wait_for_step
 
 pytestmark = pytest.mark.system
 
-MODELS = "tests.own_models"
+MODELS = "tests.support.own_models"
 SLOW = pytest.mark.slow
 
 
@@ -175,7 +175,7 @@ _HEAD = """
 import raygnn, sys
 from pathlib import Path
 from raygnn.driver.ray_cluster import RayCluster
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 import ray
 with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))) as ray_:
     ray_.wait()
@@ -327,7 +327,7 @@ import ray, sys, threading, time
 from pathlib import Path
 import raygnn
 from raygnn.driver.ray_cluster import RayCluster
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 def ask():
     while ray.is_initialized():
         time.sleep(0.01)
@@ -363,7 +363,7 @@ import os, signal, threading, time
 from pathlib import Path
 import raygnn
 from raygnn.driver.ray_cluster import RayCluster
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 def train(name):
     config = job(Path("runs"), name=name, cluster={"num_cpus": 1, "workers": 1})
     try:
@@ -462,7 +462,7 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     first, where = err.splitlines()[:2]
     assert first == "error: ValueError: the sixth batch is not to my liking"
     assert "rank 1" in where
-    assert re.search(r"^  \S+/tests/own_models.py:\d+ in forward$", err, re.M)
+    assert re.search(r"^  \S+/tests/support/own_models.py:\d+ in forward$", err, re.M)
     assert "site-packages" not in err  # the whole trace is elsewhere
     (log,) = re.findall(r"^  the whole trace is in (\S+/logs/rank-1.log)$", err, re.M)
     assert "site-packages/lightning" in Path(log).read_text()

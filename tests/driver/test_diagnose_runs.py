@@ -20,12 +20,12 @@ from raygnn.config.load import load_config
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs.diagnose.judge import Diagnosis
 from raygnn.runs.run import Run
-from tests import faulty
-from tests.small_jobs import JobFactory, job
+from tests.support import faulty
+from tests.support.small_jobs import JobFactory, job
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
-MODEL = "tests.faulty:Faulty"
+MODEL = "tests.support.faulty:Faulty"
 SLOW = pytest.mark.slow
 
 
@@ -126,7 +126,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
 
 @SLOW
 def test_an_interrupt(make_job: JobFactory) -> None:
-    config = make_job(model={"kind": "tests.own_models:Slow"}, train={"epochs": 50})
+    config = make_job(model={"kind": "tests.support.own_models:Slow"}, train={"epochs": 50})
     main = threading.main_thread().ident
     assert main is not None
 

@@ -23,14 +23,14 @@ from raygnn.preflight.findings import warn
 from raygnn.runs.display import NullDisplay
 from raygnn.worker.dry_run_process import DryRunRank, describe, small_graph
 from raygnn.worker.job import DryRunRequest
-from tests.small_jobs import JobFactory, job
+from tests.support.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graphs_of
 from tests.worker.test_multitask import KIND, several
 
-UNFIT = "tests.unfit"
-OWN = "tests.own_losses"
+UNFIT = "tests.support.unfit"
+OWN = "tests.support.own_losses"
 LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
 
 
@@ -77,7 +77,7 @@ def test_model_errors_are_explained(name: str, make_job: JobFactory, tmp_path: P
     assert all(word in said["what"] for word in words), said
     assert said["remedy"]
     if function is not None:
-        assert "tests/unfit.py:" in said["where"]
+        assert "tests/support/unfit.py:" in said["where"]
         assert said["where"].endswith(f"in {function}")
 
 
@@ -100,7 +100,7 @@ def test_errors_of_user_functions_are_explained(
     assert words in said["what"]
     assert said["remedy"]
     if name == "raising":
-        assert "tests/own_losses.py:" in said["where"]
+        assert "tests/support/own_losses.py:" in said["where"]
         assert "the function there" in said["remedy"]
 
 
@@ -184,13 +184,13 @@ def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "sections"),
     [
-        ("tests.own_models:DglSage", {}),
-        ("tests.own_models:DglSage", {"task": LINKS}),
-        ("tests.own_models:DglSage", {"precision": "bf16"}),
-        ("tests.own_models:DglSage", {"precision": "bf16-mixed"}),
-        ("tests.own_models:DglSage", {"sampling": {"fanout": [-1, -1], "batch_size": 3}}),
+        ("tests.support.own_models:DglSage", {}),
+        ("tests.support.own_models:DglSage", {"task": LINKS}),
+        ("tests.support.own_models:DglSage", {"precision": "bf16"}),
+        ("tests.support.own_models:DglSage", {"precision": "bf16-mixed"}),
+        ("tests.support.own_models:DglSage", {"sampling": {"fanout": [-1, -1], "batch_size": 3}}),
         (
-            "tests.own_models:DglSage",
+            "tests.support.own_models:DglSage",
             {"tasks": {"kind": {"kind": "node_classification"}, "links": LINKS}},
         ),
         (f"{UNFIT}:Fit", {"graph": {"typed": True}}),
@@ -215,7 +215,7 @@ def test_dtypes_are_those_of_the_precision(make_job: JobFactory, tmp_path: Path)
 
 @pytest.mark.dgl
 def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: Path) -> None:
-    model = {"kind": "tests.own_models:DglSage", "embedding": {"dim": 5, "ntypes": ["_N"]}}
+    model = {"kind": "tests.support.own_models:DglSage", "embedding": {"dim": 5, "ntypes": ["_N"]}}
     assert outcome(make_job(model=model), tmp_path) is None
 
 

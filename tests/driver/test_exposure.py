@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.commands import Command
-from tests.small_jobs import job, wait_for_step
+from tests.support.commands import Command
+from tests.support.small_jobs import job, wait_for_step
 
 pytestmark = pytest.mark.system
 
@@ -78,7 +78,7 @@ def open_to_others(directory: Path, victim: Path) -> list[str]:
 def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
     config = job(
         tmp_path / "runs",
-        model={"kind": "tests.own_models:Slow"},
+        model={"kind": "tests.support.own_models:Slow"},
         train={"epochs": 1000},  # it is ended
         comm={"env": {"DB_PASSWORD": SECRETS[0], "DATABASE_URL": f"postgres://u:{SECRETS[1]}@h/d"}},
         logging={"loggers": ["csv"]},

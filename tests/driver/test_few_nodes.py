@@ -15,8 +15,8 @@ from raygnn.driver.inputs import read_input
 from raygnn.driver.job_plan import count_workers
 from raygnn.graph import sources
 from raygnn.runs.display import NullDisplay
-from tests.graph.builders import write_dgl
-from tests.small_jobs import job
+from tests.support.builders import write_dgl
+from tests.support.small_jobs import job
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from raygnn.runs.diagnose.state_file import DONE
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.worker import failures
 from raygnn.worker.control import Control, RankProgress, SaveRequest, Snapshot, Worker
-from tests.small_jobs import JobFactory
+from tests.support.small_jobs import JobFactory
 
 HOST = socket.gethostname()
 LIMIT = 60.0
@@ -445,7 +445,7 @@ def test_a_job_with_a_rank_that_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = make_job(
-        model={"kind": "tests.own_models:Slow"},
+        model={"kind": "tests.support.own_models:Slow"},
         train={"epochs": 2},
         comm={"timeout": timeout},
         cluster={"probe_timeout": "1m"},
@@ -478,7 +478,7 @@ def test_a_rank_that_is_stopped_in_the_last_start(make_job: JobFactory) -> None:
     """The error names the frozen rank, not the connection that the other ranks lose when it is
     ended."""
     config = make_job(
-        model={"kind": "tests.faulty:Faulty", "args": {"how": "stop"}},
+        model={"kind": "tests.support.faulty:Faulty", "args": {"how": "stop"}},
         cluster={"probe_timeout": "1m"},
         fault={"heartbeat": "8s", "max_failures": 1},
     )

@@ -13,11 +13,11 @@ import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.runs.run import Run
-from tests.small_jobs import JobFactory, job, train_on_ranks
+from tests.support.small_jobs import JobFactory, job, train_on_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
-MODEL = "tests.doomed:Doomed"
+MODEL = "tests.support.doomed:Doomed"
 STEPS = 12  # 3 epochs of 4
 # where → how many such moments there are, about, in a run
 MOMENTS = {"train": STEPS, "evaluate": 5, "write": 300, "sync": 30, "rename": 6, "time": 800}

@@ -24,7 +24,7 @@ from raygnn.driver.loggers import Backend, Loggers, LoggerThread, backend_of, ch
 from raygnn.errors import ConfigError
 from raygnn.runs.interrupts import stoppable
 from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
-from tests.small_jobs import job, until
+from tests.support.small_jobs import job, until
 
 Record = dict[str, Any]
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.hosts import Host, hosts, needs_hosts
-from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
-from tests.small_jobs import job, wait_for_step
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.ray_cluster import CHECKOUT, Cluster, ray_cluster
+from tests.support.small_jobs import job, wait_for_step
 
 pytestmark = [
     pytest.mark.system,
@@ -45,7 +45,7 @@ import json, os, time
 from pathlib import Path
 
 from raygnn.tasks.lightning_modules import TaskModule
-from tests.own_models import DglSage
+from tests.support.own_models import DglSage
 
 _step = TaskModule.training_step
 

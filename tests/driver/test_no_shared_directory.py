@@ -17,10 +17,10 @@ import yaml
 
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, LOGS
-from tests.hosts import Host, hosts, needs_hosts
-from tests.ray_cluster import Cluster, ray_cluster
-from tests.small_jobs import job, losses, train_on_ranks, wait_for_step
-from tests.stores import KEYS, served
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.ray_cluster import Cluster, ray_cluster
+from tests.support.small_jobs import job, losses, train_on_ranks, wait_for_step
+from tests.support.stores import KEYS, served
 
 pytestmark = [needs_hosts(), pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -45,7 +45,7 @@ def settings(storage: str, *, pause: float = 0.0, at: int = 6, **sections: Any) 
     args = {"pause": pause, "at": at, "flag": "/tmp/died"}
     config = job(
         Path("/tmp"),
-        model={"kind": "tests.own_models:Dying", "args": args},
+        model={"kind": "tests.support.own_models:Dying", "args": args},
         cluster={"address": "auto"},
         fault={"max_failures": 1, "checkpoint_every": 2, "keep": 2},
         comm={"timeout": 60},

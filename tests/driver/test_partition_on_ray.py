@@ -19,8 +19,8 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError, DataError, PreflightError
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.runs.display import NullDisplay
-from tests.graph.ogb_builder import write_archives
-from tests.graph.tables_builder import write_shop
+from tests.support.ogb_builder import write_archives
+from tests.support.tables_builder import write_shop
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 

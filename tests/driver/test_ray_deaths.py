@@ -28,8 +28,8 @@ from raygnn.errors import PreflightError
 from raygnn.runs.run import Run
 from raygnn.util import reaper
 from raygnn.worker.job import attempts
-from tests.commands import ROOT, Command
-from tests.small_jobs import job, wait_for_step
+from tests.support.commands import ROOT, Command
+from tests.support.small_jobs import job, wait_for_step
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     """A job that trains for minutes, writes checkpoints, and starts its ranks twice at most."""
     config = job(
         tmp_path / "runs",
-        model={"kind": "tests.own_models:Slow"},
+        model={"kind": "tests.support.own_models:Slow"},
         train={"epochs": 100},
         fault={"max_failures": 1, "checkpoint_every": 2},
     )
@@ -140,7 +140,7 @@ from pathlib import Path
 import ray
 import raygnn
 from raygnn.driver.ray_cluster import RayCluster
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 4}))) as cluster:
     cluster.wait()
     print(ray.get_runtime_context().gcs_address, flush=True)
@@ -163,7 +163,7 @@ def on_a_cluster(tmp_path: Path) -> Iterator[Callable[..., tuple[Command, psutil
         address = head.stdout.readline().strip()
         config = job(
             tmp_path / "runs",
-            model={"kind": "tests.own_models:Slow"},
+            model={"kind": "tests.support.own_models:Slow"},
             train={"epochs": 100},
             cluster={"address": address},
             **sections,

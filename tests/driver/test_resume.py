@@ -26,7 +26,7 @@ from raygnn.runs.run import Run
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
-from tests.small_jobs import JobFactory, about, job, train_on_ranks
+from tests.support.small_jobs import JobFactory, about, job, train_on_ranks
 
 
 def cut(run_dir: Path, stop: int) -> None:

@@ -21,7 +21,7 @@ from raygnn.preflight.partition_facts import dataset_facts
 from raygnn.preflight.probe import Survey
 from raygnn.runs.display import NullDisplay
 from raygnn.worker import ray_nodes
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 
 
 class MadeUpRay:

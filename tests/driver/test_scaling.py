@@ -25,7 +25,7 @@ from raygnn.worker import ray_nodes
 from raygnn.worker.control import Control, SaveRequest, Worker
 from raygnn.worker.job import Job
 from raygnn.worker.ray_nodes import Lost
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 
 PATIENCE = 60.0
 

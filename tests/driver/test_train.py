@@ -18,12 +18,12 @@ from raygnn.errors import DataError, InputError, PreflightError, TrainingError
 from raygnn.graph.dgl import dgl
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS, TOLD
-from tests.graphs import random_graph
-from tests.small_jobs import JobFactory, slow_but, train_on_ranks
+from tests.support.graphs import random_graph
+from tests.support.small_jobs import JobFactory, slow_but, train_on_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
-MODELS = "tests.own_models"
+MODELS = "tests.support.own_models"
 
 
 def train(config: raygnn.Config, **options: Any) -> Run:

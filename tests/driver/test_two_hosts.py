@@ -14,10 +14,10 @@ import yaml
 
 import raygnn
 from raygnn.runs.diagnose.state_file import read_state
-from tests.graph.tables_builder import write_shop
-from tests.hosts import hosts, needs_hosts
-from tests.ray_cluster import Cluster, ray_cluster
-from tests.small_jobs import job, wait_for_step
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.ray_cluster import Cluster, ray_cluster
+from tests.support.small_jobs import job, wait_for_step
+from tests.support.tables_builder import write_shop
 
 pytestmark = [pytest.mark.system, needs_hosts()]
 
@@ -27,7 +27,7 @@ LIMIT = 180.0
 _MODEL = """
 import socket
 
-from tests.own_models import DglSage
+from tests.support.own_models import DglSage
 
 
 class Named(DglSage):
@@ -173,7 +173,7 @@ def test_a_rank_that_is_stopped_on_the_other_host(cluster: Cluster, shared: Path
     config = job(
         shared / "runs",
         name="frozen",
-        model={"kind": "tests.own_models:Slow"},
+        model={"kind": "tests.support.own_models:Slow"},
         staging={"path": "/tmp/stage"},
         cluster={"address": "auto"},
         fault={"heartbeat": "8s", "max_failures": 1, "checkpoint_every": 1},
@@ -209,7 +209,7 @@ def test_a_restart_on_another_node_gets_its_variables_too(shared: Path) -> None:
             config = job(
                 shared / "runs",
                 name="restarted",
-                model={"kind": "tests.own_models:Slow"},
+                model={"kind": "tests.support.own_models:Slow"},
                 staging={"path": "/tmp/stage"},
                 train={"epochs": 15},
                 cluster={"address": "auto"},

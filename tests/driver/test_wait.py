@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.growing import autoscaling
-from tests.hosts import hosts, needs_hosts
-from tests.ray_cluster import Cluster, ray_cluster
-from tests.small_jobs import job
+from tests.support.growing import autoscaling
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.ray_cluster import Cluster, ray_cluster
+from tests.support.small_jobs import job
 
 pytestmark = [needs_hosts(), pytest.mark.system]
 

@@ -28,7 +28,7 @@ from raygnn.runs.report import page
 from raygnn.runs.run_directory import RunDir
 from raygnn.worker.control import Control, RankProgress, SaveRequest, Worker
 from raygnn.worker.job import ROWS
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from raygnn.driver.startup import Startup
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
 from raygnn.worker.failures import Failure
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 
 
 @pytest.fixture(scope="module")

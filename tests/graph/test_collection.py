@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import assert_not_imported, assert_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +33,8 @@ from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Samples
 from raygnn.graph.partition.manifest import file_facts
-from tests.graphs import ensure_collection
+from tests.support.builders import assert_not_imported, assert_refused
+from tests.support.graphs import ensure_collection
 
 pytestmark = pytest.mark.dgl
 

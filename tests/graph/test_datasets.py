@@ -20,8 +20,8 @@ from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import digest, load_graph
 from tests.conftest import CHECKOUT
-from tests.datasets import cora, tolokers
-from tests.graph.ogb_builder import link_splits
+from tests.support.datasets import cora, tolokers
+from tests.support.ogb_builder import link_splits
 
 MODULE = '''
 from pathlib import Path
@@ -245,7 +245,7 @@ def test_a_graph_as_ogb_gives_it() -> None:
 @pytest.mark.parametrize("kind", ["ogbl-collab", "ogbl-citation2", "ogbl-wikikg2"])
 def test_links_of_all_splits_are_edges(kind: str) -> None:
     """OGB's graph lacks its held-out links; ours includes them."""
-    dataset = {"dataset": "tests.graph.ogb_builder:Links", "args": {"kind": kind}}
+    dataset = {"dataset": "tests.support.ogb_builder:Links", "args": {"kind": kind}}
     data = load_graph(DatasetGraph(format="dataset", **dataset))
     edges = data.edges[DEFAULT_ETYPE]
     ends = {"ogbl-citation2": ("source_node", "target_node"), "ogbl-wikikg2": ("head", "tail")}

@@ -17,14 +17,14 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import load_graph
-from tests.hosts import hosts, needs_hosts
-from tests.pages import blocks
-from tests.unreadable import unreadable
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.pages import blocks
+from tests.support.unreadable import unreadable
 
 pytestmark = pytest.mark.dgl
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CLIENT = Path(__file__).with_name("dgl_client.py")
+CLIENT = Path(__file__).parents[1] / "support" / "dgl_client.py"
 LIMIT = 90  # seconds for a process
 SHARED = Path("/dev/shm")
 

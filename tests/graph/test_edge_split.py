@@ -17,8 +17,16 @@ from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import OwnedEdges
 from tests.graph.test_partition import dgl_partition
-from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.graphs import (
+    ITEM,
+    USER,
+    everyones,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_ranks
 
 PLAIN: EdgeType = ("_N", "_E", "_N")
 BUYS: EdgeType = (USER, "buys", ITEM)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import assert_damage_is_harmless
 
 from raygnn.errors import DataError
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.dgl_format import open_graphs
 from raygnn.graph.sources import saved_graphs
+from tests.support.builders import assert_damage_is_harmless
 
 
 def test_edge_ids_that_are_there_twice() -> None:

@@ -13,9 +13,9 @@ import yaml
 from raygnn.config.graph import TablesGraph
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import digest, load_graph
-from tests.graph.builders import assert_refused
-from tests.graph.tables_builder import write_table
 from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+from tests.support.builders import assert_refused
+from tests.support.tables_builder import write_table
 
 LINKS: dict[str, list[Any]] = {
     "driver": ["anna", "ben", None, "anna"],

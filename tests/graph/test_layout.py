@@ -27,9 +27,9 @@ from raygnn.graph.partition.dgl_format import read_tensors, write_data, write_gr
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.read import read_in_edges
 from raygnn.graph.sources.python_graphs import graph_data
-from tests.graph.builders import assert_not_imported
-from tests.graph.parted import load_part, verify
-from tests.graphs import partitioned, random_graph, typed_graph
+from tests.support.builders import assert_not_imported
+from tests.support.graphs import partitioned, random_graph, typed_graph
+from tests.support.parted import load_part, verify
 
 
 @pytest.fixture

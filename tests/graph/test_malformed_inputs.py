@@ -6,10 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from builders import MALFORMED, assert_damage_is_harmless, assert_refused, graph_config, write_dgl
 
 from raygnn.errors import DataError
 from raygnn.graph.sources import digest, load_graph
+from tests.support.builders import (
+    MALFORMED,
+    assert_damage_is_harmless,
+    assert_refused,
+    graph_config,
+    write_dgl,
+)
 
 
 @pytest.mark.parametrize("name", MALFORMED)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from builders import assert_damage_is_harmless, assert_refused
-from tables_builder import SPEC, TABLES, changed, write_shop
 
 from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.sources import load_graph
+from tests.support.builders import assert_damage_is_harmless, assert_refused
+from tests.support.tables_builder import SPEC, TABLES, changed, write_shop
 
 Build = Callable[[Path], Any]
 MANY = 70_001  # more rows than a chunk has

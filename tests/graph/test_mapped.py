@@ -23,7 +23,7 @@ from raygnn.graph.arrays import dtype_name
 from raygnn.graph.staging.mapped import PAGE, FileRows, large_pages, map_table, use_large_pages
 from raygnn.graph.staging.node_cache import Draft, Stage, StoredArray
 from raygnn.graph.staging.shard import load_shard
-from tests.graphs import partitioned, random_graph
+from tests.support.graphs import partitioned, random_graph
 
 DTYPES = [
     torch.float32,

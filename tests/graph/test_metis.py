@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition import edge_kernels, metis, metis_library
-from tests.graph.parted import graphs
-from tests.graphs import random_graph
+from tests.support.graphs import random_graph
+from tests.support.parted import graphs
 
 
 def plain(src: np.ndarray, dst: np.ndarray, nodes: int) -> GraphData:

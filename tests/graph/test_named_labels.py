@@ -16,7 +16,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.sources import load_graph
 from tests.graph.test_outofcore import assert_as_in_memory
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
 LABELS: dict[str, Any] = {
     "churned": "churned",

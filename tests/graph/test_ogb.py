@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_refused
-from ogb_builder import EDGES, NODES, raw_text, write_archives
 
 from raygnn.config.graph import OgbGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
 from raygnn.graph.sources import digest, load_graph
+from tests.support.builders import assert_refused
+from tests.support.ogb_builder import EDGES, NODES, raw_text, write_archives
 
 OgbBuilder = Callable[[Path], OgbGraph]
 

@@ -41,8 +41,8 @@ from raygnn.graph.sources import load_graph
 from raygnn.graph.sources.ogb import archived
 from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
-from tests.graph.ogb_builder import EDGES, NODES, write_archives
-from tests.graph.tables_builder import changed, write_shop, write_table
+from tests.support.ogb_builder import EDGES, NODES, write_archives
+from tests.support.tables_builder import changed, write_shop, write_table
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,9 @@ from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import find_partition, partition_graph
 from raygnn.graph.partition.manifest import Feature
 from raygnn.graph.partition.read import part_facts, table
-from tests import datasets
-from tests.graph.parted import (
+from tests.support import datasets
+from tests.support.graphs import ensure_partition, random_graph, typed_graph
+from tests.support.parted import (
     assert_same,
     graphs,
     in_edges,
@@ -48,7 +49,6 @@ from tests.graph.parted import (
     reassemble,
     verify,
 )
-from tests.graphs import ensure_partition, random_graph, typed_graph
 
 
 def make(
@@ -327,7 +327,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from raygnn.graph.partition import write as store
-from tests.graphs import partitioned, random_graph
+from tests.support.graphs import partitioned, random_graph
 write, calls = store.write_tensors, []
 def write_and_die(*args):
     calls.append(args)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from builders import graph_config
 
 from raygnn.config.load import load_config
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import load_graph
+from tests.support.builders import graph_config
 
 
 def planted(**options: Any) -> GraphData:

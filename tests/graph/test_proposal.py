@@ -16,8 +16,8 @@ from raygnn.config.graph import TablesGraph
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import load_graph
 from raygnn.graph.tables.proposal import propose
-from tests.graph.builders import assert_refused
-from tests.graph.tables_builder import write_table
+from tests.support.builders import assert_refused
+from tests.support.tables_builder import write_table
 
 
 def read(directory: Path, text: str) -> GraphData:

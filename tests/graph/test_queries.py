@@ -12,9 +12,9 @@ import yaml
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.sources import digest, load_graph, reading_bytes
-from tests.graph.builders import assert_refused
-from tests.graph.tables_builder import write_table
 from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+from tests.support.builders import assert_refused
+from tests.support.tables_builder import write_table
 
 SPENT = "select name, sum(amount) as spent, count(*) as n from 'payments/*.csv' group by name"
 ITEM = {"files": "items.csv", "id": "sku"}

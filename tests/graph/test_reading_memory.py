@@ -15,7 +15,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tables_builder import changed, write_shop
 
 from raygnn.cli import main
 from raygnn.config.graph import DglGraph, GraphConfig, PlantedGraph, TablesGraph, TriplesGraph
@@ -29,7 +28,8 @@ from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import input_files, load_graph, planted, reading_bytes
 from raygnn.graph.tables.reader import TableReader
-from tests.hostile import assert_refused, outcomes
+from tests.support.hostile import assert_refused, outcomes
+from tests.support.tables_builder import changed, write_shop
 
 NODES, EDGES, WIDTH = 20_000, 100_000, 8
 GIB = 2**30

@@ -14,8 +14,8 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.transforms import add_reverses
-from tests.graph.parted import load_part
-from tests.graphs import ITEM, TAG, typed_graph
+from tests.support.graphs import ITEM, TAG, typed_graph
+from tests.support.parted import load_part
 
 TRIPLE, REVERSE = ("entity", "triple", "entity"), ("entity", "rev_triple", "entity")
 

@@ -23,8 +23,8 @@ from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.parts import Staged
 from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
-from tests.graph.parted import assert_same_data, graphs, in_edges, load_all, original_ids
-from tests.graphs import TYPED, partitioned, random_graph, typed_graph
+from tests.support.graphs import TYPED, partitioned, random_graph, typed_graph
+from tests.support.parted import assert_same_data, graphs, in_edges, load_all, original_ids
 
 
 def shards(meta: PartitionMeta, stage: Path, workers: int, replicated: bool) -> list[Shard]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import assert_not_imported, graph_config, write_dgl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from raygnn.graph import validate
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.transforms import both_directions, normalize
+from tests.support.builders import assert_not_imported, graph_config, write_dgl
 
 
 def load(section: dict[str, Any]) -> GraphData:

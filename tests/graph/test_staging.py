@@ -29,7 +29,7 @@ from raygnn.graph.staging.node_cache import CacheEntry, Draft, Stage
 from raygnn.graph.staging.parts import _write_table
 from raygnn.graph.staging.shard import load_shard
 from raygnn.graph.validate import check_weights
-from tests.graphs import partitioned, typed_graph
+from tests.support.graphs import partitioned, typed_graph
 
 SPAN = (0, 2)
 

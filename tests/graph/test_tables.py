@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables_builder import SPEC, changed, write_shop, write_table
 
 from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import ConfigError, DataError
@@ -30,7 +29,8 @@ from raygnn.graph.tables import reader
 from raygnn.graph.tables.columns import INTEGER
 from raygnn.graph.tables.description import RandomSplit
 from raygnn.graph.tables.frames import draw
-from tests.graph.parted import assert_same as assert_same_graph
+from tests.support.parted import assert_same as assert_same_graph
+from tests.support.tables_builder import SPEC, changed, write_shop, write_table
 
 BOUGHT = ("user", "bought", "item")
 KINDS = ("csv", "csv.gz", "tsv", "parquet")

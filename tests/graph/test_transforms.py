@@ -26,9 +26,9 @@ from raygnn.graph.sources import load_graph, reading_bytes
 from raygnn.graph.tables import feature_columns, reader
 from raygnn.graph.tables.description import RandomSplit
 from raygnn.graph.tables.frames import draw
-from tests import company
-from tests.graph.tables_builder import SPEC, changed, write_shop
 from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+from tests.support import company
+from tests.support.tables_builder import SPEC, changed, write_shop
 
 CALLS = ("customer", "calls", "customer")
 SHARES = {"train": 0.4, "val": 0.1, "seed": 3}

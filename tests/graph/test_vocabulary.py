@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables_builder import SPEC, write_shop
 
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, InputError
@@ -17,6 +16,7 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
+from tests.support.tables_builder import SPEC, write_shop
 
 BUCKET = {"column": "brand", "unknown": "bucket"}
 BOUGHT = ("user", "bought", "item")

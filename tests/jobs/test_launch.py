@@ -20,7 +20,7 @@ from raygnn.config.schema import Config
 from raygnn.jobs.local_job import LocalJob
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import JOB, RunDir
-from tests.stores import LocalStore
+from tests.support.stores import LocalStore
 
 pytestmark = pytest.mark.system
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from raygnn.runs.run import open_run
-from tests.datasets import cora
-from tests.hosts import hosts, needs_hosts
-from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
+from tests.support.datasets import cora
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.ray_cluster import CHECKOUT, Cluster, ray_cluster
 
 pytestmark = [pytest.mark.system, needs_hosts(), pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raygnn.models.norm import BatchNorm, merged, moments, repeated
 from raygnn.sampling.exchange import Exchange, count_nodes_once
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 WIDTH = 3
 EXACT = {"atol": 1e-10, "rtol": 1e-10}

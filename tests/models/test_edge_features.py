@@ -21,7 +21,7 @@ from raygnn.models.typed_layers import LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 from tests.models import test_graph_networks as whole
 from tests.models import test_networks as sampled
-from tests.models.whole_graphs import BONDED, batch_of, on_kernels, permuted, random_sample
+from tests.support.whole_graphs import BONDED, batch_of, on_kernels, permuted, random_sample
 
 IN, OUT, EDGE, RELATIONS = 6, 4, 3, 4
 SIZES = {"a": 9, "b": 7}

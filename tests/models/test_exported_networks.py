@@ -29,10 +29,10 @@ from raygnn.models.registry import (
 )
 from raygnn.sampling.batch import Block, etype_str
 from tests.models import test_graph_networks as graphs
-from tests.models import whole_graphs
 from tests.models.test_networks import CATEGORICAL, FAMILIES, USER, names, network
 from tests.models.test_typed_families import ETYPES, PLAIN, SIZES, random_block
-from tests.small_jobs import slow_but
+from tests.support import whole_graphs
+from tests.support.small_jobs import slow_but
 
 TYPED = Schema({"a": 6, "b": 3}, ETYPES, 4, target="a")
 RELATED = Schema({"a": 6, "b": 3}, ETYPES, 4, {}, dict.fromkeys(ETYPES[:3], 5), target="a")

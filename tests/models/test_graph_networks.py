@@ -19,7 +19,7 @@ from raygnn.models.graph_network import GraphNetwork, GraphSchema, members, pool
 from raygnn.models.kernels.message_passing import NATIVE, SCATTER
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import GraphBatch
-from tests.models.whole_graphs import (
+from tests.support.whole_graphs import (
     ATOM,
     CATEGORICAL,
     PLAIN,

@@ -23,7 +23,7 @@ from raygnn.models.network import Network, Schema
 from raygnn.models.norm import norm
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
-from tests.models.whole_graphs import on_kernels
+from tests.support.whole_graphs import on_kernels
 
 # node types are named so that they would clash with attributes of torch's containers
 ITEM, USER, TAG = "items", "pop.ular", "type"

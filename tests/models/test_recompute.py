@@ -21,7 +21,7 @@ from tests.models.test_networks import (
     random_blocks,
     random_inputs,
 )
-from tests.models.whole_graphs import CATEGORICAL, batch_of, random_sample
+from tests.support.whole_graphs import CATEGORICAL, batch_of, random_sample
 
 
 def trained(model: nn.Module, forward: Callable[[nn.Module], Tensor]) -> dict[str, Any]:

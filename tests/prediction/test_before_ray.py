@@ -14,7 +14,7 @@ from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from tests.prediction.test_new_graphs import save
 from tests.prediction.test_table_jobs import shop
-from tests.small_jobs import train_on_ranks
+from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_graph_tasks import make
 
 

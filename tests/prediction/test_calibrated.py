@@ -16,7 +16,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
 
 @pytest.fixture(scope="module")

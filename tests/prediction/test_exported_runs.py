@@ -28,11 +28,11 @@ from raygnn.prediction import export as export_module
 from raygnn.prediction.export import Exported
 from raygnn.runs.run import Run
 from raygnn.util.files import read_json
-from tests.datasets import RandomGraphs
-from tests.plain_embeddings import learned_rows
 from tests.prediction.test_predict import ask
 from tests.prediction.test_transformed_tables import small
-from tests.small_jobs import JobFactory, job, train_on_ranks
+from tests.support.datasets import RandomGraphs
+from tests.support.plain_embeddings import learned_rows
+from tests.support.small_jobs import JobFactory, job, train_on_ranks
 from tests.worker import test_timed_jobs as timed
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, paid, shop
 from tests.worker.test_graph_tasks import dataset, make
@@ -191,7 +191,7 @@ def test_several_tasks(tmp_path: Path) -> None:
     [
         ({**LINKS, "negatives": {"number": 40}}, {"decoder": "distmult"}),
         pytest.param(
-            {**LINKS, "kind": "tests.own_steps:Ranking", "like": "link_prediction"},
+            {**LINKS, "kind": "tests.support.own_steps:Ranking", "like": "link_prediction"},
             {},
             marks=pytest.mark.slow,
         ),
@@ -232,7 +232,7 @@ def test_learned_rows_and_a_step_of_ones_own(make_job: JobFactory, tmp_path: Pat
     """Embeddings follow the features, and modules of the user's step are not part of the model."""
     config = make_job(
         graph={"nodes": 300, "features": 12},  # with the rows 16 numbers, which the step expects
-        task={"kind": "tests.own_steps:Denoising"},
+        task={"kind": "tests.support.own_steps:Denoising"},
         model={"embedding": {"dim": 4, "ntypes": ["_N"]}},
         train={"epochs": 1},
     )

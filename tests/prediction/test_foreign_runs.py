@@ -28,10 +28,10 @@ from raygnn.runs import trust
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import MARK
 from tests.checkpoint.test_hostile_checkpoints import states
-from tests.hostile import ROOT, tree
 from tests.prediction.test_predict import ask
-from tests.runs.made_runs import make_run
-from tests.small_jobs import job, train_on_ranks
+from tests.support.hostile import ROOT, tree
+from tests.support.made_runs import make_run
+from tests.support.small_jobs import job, train_on_ranks
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e<script>owned()</script><img src=x onerror=owned()>"
 
@@ -219,7 +219,7 @@ def test_classes_of_the_users_own_runs(
 ) -> None:
     """A run is recognised at any path by the config that its training recorded, unless the config
     was changed or the user is another."""
-    change(foreign, train={"callbacks": {"tests.own_models:DglSage": {}}})
+    change(foreign, train={"callbacks": {"tests.support.own_models:DglSage": {}}})
     with pytest.raises(InputError, match=r"DglSage \(train.callbacks\)"):
         asking.config_of(foreign, [])
     assert asking.config_of(foreign, [], trust=True)
@@ -227,10 +227,10 @@ def test_classes_of_the_users_own_runs(
     assert asking.config_of(foreign, [])
     moved = Run(shutil.move(foreign.path, tmp_path / "elsewhere"))
     assert asking.config_of(moved, [])
-    change(moved, train={"callbacks": {"tests.own_models:Slow": {}}})
+    change(moved, train={"callbacks": {"tests.support.own_models:Slow": {}}})
     with pytest.raises(InputError, match="Slow"):
         asking.config_of(moved, [])
-    change(moved, train={"callbacks": {"tests.own_models:DglSage": {}}})
+    change(moved, train={"callbacks": {"tests.support.own_models:DglSage": {}}})
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     with pytest.raises(InputError, match="DglSage"):
         asking.config_of(moved, [])

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import customers
 
-from tests.commands import Command
+from tests.support.commands import Command
 
 pytestmark = pytest.mark.system
 

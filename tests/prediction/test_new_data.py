@@ -25,10 +25,10 @@ from raygnn.prediction.request import Asked
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
 from raygnn.worker.job import Sizes
-from tests.graphs import ensure_partition, on_whole_graph
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.support.graphs import ensure_partition, on_whole_graph
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 
 def asked(run: Run, *overrides: str) -> Asked:

@@ -16,10 +16,10 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.dgl import dgl
 from raygnn.prediction.driver_side import _since
 from raygnn.prediction.request import ask as plan
-from tests.graphs import partitioned
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
-from tests.small_jobs import train_on_ranks
+from tests.support.graphs import partitioned
+from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, shop
 from tests.worker.test_events import events
 from tests.worker.test_events import run as events_run

@@ -19,9 +19,9 @@ from raygnn.graph.dgl import dgl
 from raygnn.prediction.request import Asked
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
-from tests.datasets import Bonds, RandomGraphs
 from tests.prediction.test_predict import ask
-from tests.small_jobs import train_on_ranks
+from tests.support.datasets import Bonds, RandomGraphs
+from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_graph_tasks import dataset, make
 
 OWN = "tests.worker.test_graph_tasks:OwnGin"
@@ -142,7 +142,7 @@ def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> 
 @pytest.mark.dgl
 @pytest.mark.parametrize("how", ["none", "nan", "alone", "dictionary"])
 def test_a_class_without_targets(how: str, from_class: Run) -> None:
-    name = "graph.dataset=tests.datasets:Unlabelled"
+    name = "graph.dataset=tests.support.datasets:Unlabelled"
     frame = answer(from_class, 2, name, f"graph.args={{num: 9, how: {how}}}")
     whole = answer(from_class, 1, "graph.args.num=9")
     assert np.allclose(scores(frame), scores(whole), atol=1e-6)
@@ -153,7 +153,7 @@ def test_a_class_without_targets(how: str, from_class: Run) -> None:
 def test_splits_of_a_class(from_class: Run) -> None:
     """A dataset class provides its own splits; the fractions of the config are not used."""
     other = (
-        "graph.dataset=tests.datasets:Chosen",
+        "graph.dataset=tests.support.datasets:Chosen",
         "graph.args={num: 12, val: [1], test: [3, 4, 10]}",
     )
     frame = answer(from_class, 2, *other)
@@ -259,7 +259,7 @@ def test_a_packed_dataset_keeps_its_numbers(from_text: Run, tmp_path: Path) -> N
     ],
 )
 def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_class: Run) -> None:
-    other = ("graph.dataset=tests.datasets:OneOddGraph", f"graph.args={args}")
+    other = ("graph.dataset=tests.support.datasets:OneOddGraph", f"graph.args={args}")
     with pytest.raises(RuntimeError, match=what):
         answer(from_class, 1, *other)
     frame = answer(from_class, 2, *other, "guard.bad_samples=100")
@@ -291,7 +291,7 @@ def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: 
     where = save(tmp_path / "new.bin", [0, 1], label=torch.tensor([0, 4]))
     with pytest.raises(RuntimeError, match="5 classes, but the model was trained for 2"):
         answer(from_files, 1, f"graph.path={where}")
-    name = "graph.dataset=tests.datasets:Labelled"
+    name = "graph.dataset=tests.support.datasets:Labelled"
     with pytest.raises(RuntimeError, match="graph 5 has the target 3, expected 0 to 1"):
         answer(from_class, 1, name, "graph.args={num: 8, label: 3}")
     frame = answer(from_class, 2, name, "graph.args={num: 8, label: -7}")  # unknown
@@ -363,7 +363,7 @@ def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     frame = answer(from_text, 2, *where)
     right = (frame["prediction"] == frame["label"]).mean()
     assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
-    other = ["graph.dataset=tests.datasets:OneOddGraph", "graph.args={odd: width}"]
+    other = ["graph.dataset=tests.support.datasets:OneOddGraph", "graph.args={odd: width}"]
     other += ["guard.bad_samples=100", one]
     out = tmp_path / "odd.parquet"
     made = raygnn.predict(from_class, out=out, new_data=True, overrides=other, display=False)

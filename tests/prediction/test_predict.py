@@ -41,9 +41,9 @@ from raygnn.worker.job import ROWS, Job, Request
 from raygnn.worker.planes import prediction_rows
 from tests.checkpoint.test_saving import mounted
 from tests.driver.test_command import Command
-from tests.graphs import on_whole_graph
-from tests.ranks import run_ranks
-from tests.small_jobs import (
+from tests.support.graphs import on_whole_graph
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import (
     JobFactory,
     _data,
     edges_of,
@@ -56,7 +56,7 @@ from tests.small_jobs import (
 from tests.worker.test_graph_tasks import dataset, make
 
 SCHEMA = pa.schema([("id", pa.int64()), ("file", pa.int64())])
-MODELS = "tests.own_models"
+MODELS = "tests.support.own_models"
 
 
 def _predict(exchange: Exchange, job: Job) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from raygnn.prediction.request import ask as plan
 from raygnn.preflight.data_checks import times_usable
 from raygnn.preflight.partition_facts import partition_facts
 from raygnn.runs.run import Run
-from tests.commands import Command
-from tests.facts import make_job
-from tests.graphs import ensure_partition
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job
+from tests.support.commands import Command
+from tests.support.facts import make_job
+from tests.support.graphs import ensure_partition
+from tests.support.small_jobs import job
 from tests.worker.test_events import END, METRICS, events, run
 
 AT = 703  # which nodes and edges are at

@@ -25,15 +25,15 @@ from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.prediction.driver_side import _few
 from raygnn.worker.planes.prediction_rows import Format, Predictions, numbers_of, read_wanted
-from tests.graphs import on_whole_graph
 from tests.prediction.test_predict import ask
-from tests.small_jobs import JobFactory, job, train_on_ranks
+from tests.support.graphs import on_whole_graph
+from tests.support.small_jobs import JobFactory, job, train_on_ranks
 from tests.worker.test_graph_tasks import make
 
 NODES = [3, 500, 77, 3, 901]
 
 
-OWN = pytest.param("tests.own_models:DglSage", marks=pytest.mark.dgl)
+OWN = pytest.param("tests.support.own_models:DglSage", marks=pytest.mark.dgl)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat", OWN])

@@ -22,9 +22,9 @@ from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import load_graph
 from raygnn.prediction import driver_side as driver
 from raygnn.worker.job import ROWS
-from tests.graphs import ensure_partition
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, train_on_ranks
+from tests.support.graphs import ensure_partition
+from tests.support.small_jobs import job, train_on_ranks
 
 ITEMS, USERS = 300, 100
 

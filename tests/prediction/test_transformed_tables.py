@@ -26,13 +26,13 @@ from raygnn.graph.partition.read import (
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
-from tests import company
-from tests.commands import Command
 from tests.graph.test_transforms import CALLS, close
-from tests.graphs import ensure_partition, on_whole_graph
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, train_on_ranks
+from tests.support import company
+from tests.support.commands import Command
+from tests.support.graphs import ensure_partition, on_whole_graph
+from tests.support.small_jobs import job, train_on_ranks
 
 JOB = """\
 name: leaves

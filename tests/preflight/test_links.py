@@ -33,8 +33,8 @@ from raygnn.preflight.links import (
     measure,
     pairs,
 )
-from tests.facts import check, make_config, make_job
-from tests.hosts import Host, hosts, needs_hosts
+from tests.support.facts import check, make_config, make_job
+from tests.support.hosts import Host, hosts, needs_hosts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0

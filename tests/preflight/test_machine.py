@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from raygnn.graph import available_memory
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
-from tests.hosts import Host, hosts, needs_hosts
+from tests.support.hosts import Host, hosts, needs_hosts
 
 # -- processor, memory, limits, environment ------------------------------------------------------
 

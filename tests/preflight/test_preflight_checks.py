@@ -34,7 +34,7 @@ from raygnn.preflight.report import (
     refuse,
     resolve_workers,
 )
-from tests.facts import (
+from tests.support.facts import (
     FILES,
     GIB,
     check,
@@ -790,17 +790,17 @@ def test_a_prediction_does_not_repeat_findings_on_edge_arrays() -> None:
     ("sections", "use", "instead"),
     [
         (
-            {"model": {"kind": "tests.own_models:DglSage"}},
-            "tests.own_models:DglSage is given DGL's graphs",
+            {"model": {"kind": "tests.support.own_models:DglSage"}},
+            "tests.support.own_models:DglSage is given DGL's graphs",
             "model.interface to pyg",
         ),
         (
             {
-                "graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"},
+                "graph": {"format": "graphs", "dataset": "tests.support.datasets:RandomGraphs"},
                 "model": {"kind": "gin"},
                 "task": {"kind": "graph_classification"},
             },
-            "tests.datasets:RandomGraphs gives DGL's graphs",
+            "tests.support.datasets:RandomGraphs gives DGL's graphs",
             "graph.path",
         ),
     ],

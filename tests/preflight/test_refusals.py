@@ -18,10 +18,10 @@ import yaml
 
 from raygnn.config.load import load_config
 from raygnn.graph.dgl import dgl
-from tests.graphs import ensure_partition
-from tests.hosts import Host, hosts, needs_hosts
-from tests.ray_cluster import Cluster, ray_cluster
-from tests.small_jobs import job
+from tests.support.graphs import ensure_partition
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.ray_cluster import Cluster, ray_cluster
+from tests.support.small_jobs import job
 
 pytestmark = [pytest.mark.system, needs_hosts()]
 

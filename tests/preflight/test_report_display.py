@@ -9,7 +9,7 @@ from raygnn.preflight.findings import Finding
 from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import DisplayTable, Report, display_blocks, inspect, preflight
-from tests.facts import make_config, make_node, make_partition, make_resources, two
+from tests.support.facts import make_config, make_node, make_partition, make_resources, two
 
 
 def report(*given: NodeFacts, links: tuple[Link, ...] = ()) -> Report:

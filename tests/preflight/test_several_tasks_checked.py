@@ -11,7 +11,7 @@ from raygnn.config.load import load_config
 from raygnn.preflight.data_checks import arrays_usable, nodes_to_train_on, splits_agree
 from raygnn.preflight.facts import ArrayType
 from raygnn.preflight.findings import JobFacts
-from tests.facts import check, make_job, make_partition
+from tests.support.facts import check, make_job, make_partition
 
 ETYPE = ("_N", "_E", "_N")
 

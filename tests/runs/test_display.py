@@ -19,7 +19,7 @@ from rich.console import Console
 from raygnn.errors import DataError, TrainingError
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.progress_line import ProgressLine, TrainingProgress, clock
-from tests.terminal import rows_on_terminal
+from tests.support.terminal import rows_on_terminal
 
 SUMMARY = {
     "status": "done",

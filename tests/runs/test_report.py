@@ -21,7 +21,7 @@ from raygnn.runs.report.charts import of_ranks, thin
 from raygnn.runs.report.page import as_json, write_report
 from raygnn.runs.report.source import Source, read_some
 from raygnn.runs.run import Run
-from tests.runs.made_runs import make_run, write_records
+from tests.support.made_runs import make_run, write_records
 
 
 class _Text(HTMLParser):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raygnn.runs.report.page import write_report
-from tests.browser import Browser
-from tests.runs.made_runs import make_run
+from tests.support.browser import Browser
+from tests.support.made_runs import make_run
 
 
 @pytest.fixture(scope="module")

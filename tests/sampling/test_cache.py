@@ -16,8 +16,8 @@ from raygnn.sampling.cache import choose, inclusion
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, out_degrees, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.graphs import ITEM, out_degrees, partitioned, random_graph, shard_of, typed_graph
+from tests.support.ranks import run_ranks
 
 FANOUT = [4, 2]
 

@@ -23,9 +23,17 @@ from raygnn.sampling.features import Inputs, build_store, choose_inputs
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.elsewhere import Cudart
-from tests.graphs import ITEM, TAG, out_degrees, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.elsewhere import Cudart
+from tests.support.graphs import (
+    ITEM,
+    TAG,
+    out_degrees,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
 GRAPHS = {"homogeneous": (random_graph, DEFAULT_NTYPE), "typed": (typed_graph, ITEM)}

@@ -30,9 +30,9 @@ from raygnn.sampling.sampler import Banned, NeighborSampler
 from raygnn.sampling.seeds import EdgeSeeds, NodeSeeds, OwnedEdges
 from raygnn.tasks.embeddings import first_rows
 from raygnn.tasks.inference import Inference
-from tests.elsewhere import PLACES, Elsewhere, elsewhere
-from tests.graphs import ITEM, USER, partitioned, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.elsewhere import PLACES, Elsewhere, elsewhere
+from tests.support.graphs import ITEM, USER, partitioned, shard_of, typed_graph
+from tests.support.ranks import run_ranks
 
 ALSO: EdgeType = (ITEM, "also", ITEM)
 NODES = np.array([3, 77, 0, 41, 119, 20])

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raygnn.sampling.exchange import Exchange, ask_owners, name_to_owners, route_rows
-from tests import ranks
-from tests.ranks import run_ranks
+from tests.support import ranks
+from tests.support.ranks import run_ranks
 
 COUNTS = {"a": 41, "b": 7}
 

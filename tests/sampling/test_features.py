@@ -26,7 +26,7 @@ from raygnn.sampling.features import (
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import (
+from tests.support.graphs import (
     ITEM,
     TAG,
     USER,
@@ -37,7 +37,7 @@ from tests.graphs import (
     typed_graph,
     with_room,
 )
-from tests.ranks import run_each, run_ranks
+from tests.support.ranks import run_each, run_ranks
 
 
 def mixed_graph() -> GraphData:

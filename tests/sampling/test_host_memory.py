@@ -19,9 +19,9 @@ from raygnn.sampling.cache import choose_for_host
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FeatureStore, Inputs, build_store
 from raygnn.sampling.host_memory import Host, host_identity
-from tests.graphs import out_degrees, partitioned, random_graph, shard_of
-from tests.hosts import hosts, needs_hosts
-from tests.ranks import run_ranks
+from tests.support.graphs import out_degrees, partitioned, random_graph, shard_of
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.ranks import run_ranks
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from raygnn.errors import InputError, TrainingError
 from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
 from raygnn.sampling.loader import BatchLoader, Prefetcher
 from raygnn.sampling.plan import SeedPlan
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 PER_EPOCH = 3
 

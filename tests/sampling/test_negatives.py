@@ -15,8 +15,8 @@ from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import Negatives, make_negatives
 from raygnn.sampling.seeds import OwnedEdges
-from tests.graphs import ITEM, USER, everyones, partitioned, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.graphs import ITEM, USER, everyones, partitioned, shard_of, typed_graph
+from tests.support.ranks import run_ranks
 
 BUYS: EdgeType = (USER, "buys", ITEM)
 

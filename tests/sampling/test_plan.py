@@ -17,7 +17,7 @@ from raygnn.errors import ConfigError
 from raygnn.sampling.plan import SeedPlan, permute, rank_share, resolve_fanouts
 from raygnn.sampling.seeds import known, owned_nodes
 from raygnn.util.hashing import derive_key
-from tests.graphs import TYPED
+from tests.support.graphs import TYPED
 
 SIZES = st.integers(1, 5000)
 KEYS = st.integers(0, 2**64 - 1)

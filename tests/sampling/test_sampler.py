@@ -15,8 +15,16 @@ from raygnn.graph.staging.shard import EdgeReads
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
-from tests.graphs import ITEM, TYPED, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_each, run_ranks
+from tests.support.graphs import (
+    ITEM,
+    TYPED,
+    everyones,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_each, run_ranks
 
 Drawn = dict[EdgeType, set[tuple[int, int, int]]]  # (hop, original source, original destination)
 

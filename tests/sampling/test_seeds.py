@@ -29,8 +29,16 @@ from raygnn.sampling.seeds import (
     TaskSeeds,
     in_order,
 )
-from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_each, run_ranks
+from tests.support.graphs import (
+    ITEM,
+    USER,
+    everyones,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_each, run_ranks
 
 BUYS: EdgeType = (USER, "buys", ITEM)
 BOUGHT_BY: EdgeType = (ITEM, "bought_by", USER)

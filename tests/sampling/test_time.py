@@ -19,8 +19,8 @@ from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, spans, spans_
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler, Timing
-from tests.graphs import ITEM, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_each, run_ranks
+from tests.support.graphs import ITEM, everyones, partitioned, random_graph, shard_of, typed_graph
+from tests.support.ranks import run_each, run_ranks
 
 GRAPHS = {"homogeneous": (random_graph, "_N"), "typed": (typed_graph, ITEM)}
 READS = EdgeReads(("amount",), weight="w", time="at", elapsed=True)

@@ -25,8 +25,8 @@ from raygnn.preflight.partition_facts import partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
 from raygnn.storage import remote
 from raygnn.storage.remote import RemotePath, any_path, within
-from tests.graph.parted import load_part, verify
-from tests.graphs import partitioned, typed_graph
+from tests.support.graphs import partitioned, typed_graph
+from tests.support.parted import load_part, verify
 
 SECRET = "s3://AKIDKEY:s3cr%2Fet@bucket/some%20where?region=eu&session_token=t0ken"
 HIDDEN = ("AKIDKEY", "s3cr", "t0ken")

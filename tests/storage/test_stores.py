@@ -37,8 +37,8 @@ from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import bring, download_directory
 from raygnn.util.locks import Holder
 from raygnn.worker.node_files import FileServer, Forwarder, is_away
-from tests.small_jobs import about, job, until
-from tests.stores import LocalStore, uri_of
+from tests.support.small_jobs import about, job, until
+from tests.support.stores import LocalStore, uri_of
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import calibration
 from raygnn.tasks.calibration import Evaluated, calibrate, fit, thresholds
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")
 LABELS = read_task(kind="node_classification", labels="multi")

@@ -17,7 +17,7 @@ from raygnn.config.task import ClassTask, read_task
 from raygnn.errors import ConfigError
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.losses import balance, class_entropy, label_entropy, make_loss
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 OPTIONS = {
     "num": st.integers(1, 6),

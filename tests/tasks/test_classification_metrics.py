@@ -14,7 +14,7 @@ from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks import metrics
 from raygnn.tasks.losses import make_loss
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 def measure(

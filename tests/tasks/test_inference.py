@@ -28,10 +28,18 @@ from raygnn.sampling.features import Inputs, Learned, build_store
 from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.model_inputs import make_embeddings
-from tests import datasets
-from tests.graphs import ITEM, TAG, on_whole_graph, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
-from tests.small_jobs import slow_but
+from tests.support import datasets
+from tests.support.graphs import (
+    ITEM,
+    TAG,
+    on_whole_graph,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import slow_but
 
 LAYERS = 3
 

@@ -17,7 +17,7 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.losses import label_entropy, make_loss
 from raygnn.tasks.metrics import label_metrics, measure, recall_at
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 
 def entries(num: int, labels: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from raygnn.config.model import EmbeddingConfig
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World, route_rows
 from raygnn.tasks.embeddings import Embeddings, first_rows
-from tests.ranks import run_ranks
+from tests.support.ranks import run_ranks
 
 NODES = 30
 DIM = 3

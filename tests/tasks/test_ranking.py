@@ -19,8 +19,16 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks import ranking
 from raygnn.tasks.ranking import Candidates, Ranking, ranked_among_drawn
-from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.support.graphs import (
+    ITEM,
+    USER,
+    everyones,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
+from tests.support.ranks import run_ranks
 
 PLAIN: EdgeType = ("_N", "_E", "_N")
 BUYS: EdgeType = (USER, "buys", ITEM)

@@ -27,8 +27,8 @@ from raygnn.tuning.search import NUMERICS, Trial, apply, axes, is_exact, search
 from raygnn.tuning.trials import Tuning
 from raygnn.worker.comm import reduction
 from raygnn.worker.job import TRIALS, Job
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, _data, job, runtime
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, _data, job, runtime
 
 
 def config(**sections: Any) -> Config:

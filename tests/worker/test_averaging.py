@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from raygnn.worker.callbacks import Averaging
-from tests.small_jobs import JobFactory, selected, train_on_ranks
+from tests.support.small_jobs import JobFactory, selected, train_on_ranks
 from tests.worker.test_schedule import goes_on
 
 

@@ -32,8 +32,8 @@ from raygnn.worker.blackbox import flight
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
 from raygnn.worker.callbacks import Phases, Waiting, describe
 from raygnn.worker.control import Control, RankProgress
-from tests.ranks import run_ranks
-from tests.small_jobs import job
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import job
 
 
 @pytest.fixture

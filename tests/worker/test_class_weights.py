@@ -22,15 +22,15 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
 from raygnn.worker.planes import plane
 from raygnn.worker.rank import Rank
-from tests import own_losses
 from tests.prediction.test_predict import ask
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, job_of, losses, runtime, selected, train_on_ranks
+from tests.support import own_losses
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, job_of, losses, runtime, selected, train_on_ranks
 from tests.worker.test_edge_tasks import config_of
 from tests.worker.test_graph_tasks import dataset, make
 from tests.worker.test_multitask import KIND, several
 
-OWN = "tests.own_losses"
+OWN = "tests.support.own_losses"
 FOCAL = {"loss": "focal", "class_weights": "balanced", "label_smoothing": 0.1}
 SPREAD = ((1, True), (2, True), (2, False), (3, False))
 
@@ -220,7 +220,8 @@ def test_filler_graphs_have_a_valid_target(tmp_path: Path) -> None:
     [
         ("none_on_one", "none_on_one returned NoneType, expected [64]: a loss of each seed"),
         ("scalar_on_one", "scalar_on_one returned [], expected [64]: a loss of each seed"),
-        ("constant_on_one", "the result of tests.own_losses:constant_on_one has no gradient"),
+        ("constant_on_one",
+         "the result of tests.support.own_losses:constant_on_one has no gradient"),
         ("infinite_on_one", "in 3 steps in a row (guard.nan_steps: 2): the loss was not finite on "
          "rank 1, in epoch 0, batch 2"),
     ],

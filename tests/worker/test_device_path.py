@@ -32,8 +32,8 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes import device_path
 from raygnn.worker.planes.device_path import Room
 from raygnn.worker.rank import Rank
-from tests.elsewhere import Cudart, elsewhere
-from tests.small_jobs import job, losses, train_on_ranks
+from tests.support.elsewhere import Cudart, elsewhere
+from tests.support.small_jobs import job, losses, train_on_ranks
 
 CPU_ALONE = {"sample_on": "cpu", "features_on": "cpu"}
 LEARNED = {"dim": 4, "ntypes": ["_N"]}

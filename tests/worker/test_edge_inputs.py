@@ -18,7 +18,7 @@ from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
 from raygnn.sampling.batch import Adjacency, Block
 from tests.prediction.test_predict import ask
-from tests.small_jobs import slow_but, train_on_ranks
+from tests.support.small_jobs import slow_but, train_on_ranks
 from tests.worker.test_edge_tasks import config_of, losses
 
 NODES, DEGREE = 300, 10

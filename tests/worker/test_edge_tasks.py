@@ -19,9 +19,9 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.prediction.driver_side import _names
 from raygnn.runs.run import Run
 from raygnn.worker.job import TaskTarget
-from tests.graphs import ensure_partition, partitioned
 from tests.prediction.test_predict import ask
-from tests.small_jobs import JobFactory, edges_of, job, train_on_ranks
+from tests.support.graphs import ensure_partition, partitioned
+from tests.support.small_jobs import JobFactory, edges_of, job, train_on_ranks
 
 PEOPLE, THINGS = 150, 100
 LIKES: EdgeType = ("person", "likes", "thing")
@@ -285,7 +285,7 @@ def test_your_own_model(make_job: JobFactory) -> None:
     config = make_job(
         graph={"nodes": 300, "degree": 6},
         task={"kind": "link_prediction", "negatives": {"number": 50}},
-        model={"kind": "tests.own_models:DglSage"},
+        model={"kind": "tests.support.own_models:DglSage"},
         sampling={"fanout": [-1, -1], "batch_size": 200, "eval_batch_size": 37},
     )
     run = train_on_ranks(config)

@@ -20,10 +20,10 @@ from raygnn.tasks.embeddings import Embeddings, kept
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import stopped
-from tests.pages import CHECKOUT, blocks
-from tests.plain_embeddings import PlainSage, learned_rows, rows_in
 from tests.prediction.test_predict import ask
-from tests.small_jobs import JobFactory, job, runtime, train_on_ranks
+from tests.support.pages import CHECKOUT, blocks
+from tests.support.plain_embeddings import PlainSage, learned_rows, rows_in
+from tests.support.small_jobs import JobFactory, job, runtime, train_on_ranks
 from tests.worker.test_numerics import losses
 
 DIM = 8
@@ -318,7 +318,7 @@ def _full(exchange: Exchange, job: Job) -> dict[str, Any]:
 def test_storage_that_is_full_costs_a_checkpoint(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests import small_jobs
+    from tests.support import small_jobs
 
     monkeypatch.setattr(small_jobs, "_train", _full)
     wanted = {**options(2), "fault": {"checkpoint_every": 4}}
@@ -353,7 +353,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_step_out(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks skip the step, for rows and weights alike."""
-    from tests import small_jobs
+    from tests.support import small_jobs
 
     monkeypatch.setattr(small_jobs, "_train", _poison)
     wanted = {**options(2), "fault": {"checkpoint_every": 1, "keep": 9}}

@@ -20,7 +20,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.seeds import _nodes
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
 NODES, EDGES, CLASSES = 300, 4000, 3
 VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test

@@ -22,7 +22,7 @@ from raygnn.worker import blackbox, main
 from raygnn.worker import failures as faults
 from raygnn.worker.failures import describe
 from raygnn.worker.job import Job
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 
 def _described(error: BaseException, cause: BaseException | None = None) -> TrainingError:
@@ -108,7 +108,7 @@ def test_exceptions_that_end_loops_are_reported(
     args: dict[str, Any] = {"how": how, "evaluates": evaluates}
     config = make_job(
         graph={"nodes": 200},
-        model={"kind": "tests.unfit:ExitsInBatch", "args": args},
+        model={"kind": "tests.support.unfit:ExitsInBatch", "args": args},
         cluster={"workers": 1},
     )
     kind = {"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "stop": "StopIteration"}[how]

@@ -34,7 +34,7 @@ from tests.models.test_networks import (
     random_inputs,
     read_model,
 )
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 from tests.worker import test_edge_tasks, test_graph_tasks, test_multitask, test_relations
 
 META = torch.device("meta")

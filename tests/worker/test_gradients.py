@@ -29,8 +29,8 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graph_job

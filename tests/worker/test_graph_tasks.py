@@ -16,9 +16,9 @@ from raygnn.config.schema import Config
 from raygnn.driver.train import check, partition, train
 from raygnn.errors import DataError, InputError, TrainingError
 from raygnn.runs.run import Run
-from tests.small_jobs import job, slow_but, train_on_ranks
+from tests.support.small_jobs import job, slow_but, train_on_ranks
 
-DATASETS = "tests.datasets"
+DATASETS = "tests.support.datasets"
 
 
 def make(storage: Path, **sections: Any) -> Config:

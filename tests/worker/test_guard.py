@@ -22,8 +22,8 @@ from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.worker.guard import callback, compare
 from raygnn.worker.guard.callback import Guard
-from tests.ranks import run_ranks
-from tests.small_jobs import runtime
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import runtime
 
 Change = Callable[[int, "Setup"], None]
 SAID = ("what", "where", "remedy", "rank")  # of an error

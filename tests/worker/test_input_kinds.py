@@ -11,9 +11,9 @@ import pytest
 from raygnn.config.schema import Config
 from raygnn.graph.data import GraphData
 from raygnn.models.network import Network
-from tests.graphs import ITEM, USER, partitioned
 from tests.sampling.test_features import mixed_graph
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.support.graphs import ITEM, USER, partitioned
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 INPUTS = {"features": ["feat", "half", "count", "small"], "categories": {"brand": 4}}
 

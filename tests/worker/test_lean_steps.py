@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from raygnn import compat
-from tests.small_jobs import JobFactory, losses, selected, train_on_ranks
+from tests.support.small_jobs import JobFactory, losses, selected, train_on_ranks
 
-OWN = "tests.own_steps"
+OWN = "tests.support.own_steps"
 
 JOBS: dict[str, dict[str, Any]] = {
     "a schedule": {"train": {"optimizer": "sgd", "clip": 0.01, "schedule": "cosine"}},

@@ -19,9 +19,9 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeFrame
 from raygnn.models.decoders import make_decoder
 from raygnn.runs.run import Run
-from tests.graph.ogb_builder import link_splits
 from tests.prediction.test_predict import ask
-from tests.small_jobs import job, slow_but, train_on_ranks
+from tests.support.ogb_builder import link_splits
+from tests.support.small_jobs import job, slow_but, train_on_ranks
 from tests.worker import test_timed_jobs as timed_jobs
 from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, losses, shop
 
@@ -30,7 +30,7 @@ HITS, RANKED = (20, 50, 100), (1, 3, 10)
 
 def ogb_config(place: Path, name: str, workers: int, **task: Any) -> Config:
     args = {"kind": name}
-    graph = {"format": "dataset", "dataset": "tests.graph.ogb_builder:Links", "args": args}
+    graph = {"format": "dataset", "dataset": "tests.support.ogb_builder:Links", "args": args}
     model = {"kind": "none", "decoder": "distmult", "embedding": {"dim": 8}}
     values = job(
         place,

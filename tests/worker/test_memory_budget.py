@@ -16,9 +16,9 @@ from raygnn.sampling.features import Inputs
 from raygnn.sampling.host_memory import Host
 from raygnn.worker.planes import model_inputs
 from raygnn.worker.planes.model_inputs import MemoryBudget
-from tests.graphs import partitioned, random_graph, shard_of
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory
+from tests.support.graphs import partitioned, random_graph, shard_of
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory
 
 
 def budget(config: Config, shard: Shard, exchange: Any, *ranks: int, most: int = 1) -> MemoryBudget:

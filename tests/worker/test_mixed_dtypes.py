@@ -16,8 +16,8 @@ from raygnn.errors import GuardError
 from raygnn.sampling.collate import Collate
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
-from tests.ranks import run_ranks
-from tests.small_jobs import _train, job_of, losses, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import _train, job_of, losses, train_on_ranks
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graph_job
 
@@ -38,7 +38,7 @@ def test_without_us_the_job_dies(tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from tests.plain_graphs import loop
+    from tests.support.plain_graphs import loop
 
     trainer = TorchTrainer(
         loop,

@@ -20,8 +20,8 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
 from tests.prediction.test_predict import ask
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, goals_of, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, losses, paid, shop
 
 PRICE = {"kind": "node_regression", "ntype": "thing", "target": "price"}
@@ -250,7 +250,7 @@ def test_your_own_encoder(make_job: JobFactory) -> None:
     config = make_job(
         graph={"nodes": 300, "degree": 6, "noise": 1.0},
         tasks={"kind": {"kind": "node_classification"}, "links": links},
-        model={"kind": "tests.own_models:DglSage"},
+        model={"kind": "tests.support.own_models:DglSage"},
         train={"epochs": 8, "lr": 0.02},
     )
     metrics = train_on_ranks(config).summary["metrics"]

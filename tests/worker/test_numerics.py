@@ -18,8 +18,8 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, slow_but, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, slow_but, train_on_ranks
 
 
 def losses(run: Run) -> list[float]:

@@ -18,14 +18,14 @@ from raygnn.tasks.lightning_modules import TaskModule
 from tests.conftest import CHECKOUT
 from tests.driver.test_dry_run import outcome
 from tests.driver.test_resume import stopped
-from tests.pages import PAGES, blocks
 from tests.prediction.test_predict import ask
-from tests.small_jobs import JobFactory, losses, selected, train_on_ranks
+from tests.support.pages import PAGES, blocks
+from tests.support.small_jobs import JobFactory, losses, selected, train_on_ranks
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import losses as graph_losses
 from tests.worker.test_graph_tasks import make as graph_job
 
-OWN = "tests.own_steps"
+OWN = "tests.support.own_steps"
 SMALL = {"nodes": 900, "degree": 8}
 LINKS = {"like": "link_prediction", "negatives": {"number": 50}}
 
@@ -174,11 +174,11 @@ def test_callbacks_of_a_configuration(make_job: JobFactory) -> None:
     config = make_job(train={"callbacks": [f"{OWN}:Bound"]})
     assert config.train.callbacks == {f"{OWN}:Bound": {}}
     assert load_config(config.to_dict()).train.callbacks == config.train.callbacks
-    assert "/tests/own_steps.py" in own_modules(config.to_dict())
+    assert "/tests/support/own_steps.py" in own_modules(config.to_dict())
     for callbacks, words in (
-        ([f"{OWN}:Bounds"], "did you mean tests.own_steps:Bound"),
+        ([f"{OWN}:Bounds"], "did you mean tests.support.own_steps:Bound"),
         ([f"{OWN}:Bound", f"{OWN}:Bound"], "each name once"),
-        ("tests.own_steps:Bound", "a list of names"),
+        ("tests.support.own_steps:Bound", "a list of names"),
         ({"Bound": {}}, "package.module:Class"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -294,7 +294,7 @@ def test_tasks_of_a_configuration(make_job: JobFactory) -> None:
     assert load_config(config.to_dict()).task == config.task
     several = {"one": {"kind": f"{OWN}:Plain"}, "other": {"kind": "node_regression"}}
     for sections, words in (
-        ({"task": {"kind": f"{OWN}:Plan"}}, "did you mean tests.own_steps:Plain"),
+        ({"task": {"kind": f"{OWN}:Plan"}}, "did you mean tests.support.own_steps:Plain"),
         ({"task": {"kind": f"{OWN}:Plain", "like": "nodes"}}, "unknown like 'nodes'"),
         ({"task": {"args": {"x": 1}}}, "args a section would be ignored"),
         ({"tasks": several}, "several tasks share"),

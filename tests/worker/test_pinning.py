@@ -19,7 +19,7 @@ from torch import Tensor
 from raygnn.config.load import load_config
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
-from tests.small_jobs import job, losses, train_on_ranks
+from tests.support.small_jobs import job, losses, train_on_ranks
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graph_job
 

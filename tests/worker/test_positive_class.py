@@ -22,7 +22,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.metrics import classification_metrics
-from tests.small_jobs import ensure_partition, job, train_on_ranks
+from tests.support.small_jobs import ensure_partition, job, train_on_ranks
 
 PAYMENTS = 600
 
@@ -150,7 +150,7 @@ def test_nothing_of_the_partition_is_read_when_training_has_ended(
     values["graph"] = {"format": "tables", "path": str(payments(tmp_path, ("fraud", "ok")))}
     place = ensure_partition(load_config(values), 2).directory
     (manifest,) = Path(str(place)).glob("raygnn.json")
-    values["train"]["callbacks"] = {"tests.own_steps:Away": {"file": str(manifest)}}
+    values["train"]["callbacks"] = {"tests.support.own_steps:Away": {"file": str(manifest)}}
     done = train_on_ranks(load_config(values))
     assert not manifest.exists()
     assert done.summary["positive"] == ({"a": "fraud", "b": "fraud"} if several else {"": "fraud"})

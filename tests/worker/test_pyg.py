@@ -25,14 +25,14 @@ from tests.conftest import CHECKOUT
 from tests.models.test_networks import outcome
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
-from tests.small_jobs import JobFactory, losses, selected, train_on_ranks
+from tests.support.small_jobs import JobFactory, losses, selected, train_on_ranks
 from tests.worker.test_edge_inputs import payments
 from tests.worker.test_edge_tasks import config_of
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import losses as graph_losses
 from tests.worker.test_graph_tasks import make as graph_job
 
-OWN = "tests.pyg_models"
+OWN = "tests.support.pyg_models"
 SAGE = {"kind": f"{OWN}:Sage", "interface": "pyg"}
 TYPED = {
     "graph": {"typed": True, "nodes": 900, "degree": 6},

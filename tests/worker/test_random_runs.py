@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
-DATASET = "tests.datasets:RandomGraphs"
+DATASET = "tests.support.datasets:RandomGraphs"
 TOLERANCE = 1e-5
 
 dtype_lists = st.lists(st.sampled_from(["fp32", "bf16", "fp16", "fp64"]), min_size=1, max_size=3)

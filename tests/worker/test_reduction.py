@@ -14,8 +14,8 @@ from raygnn.worker.comm import reduction
 from raygnn.worker.job import Job
 from raygnn.worker.records import Records
 from tests.driver.test_resume import stopped
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])

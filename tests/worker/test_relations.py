@@ -16,8 +16,8 @@ from raygnn.errors import ConfigError, DataError, RaygnnError
 from raygnn.graph.dgl import dgl
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.planes.vocabulary import count_numbers
-from tests.ranks import run_ranks
-from tests.small_jobs import job, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
 NODES, CLASSES, NOISE = 1200, 4, 5
 

@@ -18,7 +18,7 @@ from raygnn.runs.run import Run
 from raygnn.tasks.optimizer import make_optimizer, with_schedules
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import cut
-from tests.small_jobs import JobFactory, selected, train_on_ranks
+from tests.support.small_jobs import JobFactory, selected, train_on_ranks
 
 STEPS = 50
 

@@ -16,8 +16,8 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.comm.sharding import check_shardable
 from raygnn.worker.job import Job
 from tests.driver.test_resume import stopped
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 
 # ── the same training ────────────────────────────────────────────────────────────────────────
 
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "gcn": (2, {"model": {"kind": "gcn"}}),
     "gat": (3, {"model": {"kind": "gat"}, "train": {"clip": 0.1, "accumulate": 3}}),
     "gin": (2, {"model": {"kind": "gin", "norm": "batch"}, "train": {"accumulate": 2}}),
-    "own": (2, {"model": {"kind": "tests.own_models:DglSage"}}),
+    "own": (2, {"model": {"kind": "tests.support.own_models:DglSage"}}),
     "sage": (3, {"graph": {"typed": True}, "train": {"optimizer": "sgd", "momentum": 0.9}}),
     "mixed": (2, {"precision": "bf16-mixed", "train": {"clip": 0.1, "optimizer": "adamw"}}),
     "alone": (1, {}),

@@ -17,7 +17,7 @@ from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm import reduction
 from raygnn.worker.guard.callback import Guard
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.support.small_jobs import JobFactory, train_on_ranks
 
 SLEEP = 0.3
 

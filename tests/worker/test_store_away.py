@@ -33,7 +33,7 @@ from raygnn.util import files
 from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import map_shard
 from raygnn.worker.planes.vocabulary import words
-from tests.small_jobs import JobFactory, ensure_partition
+from tests.support.small_jobs import JobFactory, ensure_partition
 
 ONE = SimpleNamespace(world=World(0, 1))
 

@@ -18,8 +18,8 @@ from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.rank_setup import RankSetup
 from raygnn.worker.stragglers import Stragglers
-from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, job_of, runtime, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import JobFactory, job_of, runtime, train_on_ranks
 
 WORLD = 4
 

@@ -17,7 +17,7 @@ from raygnn.driver.inputs import PartitionInput
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph
 from tests.driver.test_resume import stopped
-from tests.small_jobs import job, train_on_ranks
+from tests.support.small_jobs import job, train_on_ranks
 
 USERS, SHOPS, VISITS, CLASSES = 150, 40, 2000, 3
 VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test

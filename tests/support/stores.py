@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.hosts import Host
+from tests.support.hosts import Host
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 KEYS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "word",
@@ -54,7 +54,7 @@ def served(host: Host, *, delay: float = 0.0) -> Iterator[str]:
     null = {"stdout": -3, "stderr": -3}
     processes = [host.popen(argv, cwd="/", env=env, **null)]
     if delay:
-        argv = [sys.executable, "-m", "tests.stores", str(delay)]
+        argv = [sys.executable, "-m", "tests.support.stores", str(delay)]
         processes.append(host.popen(argv, cwd=CHECKOUT, env=env, **null))
     deadline = time.monotonic() + _START
     make = [sys.executable, "-c", _BUCKET, f"{address}:{_PORT}"]

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host
+from tests.support.hosts import Host
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 _PORT = 6379
 _START = 120.0  # seconds until a node is up; two to five where cores are free

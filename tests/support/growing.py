@@ -2,7 +2,7 @@
 node that it stands for, and stops it when the file has gone.
 
 The autoscaler, a process of the head's, makes and removes the files through `Provider`, in the
-directory that `autoscaling` names. Addresses are those of `tests.hosts`.
+directory that `autoscaling` names. Addresses are those of `tests.support.hosts`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def autoscaling(directory: Path, addresses: list[str], idle: float) -> dict[str,
         "idle_timeout_minutes": idle / 60,
         "provider": {
             "type": "external",
-            "module": "tests.growing.Provider",
+            "module": "tests.support.growing.Provider",
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
             "directory": str(directory),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MOST_MEMORY = 2 * 2**30  # bytes, torch included; loading the hostile input would need far more
 MOST_SECONDS = 120
 

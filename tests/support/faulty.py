@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.own_models import DglSage
+from tests.support.own_models import DglSage
 
 ODD = 1  # the rank that fails
 STEP = 6  # the call of the model, or the batch, with which it happens

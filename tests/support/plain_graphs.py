@@ -18,7 +18,7 @@ def loop(config: dict[str, Any]) -> None:
     from torch.utils.data import DataLoader, DistributedSampler
 
     from raygnn.graph.dgl import dgl as door  # one that can be imported with this torch
-    from tests.datasets import HalfConverted
+    from tests.support.datasets import HalfConverted
 
     dgl = door()
     from dgl.nn import GINConv

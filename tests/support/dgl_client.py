@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from raygnn.graph.dgl import dgl
-from tests.unreadable import unreadable
+from tests.support.unreadable import unreadable
 
 DGL = dgl()  # before any script of DGL's, and where its sampler processes come by, too
 

@@ -35,7 +35,7 @@ _SETUP = 30.0  # seconds for a namespace to be set up, or for one command of ip 
 _END = 30.0  # seconds for a killed host to be gone
 _CLONE_NEWPID = 0x20000000
 _PRIVATE = "/tmp"
-_CHECKOUT = Path(__file__).resolve().parents[1]
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 # The id is read off the outer /proc, so it is the one that is valid outside. As process 1, the
 # holder also has to reap the orphans of its host: the kernel does so while CHLD is ignored.

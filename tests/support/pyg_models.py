@@ -20,7 +20,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import scatter
 
-from tests.own_models import DglSage
+from tests.support.own_models import DglSage
 
 
 class Sage(nn.Module):

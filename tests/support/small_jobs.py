@@ -35,8 +35,8 @@ from raygnn.storage.remote import AnyPath
 from raygnn.worker.job import Job, TaskTarget
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
-from tests.graphs import ensure_collection, ensure_partition
-from tests.ranks import run_ranks
+from tests.support.graphs import ensure_collection, ensure_partition
+from tests.support.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raygnn.checkpoint import hashed_files, store
-from tests.own_models import DglSage
+from tests.support.own_models import DglSage
 
 
 class Doomed(nn.Module):

@@ -1,0 +1,1 @@
+"""What tests share: graphs, jobs, ranks, hosts, stores, and models as users write them."""
