@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 3_429,
     "storage": 796,
     "checkpoint": 1_850,
-    "worker": 8_065,
+    "worker": 8_069,
     "driver": 4_283,
     "prediction": 1_238,
     "tuning": 550,

@@ -318,7 +318,7 @@ def test_the_command_refuses_a_loss(make_job: JobFactory) -> None:
         f"{OWN}:mean fails on a batch: {OWN}:mean returned [], expected [8]"
     )
     assert "single seeds" in error.remedy
-    with pytest.raises(ConfigError, match=r"task\.metric: tests\.own_losses:Any is a "):
+    with pytest.raises(ConfigError, match=r"task\.metric: tests\.support\.own_losses:Any is a "):
         raygnn.check(make_job(task={"metric": f"{OWN}:Any"}), display=False)
 
 

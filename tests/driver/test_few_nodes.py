@@ -35,17 +35,17 @@ def test_the_number_of_nodes_decides(
     nodes: int, workers: int, cluster: Mock, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, graph={"nodes": nodes, "degree": 2, "features": 2})
-    size = count_workers(config, cluster, NullDisplay())
-    assert size.workers == workers
-    assert size.config.cluster.workers == (1 if workers == 1 else "auto")
+    sized, num, _ = count_workers(config, cluster, NullDisplay())
+    assert num == workers
+    assert sized.cluster.workers == (1 if workers == 1 else "auto")
 
 
 @pytest.mark.parametrize("workers", [2, [1, 3]])
 def test_a_requested_number_of_workers_is_kept(workers: Any, cluster: Mock, tmp_path: Path) -> None:
     config = config_of(tmp_path, cluster={"workers": workers})
-    size = count_workers(config, cluster, NullDisplay())
-    assert (size.config, size.early) == (config, None)
-    assert size.workers == (workers if isinstance(workers, int) else workers[1])
+    sized, num, early = count_workers(config, cluster, NullDisplay())
+    assert (sized, early) == (config, None)
+    assert num == (workers if isinstance(workers, int) else workers[1])
 
 
 def test_a_file_is_read_once_and_a_partition_is_used_again(
@@ -58,10 +58,10 @@ def test_a_file_is_read_once_and_a_partition_is_used_again(
     monkeypatch.setattr(inputs, "load_graph", reads)
     monkeypatch.setattr(sources, "digest", hashes)
     for number in (1, 2):
-        size = count_workers(config, cluster, NullDisplay())
-        given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
+        sized, num, early = count_workers(config, cluster, NullDisplay())
+        given = read_input(sized, num, NullDisplay(), cluster, early=early)
         made = given.made(NullDisplay())
-        assert (size.workers, made.parts) == (1, 1)
+        assert (num, made.parts) == (1, 1)
         assert (reads.call_count, hashes.call_count) == (1, number)
 
 
@@ -71,8 +71,8 @@ def test_a_partition_for_more_workers_does_not_hide_the_graph(
     auto = {"cluster": {"workers": "auto"}, "partition": {"parts": "auto"}}
     config = load_config({**job(tmp_path, **auto), "graph": write_dgl(tmp_path)})
     read_input(config.with_workers(4), 4, NullDisplay(), cluster).made(NullDisplay())
-    size = count_workers(config, cluster, NullDisplay())
-    given = read_input(size.config, size.workers, NullDisplay(), cluster, early=size.early)
+    sized, num, early = count_workers(config, cluster, NullDisplay())
+    given = read_input(sized, num, NullDisplay(), cluster, early=early)
     assert given.made(NullDisplay()).parts == 1
 
 
@@ -80,5 +80,5 @@ def test_large_graphs_are_not_read_to_count_them(
     cluster: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_EARLY", 1000)
-    size = count_workers(config_of(tmp_path), cluster, NullDisplay())
-    assert (size.workers, size.early) == (4, None)
+    _, num, early = count_workers(config_of(tmp_path), cluster, NullDisplay())
+    assert (num, early) == (4, None)

@@ -232,6 +232,6 @@ def test_han_is_dgls_attention_of_each_type_weighted_for_each_node() -> None:
 
 def test_semantic_attention_of_a_single_type_is_not_made() -> None:
     spec = LayerSpec(dict.fromkeys(SIZES, WIDTH), OUT, False)
-    layer = HANLayer(ETYPES[:2], spec, ["b"], conv=partial(gat, "torch"), attention=9)
+    layer = HANLayer(ETYPES[:2], spec, ["b"], conv=gat, attention=9)
     assert list(layer.semantic) == [key("a")]
     assert isinstance(layer.semantic[key("a")], SemanticAttention)

@@ -108,7 +108,7 @@ def test_the_driver_plans_again_what_failed_once(
 
     def plan(_: Any = None) -> Any:
         calls.count = 0
-        workers = count_workers(config, cluster, show).workers
+        _, workers, _ = count_workers(config, cluster, show)
         given = read_input(config, workers, show, cluster)
         with ClusterNodes(config, cluster) as nodes:
             return make_plan(config, nodes, workers, given, 64, show).report.findings
