@@ -135,7 +135,7 @@ class LoggerThread(threading.Thread):
 
     def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
         super().__init__(name=LOGGER_THREAD + backend.name, daemon=True)
-        self.logger = backend.name  # its name
+        self.logger = backend.name
         self.done = False  # True if the logger got all records and has ended
         self._backend = backend
         self._tell = tell

@@ -58,9 +58,8 @@ class JobInfo:
     id: str  # its submission id
     state: str  # ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``
     code: int | None  # its exit code, once it has ended
-    # run, storage: name and location of its run, for jobs of `raygnn submit`
-    run: str | None
-    storage: str | None
+    run: str | None  # name of its run, for jobs of `raygnn submit`
+    storage: str | None  # location of that run
     command: str  # its entry point
     message: str  # Ray's
     started: float | None  # seconds since the epoch

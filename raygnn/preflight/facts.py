@@ -36,12 +36,10 @@ class NodeFacts:
     cpu: str | None = None  # the processor's model
     # those of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16`` that it has
     cpu_flags: tuple[str, ...] = ()
-    # cpus, gpus: available to a process
-    cpus: int = 0
-    gpus: tuple[Gpu, ...] = ()
-    # memory, memory_available: of the machine or the container, whichever is smaller
-    memory: int | None = None
-    memory_available: int | None = None
+    cpus: int = 0  # available to a process
+    gpus: tuple[Gpu, ...] = ()  # available to a process
+    memory: int | None = None  # of the machine or the container, whichever has less
+    memory_available: int | None = None  # likewise
     open_files: int | None = None  # limit of open files; None = no limit
     network: NodeNetwork = field(default_factory=NodeNetwork)
     # variables of communication and threads that are set already
@@ -49,9 +47,8 @@ class NodeFacts:
     clock: float | None = None  # seconds that its clock is ahead of the driver's
     shm_free: int | None = None  # free space in ``/dev/shm``
     cache: str | None = None  # why the node cannot cache parts in ``staging.path``; None = it can
-    # cache_free, disk_free: free space there, and in ``storage``
-    cache_free: int | None = None
-    disk_free: int | None = None
+    cache_free: int | None = None  # free space in ``staging.path``
+    disk_free: int | None = None  # free space in ``storage``
     # ``"ok"`` if ``storage`` is the driver's and writable; ``"missing"``, ``"other"`` (the same
     # path, but not the driver's) or ``"readonly"``
     storage: str = "ok"

@@ -39,9 +39,8 @@ _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EN
 class Link:
     """Measured link between two nodes, in one direction."""
 
-    # source, target: names of the nodes; the source sends
-    source: str
-    target: str
+    source: str  # name of the node that sends
+    target: str  # name of the node that receives
     latency_ms: float | None  # median round trip of a small message; None if none came back
     # Mbit/s of payload that the target received over one connection at a steady rate; None if the
     # stream failed

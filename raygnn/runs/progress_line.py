@@ -31,9 +31,8 @@ class ProgressLine:
     """A line as `TrainingProgress` writes it; a bar and its columns on a terminal."""
 
     text: str
-    # step, total: optimizer steps made, and of the whole training
-    step: int
-    total: int
+    step: int  # optimizer steps made
+    total: int  # optimizer steps of the training
 
     @classmethod
     def read(cls, line: str) -> ProgressLine | None:

@@ -60,9 +60,8 @@ class Traces:
     rank: int
     # its state file; of an earlier attempt, if there is none of the last one
     state: State | None = None
-    # box, failure: its crash dump, and its record of its failure
-    box: Mapping[str, Any] | None = None
-    failure: Mapping[str, Any] | None = None
+    box: Mapping[str, Any] | None = None  # its crash dump
+    failure: Mapping[str, Any] | None = None  # its record of its failure
     crash: str = ""  # faulthandler's text
 
 

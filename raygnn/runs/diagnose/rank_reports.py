@@ -49,9 +49,8 @@ class RankReport:
     phase: str | None = None
     epoch: int | None = None
     step: int | None = None
-    # training, prefetch: activity of these threads
-    training: str | None = None
-    prefetch: str | None = None
+    training: str | None = None  # activity of the training thread
+    prefetch: str | None = None  # activity of the prefetch thread
     waiting: str | None = None  # oldest pending collective, and for how long
     last_sign: float = 0.0
     silent: float = 0.0  # seconds from its last heartbeat to the last one of any other rank
