@@ -91,7 +91,11 @@ def traps() -> dict[str, dict[str, list[Any]]]:
             "customerId": [*range(1, 41), *grades[:19], 999],  # who is not there
             "statusId": random.integers(1, 5, 60).tolist(),
         },
-        "profile.csv": {"customer_id": list(range(1, 41)), "text": words[:40]},
+        "profile.csv": {
+            "customer_id": list(range(1, 41)),
+            "visit_id": list(range(1_000, 1_040)),  # which have other numbers here
+            "text": words[:40],
+        },
     }
 
 
@@ -123,6 +127,7 @@ def test_traps(tmp_path: Path) -> None:
         "boss_id: its values are ids of customers; a key, by chance?",
         "customerId: 1 of its values are no customers",
         "statusId: its values are ids of",
+        "visit_id: 40 of its values are no visits",
         "id: number is unique, but is it the id?",
         "id: none is found: by row",
         "note: not used, 60 values (text)",

@@ -162,7 +162,9 @@ def test_ends_that_are_no_node(missing: str, source: list[int], tmp_path: Path) 
     data = load_graph(graph)
     edges, users = data.edges[BOUGHT], data.nodes["user"]
     assert edges.src.tolist() == source
-    assert len(edges.data["weight"]) == len(edges.data["time"]) == len(source)
+    kept = [0, 2] if missing == "drop" else [0, 1, 2]
+    assert edges.data["weight"].tolist() == [[1.0, 2.0, 0.5][row] for row in kept]
+    assert edges.data["time"].tolist() == [[3, 1, 2][row] for row in kept]
     assert edges.data["count"][:, 0].tolist() == edges.data["time"].tolist()
     if missing == "add":
         assert data.ids["user"].to_pylist() == ["anna", "ben", "carl", "zoe"]
