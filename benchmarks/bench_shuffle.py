@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def _spilled() -> int:
 def by_tasks(root: Path, store: int) -> dict[str, Any]:
     import raygnn
 
-    config = job(root / "tables" / "planted.yaml", "random", root / "runs")
+    config = job(root, root / "tables" / "planted.yaml", "random")
     config["partition"]["parts"] = PARTS
     meta = raygnn.partition(config, display=False)
     seconds = json.loads((Path(str(meta.directory)) / "raygnn.json").read_text())["seconds"]
@@ -109,7 +110,8 @@ def measured(name: str, root: Path, store: int) -> dict[str, Any]:
         nonlocal peak
         whole = psutil.Process(process.pid)
         while process.poll() is None:
-            peak = max(peak, anonymous(whole))
+            with suppress(psutil.Error):  # it has ended
+                peak = max(peak, anonymous([whole, *whole.children(recursive=True)]))
             time.sleep(0.5)
 
     threading.Thread(target=watch, daemon=True).start()
