@@ -108,7 +108,8 @@ def child(step: str, file: str) -> None:
     import raygnn
     from raygnn.graph.dgl import dgl
 
-    for module in ("assign", "partition", "sources.tables", "store"):  # before the baseline
+    # before the baseline
+    for module in ("partition.make", "partition.metis", "sources.table_graph"):
         importlib.import_module(f"raygnn.graph.{module}")
     config = raygnn.load_config(file)
     dgl()
@@ -226,7 +227,7 @@ def main() -> int:
         place = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         place.mkdir(parents=True, exist_ok=True)
         (tiny := place / "tiny").mkdir(exist_ok=True)
-        base = measure(tiny, EDGES[options.scale] // 1000)
+        base = measure(tiny, 5_000)
         found = measure(place, EDGES[options.scale])
     for step in ("train", SPARING, "predict"):
         found[step]["before"] = base[step]["peak"]

@@ -148,6 +148,12 @@ def test_an_estimate_is_near_what_partitioning_out_of_core_takes(
     assert disk <= expected.disk / GIB <= 1.5 * disk
 
 
+def test_the_estimate_of_metis_is_near_what_it_takes() -> None:
+    """The graph of benchmarks/bench_tables.py, partitioned in one process."""
+    nodes, edges, arrays, peak = 700_000, 5_000_000, 371_000_000, 1_332_000_000
+    assert peak <= Size(nodes, edges, arrays, 0).in_memory <= 1.5 * peak
+
+
 def test_features_of_float16_are_half_as_large(tmp_path: Path) -> None:
     for width, kind in ((8, pa.float32()), (4, pa.float16())):
         values = pa.array(np.ones(NODES * WIDTH, np.float32)).cast(kind)

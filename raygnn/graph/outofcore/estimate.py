@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
-from raygnn.graph import dgl
 from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
@@ -21,8 +20,7 @@ _RAY = 900 * 2**20  # of Ray's other processes and the driver
 _HELD = 48  # for each edge of a run or bucket, while it is sorted
 _STREAMED = 110  # for each node, in the process that assigns nodes by streaming, and in the driver
 _NODE_OF_TASK = 40  # for each node, in each process that writes a part
-_METIS = 56  # for each edge in memory, beside the graph, of DGL's
-_PYMETIS = 200
+_METIS = 200  # for each edge in memory, beside the graph, as benchmarks/bench_tables.py has it
 _ON_DISK = 80  # for each node, beside its arrays: ids, their table and numbers
 # seconds of a machine that does nothing else: until Ray is there, and edges a second of one core
 _START, _RATE, _STREAM_RATE = 20, 600_000, 150_000
@@ -46,8 +44,7 @@ class Size:
     @property
     def in_memory(self) -> int:
         """Bytes that reading it and METIS take at most, in one process."""
-        metis = _METIS if dgl.installed() else _PYMETIS
-        return self.node_bytes + self.edge_bytes + metis * self.edges
+        return self.node_bytes + self.edge_bytes + _METIS * self.edges
 
 
 @dataclass(frozen=True)
