@@ -51,7 +51,7 @@ LINES_TODAY = {
     "config": 4_494,
     "graph": 14_605,
     "sampling": 5_725,
-    "models": 4_235,
+    "models": 4_233,
     "tasks": 2_772,
     "preflight": 3_429,
     "storage": 796,

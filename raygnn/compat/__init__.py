@@ -4,7 +4,7 @@
 or if `PLAIN` is set, a function of public names is called instead. What is lost then is comfort,
 not correctness; ``raygnn check`` shows it.
 
-The names were compared in ray 2.53 to 2.60, lightning 2.4 to 2.6 and torch 2.6 to 2.15. Seconds of
+The names were compared in ray 2.53 to 2.60, lightning 2.5 to 2.6 and torch 2.6 to 2.15. Seconds of
 CPU are those of one process on a 2-core machine.
 """
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, widened
 from raygnn.models.linear import linear
 from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
@@ -35,8 +35,7 @@ class SemanticAttention(nn.Module):
         """Weight ``z [N, P, F]`` → ``[N, F]``; ``there``: bool ``[N, P]``, True in every row."""
         projected = linear(z.flatten(0, 1), self.project.weight, self.project.bias).tanh()
         score = (projected * self.query).sum(-1).view(there.shape).masked_fill(~there, -torch.inf)
-        wide = score if score.dtype == torch.float64 else score.float()
-        share = torch.softmax(wide, 1).to(z.dtype)
+        share = torch.softmax(widened(score), 1).to(z.dtype)
         return torch.einsum("np,npf->nf", share, z)
 
 

@@ -314,7 +314,7 @@ class GATConv(nn.Module):
 
 def _wide(degree: Tensor, like: Tensor) -> Tensor:
     """Convert degrees to the dtype of ``like``, but fp32 at least."""
-    return degree.to(torch.promote_types(like.dtype, torch.float32))
+    return degree.double() if like.dtype == torch.float64 else degree.float()
 
 
 def _full_degree(adj: Adjacency, degree: Tensor, like: Tensor) -> Tensor:

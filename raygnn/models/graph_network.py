@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.config.model import FamilyConfig
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, widened
 from raygnn.models.linear import join
 from raygnn.models.network import Categories, Stack, Typed
 from raygnn.models.typed_layers import Family, Hidden, stack
@@ -34,8 +34,7 @@ def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Kernels = NATIVE
     Args:
         graphs: from `members`.
     """
-    wide = h.to(torch.promote_types(h.dtype, torch.float32))
-    return kernels.aggregate(graphs, wide, reduce)
+    return kernels.aggregate(graphs, widened(h), reduce)
 
 
 class GraphSchema(Typed):

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from raygnn.models.kernels.message_passing import widened
+
 # sums values over the ranks, in place; arguments: values, and the pass, "forward" or "backward"
 Sum = Callable[[Tensor, str], Tensor]
 
@@ -148,7 +150,7 @@ def moments(x: Tensor) -> Tensor:
     num, width = x.shape
     found = x.new_zeros(1 + 2 * width, dtype=torch.float64)
     if num:
-        wide = _wide(x)
+        wide = widened(x)
         mean = wide.mean(0)
         found[0], found[1 : 1 + width] = num, mean
         found[1 + width :] = (wide - mean).square_().sum(0)
@@ -185,7 +187,7 @@ class _Normalised(torch.autograd.Function):
         over_ranks: Sum,
         eps: float,
     ) -> Tensor:
-        wide = _wide(x)
+        wide = widened(x)
         mean, var = mean.to(wide.dtype), var.to(wide.dtype)
         ctx.save_for_backward(x, weight, mean, var, counted)
         ctx.count, ctx.sum, ctx.eps, ctx.dtype = count, over_ranks, eps, weight.dtype
@@ -197,7 +199,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var, counted = ctx.saved_tensors
         grad, weight = grad.to(mean.dtype), weight.to(mean.dtype)
-        centred, scale = _wide(x) - mean, (var + ctx.eps).rsqrt()
+        centred, scale = widened(x) - mean, (var + ctx.eps).rsqrt()
         d_weight, d_bias = (grad * centred).sum(0) * scale, grad.sum(0)
         sums = ctx.sum(torch.stack([d_bias, d_weight]).double(), "backward").to(grad.dtype)
         through_mean, through_var = sums * (weight * scale / ctx.count)
@@ -207,8 +209,3 @@ class _Normalised(torch.autograd.Function):
         d_x = (grad * (weight * scale)).sub_(lost)
         kind = ctx.dtype
         return (d_x.to(x.dtype), d_weight.to(kind), d_bias.to(kind), *[None] * 6)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Convert low-precision rows to float32."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -159,7 +159,7 @@ class RGCNLayer(Layer):
         """Return the sum of the messages, ``[D, F_out]``."""
         blocks, ops = self.blocks[key(*etype)], self.kernels
         if self.relations[etype] == 1:
-            return _times(self._aggregate(etype, adj, h, "mean"), blocks[0])[:, : self.width]
+            return _times(self._aggregate(etype, adj, h, "mean"), blocks[0], self.width)
         assert adj.relation is not None
         nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
@@ -172,7 +172,7 @@ class RGCNLayer(Layer):
             num, of, width, _ = blocks.shape
             table = rows.new_zeros(num * nodes, rows.shape[1]).index_add(0, number, rows)
             table = F.pad(table, (0, of * width - rows.shape[1])).view(num, nodes, of, width)
-            return torch.einsum("rnbi,rbio->nbo", table, blocks).flatten(1)[:, : self.width]
+            return torch.einsum("rnbi,rbio->nbo", table, blocks).flatten(1).narrow(1, 0, self.width)
         # pairs, relation by relation
         pairs, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
         by_pair = torch.argsort(pair, stable=True)
@@ -185,7 +185,7 @@ class RGCNLayer(Layer):
         rows = self._aggregate(etype, into_pairs, h, reduce)
         counts = torch.bincount(pairs // nodes, minlength=len(blocks)).tolist()
         parts = [
-            _times(some, matrix)[:, : self.width]
+            _times(some, matrix, self.width)
             for some, matrix in zip(rows.split(counts), blocks.unbind(0), strict=True)
             if len(some)
         ]
@@ -201,14 +201,15 @@ class RGCNLayer(Layer):
         return out
 
 
-def _times(rows: Tensor, blocks: Tensor) -> Tensor:
+def _times(rows: Tensor, blocks: Tensor, columns: int) -> Tensor:
     """Multiply ``rows [N, F]``, padded to B·f columns, by a matrix with ``blocks [B, f, g]`` on its
-    diagonal: ``[N, B·g]``."""
+    diagonal; returns the first columns."""
     num, width, _ = blocks.shape
     rows = F.pad(rows, (0, num * width - rows.shape[1]))
     if num == 1:
         return linear(rows, blocks[0].T)
-    return torch.einsum("nbi,bio->nbo", rows.view(-1, num, width), blocks).flatten(1)
+    out = torch.einsum("nbi,bio->nbo", rows.view(-1, num, width), blocks)
+    return out.flatten(1).narrow(1, 0, columns)
 
 
 def _matrices(num: int, rows: int, columns: int) -> nn.Parameter:

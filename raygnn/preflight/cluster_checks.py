@@ -24,7 +24,7 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
     "torch": ("2.6", None),
     "dgl": ("2.1", "2.5"),
     "ray": ("2.53", None),
-    "lightning": ("2.4", None),
+    "lightning": ("2.5", None),
     "torchmetrics": ("1.4", None),
 }
 # Package → first version whose private names were not compared, see `raygnn.compat`.

@@ -22,6 +22,11 @@ from raygnn.sampling.batch import Adjacency
 Reduce = Literal["sum", "mean", "max"]
 
 
+def widened(x: Tensor) -> Tensor:
+    """Convert low-precision rows to float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Kernels:
     """The operations by gather and scatter, for `torch.export`: torch's own and without reading
     sizes. Messages are materialised, which costs memory.
@@ -71,7 +76,7 @@ class Kernels:
 
     def edge_softmax(self, adj: Adjacency, score: Tensor) -> Tensor:
         """Apply softmax to ``score`` ``[E, H]`` over the in-edges of each destination."""
-        wide = score if score.dtype == torch.float64 else score.float()
+        wide = widened(score)
         dst = adj.dst
         index = dst.unsqueeze(1).expand_as(wide)
         top = wide.new_full((adj.num_dst, wide.shape[1]), -torch.inf)
@@ -99,7 +104,7 @@ class _Native(Kernels):
             if not adj.src.numel():  # embedding_bag refuses an empty table
                 return x.new_zeros((adj.num_dst, x.shape[1])) + 0 * x.sum()
             # numpy has no bf16, and CUDA no gradient of bf16 maxima
-            wide = x if x.dtype == torch.float64 else x.float()
+            wide = widened(x)
             if x.device.type == "cpu":
                 largest: Tensor = _Largest.apply(wide, adj)
                 return largest.to(x.dtype)
@@ -127,7 +132,7 @@ class _Native(Kernels):
         return out
 
     def edge_softmax(self, adj: Adjacency, score: Tensor) -> Tensor:
-        wide = score if score.dtype == torch.float64 else score.float()
+        wide = widened(score)
         out: Tensor = _EdgeSoftmax.apply(wide, adj)
         return out.to(score.dtype)
 
