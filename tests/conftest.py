@@ -46,7 +46,6 @@ MAY_SKIP = re.compile(
             "could not import '(ogb|wandb|mlflow)",  # packages that are no dependencies
             "KubeRay's definitions are in no package",
             "with this torch|GraphBolt is available here",  # ends of the supported versions
-            "tomllib came with Python 3.11",
         )
     )
 )

@@ -44,7 +44,7 @@ GAT = {"model": {"kind": "gat", "hidden": 8}, "cluster": {"workers": 2}}
 def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the CPU as a GPU with a lot of memory, including its streams."""
     if not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("this torch has no streams of a CPU that record events")
+        pytest.skip("a CPU has no streams that record events with this torch")
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
     monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
     monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
