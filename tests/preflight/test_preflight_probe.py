@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from raygnn.errors import InputError
 from raygnn.graph import dgl
 from raygnn.graph.partition.layout import PartFiles
 from raygnn.graph.staging.node_cache import Stage
-from raygnn.preflight import machine, probe
+from raygnn.preflight import probe
 from raygnn.preflight.facts import NodeFacts, Resources
 from raygnn.preflight.partition_facts import stored_files
 from raygnn.preflight.probe import PACKAGES, Question, node_facts
@@ -157,7 +158,9 @@ def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: 
     assert facts.cache is not None
     assert why in facts.cache
     good = node_facts(Question(None, None, str(tmp_path / "not" / "yet")))
-    assert (good.cache, good.cache_free == machine.free_space(tmp_path)) == (None, True)
+    disk = shutil.disk_usage(tmp_path)  # others write to it, too
+    assert good.cache is None
+    assert good.cache_free == pytest.approx(disk.free, abs=disk.total // 20)
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 

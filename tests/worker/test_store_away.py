@@ -105,25 +105,25 @@ def test_the_driver_plans_again_what_failed_once(
     config = make_job(**sections, cluster={"workers": "auto", "num_cpus": 1})
     cluster, show = RayCluster(config), NullDisplay()
     calls = Calls(place, monkeypatch)
+    with ClusterNodes(config, cluster) as nodes:  # their actors are kept: each is a Python process
 
-    def plan(_: Any = None) -> Any:
-        calls.count = 0
-        _, workers, _ = count_workers(config, cluster, show)
-        given = read_input(config, workers, show, cluster)
-        with ClusterNodes(config, cluster) as nodes:
+        def plan(_: Any = None) -> Any:
+            calls.count = 0
+            _, workers, _ = count_workers(config, cluster, show)
+            given = read_input(config, workers, show, cluster)
             return make_plan(config, nodes, workers, given, 64, show).report.findings
 
-    expected, total = plan(), calls.count
-    assert total > 10
-    for at in range(total):
-        calls.failing = at
+        expected, total = plan(), calls.count
+        assert total > 10
+        for at in range(total):
+            calls.failing = at
+            assert plan() == expected
+            assert calls.count > at
+        calls.failing, read, short = -1, Path.read_bytes, iter([3])
+        monkeypatch.setattr(Path, "read_bytes", lambda path: read(path)[: next(short, None)])
         assert plan() == expected
-        assert calls.count > at
-    calls.failing, read, short = -1, Path.read_bytes, iter([3])
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path)[: next(short, None)])
-    assert plan() == expected
-    calls.failing = ANY
-    assert carry_out(Namespace(run=plan)) == 4
+        calls.failing = ANY
+        assert carry_out(Namespace(run=plan)) == 4
 
 
 def test_a_place_that_comes_back(
