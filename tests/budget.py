@@ -57,7 +57,7 @@ LINES_TODAY = {
     "storage": 796,
     "checkpoint": 1_850,
     "worker": 8_069,
-    "driver": 4_283,
+    "driver": 4_228,
     "prediction": 1_238,
     "tuning": 550,
     "runs": 5_294,

@@ -399,7 +399,7 @@ class GuardConfig(Section):
 
 
 Loggers: TypeAlias = Annotated[
-    dict[Literal["tensorboard", "csv", "mlflow", "wandb"], JsonValues],
+    dict[Literal["tensorboard", "mlflow", "wandb"], JsonValues],
     BeforeValidator(with_arguments),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
 ]
@@ -420,11 +420,11 @@ class LoggingConfig(Section):
     """Loggers that receive the training records, besides the run directory."""
 
     loggers: Loggers = Field(
-        {"tensorboard": {}, "csv": {}},
-        description="Loggers that receive every record: a list, or a mapping of each to its "
-        "arguments. tensorboard and csv write to `loggers/` in the run directory; mlflow and wandb "
-        "need their package and pass arguments to Lightning's MLFlowLogger and WandbLogger, such "
-        "as `{mlflow: {tracking_uri: …}}`. Secrets belong in the environment of the command "
+        {"tensorboard": {}},
+        description="Loggers that receive every record of metrics.jsonl: a list, or a mapping of "
+        "each to its arguments. tensorboard writes to `loggers/` in the run directory; mlflow and "
+        "wandb need their package and pass arguments to Lightning's MLFlowLogger and WandbLogger, "
+        "such as `{mlflow: {tracking_uri: …}}`. Secrets belong in the environment of the command "
         "(MLFLOW_TRACKING_TOKEN, WANDB_API_KEY), not here. A logger that fails never stops a "
         "training.",
     )

@@ -103,6 +103,8 @@ _REMOVED = {
     "graph.labels": GIN_TEXT,
     "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
     "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
+    "logging.loggers.csv": "leave it out: metrics.jsonl has every record, and "
+    "raygnn.open_run(NAME).metrics is a DataFrame of them",
     "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",
     "logging.wandb": "give the arguments in logging.loggers: {wandb: {…}}",
     "logging.prometheus": "remove the key; loggers such as mlflow show a run while it trains",

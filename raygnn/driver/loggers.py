@@ -1,4 +1,4 @@
-"""Loggers: TensorBoard, CSV, MLflow and W&B, each fed from ``metrics.jsonl`` by a driver thread.
+"""Loggers: TensorBoard, MLflow and W&B, each fed from ``metrics.jsonl`` by a driver thread.
 
 That file is the queue: records wait there without taking memory, and are retried after a failure.
 No logger can fail or block a run.
@@ -6,7 +6,6 @@ No logger can fail or block a run.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import os
@@ -17,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 
@@ -139,11 +138,11 @@ class LoggerThread(threading.Thread):
         self.done = False  # True if the logger got all records and has ended
         self._backend = backend
         self._tell = tell
-        self._file = run / METRICS
+        self._tail = MetricsTail(run / METRICS)
+        self._last, self._values = -1, set[frozenset[str]]()  # names of the last step's values
         self._step = step
         self._first: int | None = None
         self._waiting: deque[Record] = deque()
-        self._rewind()
         self._reopen = self._unflushed = False
         self._failing = self._silent = False
         self._status: FinalStatus | None = None
@@ -199,10 +198,7 @@ class LoggerThread(threading.Thread):
         while self._waiting or self._read():
             if self._reopen:
                 self._reopen = False
-                if backend.whole:
-                    self._rewind()
                 backend.close()
-                continue
             if backend.logger is None:
                 backend.open(int(self._waiting[0]["step"]))
             self._unflushed = True
@@ -215,7 +211,7 @@ class LoggerThread(threading.Thread):
     def _read(self) -> bool:
         """Read new records, and return True if there are any to log."""
         if self._first is None:
-            self._first = -1 if self._backend.whole or self._backend.fresh else self._step
+            self._first = -1 if self._backend.fresh else self._step
         while records := self._tail.poll():
             records = [record for record in records if isinstance(record.get("step"), int)]
             if back := [record["step"] for record in records if self._comes_again(record)]:
@@ -225,12 +221,6 @@ class LoggerThread(threading.Thread):
             if self._waiting:
                 return True
         return False
-
-    def _rewind(self) -> None:
-        """Start over with the first record of the file."""
-        self._waiting.clear()
-        self._tail = MetricsTail(self._file)
-        self._last, self._values = -1, set[frozenset[str]]()  # names of the last step's values
 
     def _comes_again(self, record: Record) -> bool:
         """Return True if the run resumed from an earlier step with this record."""
@@ -252,7 +242,6 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    whole: ClassVar[bool] = False  # rewritten from all records when a run resumes
     remote: ClassVar[bool] = False  # writes to a server
 
     def __init__(self, directory: Path, arguments: Mapping[str, Any], config: Mapping[str, Any]):
@@ -337,48 +326,6 @@ class TensorBoard(Backend):
         self.logger.write_event(_event(record["step"], summary=Summary(value=values)))
 
 
-class Csv(Backend):
-    """``metrics.csv``, which is rewritten when a run resumes."""
-
-    name = "csv"
-    whole = True
-
-    @property
-    def fresh(self) -> bool:
-        return True
-
-    @property
-    def _file(self) -> Path:
-        return self.place / "metrics.csv"
-
-    def make(self, step: int) -> Any:
-        self.place.mkdir(parents=True, exist_ok=True)
-        self._columns: list[str] = []
-        return self._begin([])
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        values = {**_numbers(record), "step": record["step"]}
-        if new := values.keys() - {*self._columns}:
-            self._columns = sorted({*self._columns, *new})
-            self.logger.close()
-            with open(self._file, newline="") as file:
-                rows = list(csv.DictReader(file))
-            self.logger = self._begin(rows)
-        csv.DictWriter(self.logger, self._columns).writerow(values)
-
-    def _begin(self, rows: Sequence[Mapping[str, Any]]) -> IO[str]:
-        """Replace the file by one with these rows, and return it open for more."""
-        draft = self._file.with_suffix(".draft")
-        file = open(draft, "w", newline="")  # noqa: SIM115
-        writer = csv.DictWriter(file, self._columns)
-        if self._columns:
-            writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        draft.replace(self._file)
-        return file
-
-
 class Remote(Backend):
     """Lightning logger of a remote run, whose id is stored in ``loggers/<name>.json``."""
 
@@ -459,7 +406,7 @@ class Wandb(Remote):
         logger.experiment.finish(exit_code=0 if status == "done" else 1)
 
 
-_BACKENDS: dict[str, type[Backend]] = {b.name: b for b in (TensorBoard, Csv, Mlflow, Wandb)}
+_BACKENDS: dict[str, type[Backend]] = {b.name: b for b in (TensorBoard, Mlflow, Wandb)}
 
 
 def backend_of(name: str, run: Path) -> Backend:

@@ -18,7 +18,7 @@ def load(logging: dict[str, Any], *overrides: str) -> Config:
 
 
 def test_defaults_and_overrides() -> None:
-    assert load({}).logging.loggers == {"tensorboard": {}, "csv": {}}
+    assert load({}).logging.loggers == {"tensorboard": {}}
     config = load({}, "logging.loggers={wandb: {project: graphs}}")
     assert config.logging.loggers == {"wandb": {"project": "graphs"}}
     assert load_config(config.to_dict()) == config
@@ -29,8 +29,9 @@ def test_defaults_and_overrides() -> None:
     ("loggers", "key", "said"),
     [
         (["tensorbord"], "loggers", "expected 'tensorboard'"),
-        (["csv", "csv"], "loggers", "each name once"),
-        ({"csv": {"name": "a"}}, "loggers.csv", "takes no arguments"),
+        (["csv"], "loggers.csv", "metrics.jsonl has every record"),
+        (["wandb", "wandb"], "loggers", "each name once"),
+        ({"tensorboard": {"name": "a"}}, "loggers.tensorboard", "takes no arguments"),
         ({"wandb": {"api_key": "a"}}, "loggers.wandb.api_key", "WANDB_API_KEY"),
         (
             {"wandb": {"settings": {"token": "a"}}},

@@ -81,7 +81,7 @@ def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
         model={"kind": "tests.support.own_models:Slow"},
         train={"epochs": 1000},  # it is ended
         comm={"env": {"DB_PASSWORD": SECRETS[0], "DATABASE_URL": f"postgres://u:{SECRETS[1]}@h/d"}},
-        logging={"loggers": ["csv"]},
+        logging={"loggers": ["tensorboard"]},
     )
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
     command = Command(
