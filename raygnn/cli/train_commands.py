@@ -57,9 +57,10 @@ def add(commands: Any) -> None:
         commands,
         "tables",
         _tables,
-        "propose the YAML that describes a directory of CSV and Parquet files as a graph",
+        "propose the YAML that describes CSV and Parquet files, or a database, as a graph",
     )
-    tables.add_argument("directory", metavar="DIR", type=Path, help="the directory")
+    source = "the directory, or a database: env:NAME, a variable with its URL, or sqlite:///FILE"
+    tables.add_argument("source", metavar="DIR", help=source)
     tables.add_argument("--out", metavar="FILE", type=Path, help="write it there, a new file")
     command(commands, "config-schema", _config_schema, "print the JSON Schema of a configuration")
 
@@ -67,7 +68,8 @@ def add(commands: Any) -> None:
 def _tables(args: argparse.Namespace) -> int:
     from raygnn.graph.tables.proposal import propose
 
-    text = propose(args.directory, args.out.absolute().parent if args.out else args.directory)
+    base = args.out.absolute().parent if args.out else Path(args.source)
+    text = propose(args.source, base if base.is_dir() else Path.cwd())
     if args.out:
         try:
             with args.out.open("x") as file:

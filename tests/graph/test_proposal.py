@@ -103,7 +103,7 @@ def test_traps(tmp_path: Path) -> None:
     for name, columns in traps().items():
         write_table(tmp_path / name, columns)
     (tmp_path / "readme.md").write_text("no table")
-    text = propose(tmp_path, tmp_path)
+    text = propose(str(tmp_path), tmp_path)
     nodes = yaml.safe_load(text)["nodes"]
     drops = {"table": "customers", "missing": "drop"}
     assert {name: table.get("keys") for name, table in nodes.items()} == {
@@ -144,11 +144,11 @@ def test_files_are_relative_to_the_description(tmp_path: Path) -> None:
     (data := tmp_path / "data").mkdir()
     (tmp_path / "jobs").mkdir()
     write_table(data / "a b.csv", {"id": [1, 2], "a": [2, 1], "yes": ["on", "on"], "label": [1, 2]})
-    text = propose(data, tmp_path / "jobs")
+    text = propose(str(data), tmp_path / "jobs")
     assert yaml.safe_load(text)["nodes"]["a_b"]["files"] == "../data/a b.csv"
 
 
 def test_what_is_no_directory_of_tables(tmp_path: Path) -> None:
-    assert_refused(lambda: propose(tmp_path / "none", tmp_path), ["no CSV or Parquet", "none"])
+    assert_refused(lambda: propose(str(tmp_path / "none"), tmp_path), ["no CSV or Parquet", "none"])
     (tmp_path / "x.parquet").write_bytes(b"PAR1 not")
-    assert_refused(lambda: propose(tmp_path, tmp_path), ["x.parquet", "correct the file"])
+    assert_refused(lambda: propose(str(tmp_path), tmp_path), ["x.parquet", "correct the file"])

@@ -9,7 +9,7 @@ from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
-from raygnn.graph.tables.description import read_description
+from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.frames import extent
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
@@ -80,7 +80,7 @@ def _of_archives(dataset: ogb.Archived, times: int) -> Size:
 
 
 def _of_tables(graph: TablesGraph) -> Size:
-    file, described = Path(graph.path), read_description(Path(graph.path))
+    file, described = Path(graph.path), description_of(graph)
     base, queries = file.parent, queries_of(file, described)
     nodes = edges = node_bytes = edge_bytes = 0
     for table in described.nodes.values():

@@ -13,7 +13,8 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore.workspace import Workspace, in_turn
-from raygnn.graph.tables.description import KeyTable, read_description
+from raygnn.graph.tables.databases import description_of
+from raygnn.graph.tables.description import KeyTable
 from raygnn.graph.tables.frames import extent
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
@@ -30,7 +31,7 @@ def files(graph: TablesGraph) -> list[AnyPath]:
     Raises:
         ConfigError, DataError: the description is wrong, or there is no such file.
     """
-    file, described = Path(graph.path), read_description(Path(graph.path))
+    file, described = Path(graph.path), description_of(graph)
     edges = (one for one in described.edges.values() if not isinstance(one, KeyTable))
     tables = (*described.nodes.values(), *edges)
     paths: list[AnyPath] = [
@@ -44,7 +45,7 @@ def files(graph: TablesGraph) -> list[AnyPath]:
 
 def reading_bytes(graph: TablesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
-    file, described = Path(graph.path), read_description(Path(graph.path))
+    file, described = Path(graph.path), description_of(graph)
     base = file.parent
     total = sum(query.extent()[1] for query in queries_of(file, described).values())
     total += sum(extent(one, resolve(base, one.files))[1] for one in described.nodes.values())

@@ -33,6 +33,11 @@ ROW = "\0"  # name of the number of the row, as if it was a column
 AVERAGES = ("mean", "median")
 MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
+DATABASE = re.compile(r"env:[A-Za-z_]\w*|sqlite:///.+")
+NO_DATABASE = (  # does not show the value
+    "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be kept",
+    "set an environment variable to the URL, and name it, such as env:DATABASE_URL",
+)
 _NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
 
@@ -183,6 +188,11 @@ class Table(Section):
         None,
         description="In place of files: a SELECT over files, relative to this one, and over other "
         "tables of the description.",
+    )
+    url: Text | None = Field(
+        None,
+        description="With sql: the database that runs it: env:NAME, the environment variable with "
+        "its URL, or sqlite:///FILE; null = DuckDB, over files.",
     )
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
         None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
@@ -354,6 +364,7 @@ def _with_keys(described: Description) -> Description:
             edges[f"nodes.{ntype}.keys[{column}]"] = KeyTable.model_construct(
                 files=nodes.files,
                 sql=nodes.sql,
+                url=nodes.url,
                 delimiter=nodes.delimiter,
                 time=nodes.time,
                 source=nodes.id or ROW,
@@ -404,6 +415,10 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield Problem(key, f"files and sql: {both} where the rows are", "give one of them")
     if table.sql is not None:
         yield from table.unused(key, "delimiter", why="sql is no file")
+    else:
+        yield from table.unused(key, "url", why="there is no sql")
+    if table.url is not None and not DATABASE.fullmatch(table.url):
+        yield Problem((*key, "url"), *NO_DATABASE)
     given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
     if len(given) > 1:
         message = f"{' and '.join(given)} both say which rows are for what"

@@ -1,10 +1,10 @@
-"""Propose the description of tables in a directory: ids, foreign keys, times, features."""
+"""Propose the description of files or of a database: ids, foreign keys, times, features."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ import yaml
 
 from raygnn.errors import DataError
 from raygnn.graph.data import MASKS
+from raygnn.graph.tables.databases import export
 from raygnn.graph.tables.duck import Connection, connect
 from raygnn.graph.tables.queries import quoted, scan
 from raygnn.graph.tables.reader import is_table
@@ -30,7 +31,8 @@ _SORTS = {
     "moment": "DATE|TIMESTAMP( WITH TIME ZONE|_[A-Z]*)?",
     "text": "VARCHAR|UUID",
 }
-_HEAD = """# Proposed from the files in {}: check it, above all what is after '#'.
+_DATE = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?"
+_HEAD = """# Proposed from the tables in {}: check it, above all what is after '#'.
 # A job reads it with `graph: {{format: tables, path: THIS}}`. To predict a column, write
 # `label: COLUMN` and `splits: {{train: 0.8, val: 0.1}}` at its table, remove the column from
 # features and categories, and set `task: {{ntype: TABLE}}` in the job.
@@ -51,7 +53,7 @@ class _Proposed:
     """A table, and what is proposed of it."""
 
     name: str
-    files: str
+    given: Mapping[str, str]  # keys that say where its rows are
     rows: int
     columns: dict[str, _Column]
     id: str | None = None
@@ -63,24 +65,30 @@ class _Proposed:
         return _stem(self.name)
 
 
-def propose(directory: Path, base: Path) -> str:
-    """Return a description of the CSV and Parquet files in a directory, as YAML.
+def propose(source: str, base: Path) -> str:
+    """Return a description of CSV and Parquet files, or of a database, as YAML.
 
     Args:
+        source: a directory, or the URL of a database as ``url`` of a table has it.
         base: directory of the description, to which it names files.
 
     Raises:
-        DataError: there are none, or one cannot be read.
+        DataError: there are no tables, or one cannot be read.
     """
-    files = [file for file in sorted(directory.absolute().glob("*")) if is_table(file)]
-    if not files:
-        remedy = "name a directory that has some"
-        raise DataError("there are no CSV or Parquet files", where=str(directory), remedy=remedy)
     tables: list[_Proposed] = []
-    with TemporaryDirectory(prefix="raygnn-") as spill, connect(Path(spill)) as connection:
-        for file in files:
+    with TemporaryDirectory(prefix="raygnn-") as place, connect(Path(place)) as connection:
+        if source.startswith("env:") or "://" in source:
+            given = export(source, base, Path(place))
+        else:
+            files = [one for one in sorted(Path(source).absolute().glob("*")) if is_table(one)]
+            given = {file: {"files": os.path.relpath(file, base)} for file in files}
+        if not given:
+            message = "there are no CSV or Parquet files, or no tables with rows"
+            remedy = "name a directory that has some, or a database: env:DATABASE_URL"
+            raise DataError(message, where=source, remedy=remedy)
+        for file, keys in given.items():
             try:
-                tables.append(_counted(connection, file, base, [one.name for one in tables]))
+                tables.append(_counted(connection, file, keys, [one.name for one in tables]))
             except duckdb.Error as error:
                 message = " ".join(str(error).split())[:300]
                 remedy = "correct the file, or move it elsewhere"
@@ -90,21 +98,28 @@ def propose(directory: Path, base: Path) -> str:
         for table in tables:
             for column in table.columns.values():
                 _find_key(connection, table, column, tables)
-    return _HEAD.format(directory) + "".join(f"{line}\n" for t in tables for line in _lines(t))
+    return _HEAD.format(source) + "".join(f"{line}\n" for t in tables for line in _lines(t))
 
 
-def _counted(connection: Connection, file: Path, base: Path, taken: Sequence[str]) -> _Proposed:
-    """Count the values of all columns of a file."""
+def _counted(
+    connection: Connection, file: Path, given: Mapping[str, str], taken: Sequence[str]
+) -> _Proposed:
+    """Count the values of all columns of a file; text that has dates is points in time."""
     name = _array(file.name.partition(".")[0], taken)
     connection.execute(f"create table {quoted(name)} as {scan([file])}")
     kinds = connection.execute(f"describe {quoted(name)}").fetchall()
-    counts = ", ".join(f"count({(c := quoted(k[0]))}), count(distinct {c})" for k in kinds)
+    counts = ", ".join(
+        f"count({(c := quoted(k[0]))}), count(distinct {c}), "
+        f"count(*) filter (regexp_full_match({c}::varchar, '{_DATE}'))"
+        for k in kinds
+    )
     rows, *found = connection.execute(f"select count(*), {counts} from {quoted(name)}").fetchone()
+    numbers = zip(found[::3], found[1::3], found[2::3], strict=True)
     columns = {
-        column: _Column(column, _sort(kind), *numbers)
-        for (column, kind, *_), *numbers in zip(kinds, found[::2], found[1::2], strict=True)
+        column: _Column(column, "moment" if 0 < values == dates else _sort(kind), values, distinct)
+        for (column, kind, *_), (values, distinct, dates) in zip(kinds, numbers, strict=True)
     }
-    return _Proposed(name, os.path.relpath(file, base), rows, columns)
+    return _Proposed(name, given, rows, columns)
 
 
 def _find_id(table: _Proposed, tables: Sequence[_Proposed]) -> None:
@@ -181,8 +196,8 @@ def _lines(table: _Proposed) -> Iterator[str]:
     notes += [f"features: {_yaml({'column': n, **since})}" for n in times if n != time]
     yield f"  {table.name}:"
     yield from (f"    # {' '.join(note.split())}" for note in notes)
-    for key in ("files", "id", "keys"):
-        if value := getattr(table, key):
+    for key, value in {**table.given, "id": table.id, "keys": table.keys}.items():
+        if value:
             yield f"    {key}: {_yaml(value)}"
     if time:
         yield f"    time: {_yaml(time)}"

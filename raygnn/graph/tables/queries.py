@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Query:
             if writer is not None:
                 writer.close()
         if not rows:
-            remedy = "correct the query, or give its files rows"
+            remedy = "correct the query, or give what it reads rows"
             raise DataError("the query gives no rows", where=self.where, remedy=remedy)
         return {"rows": rows}
 
@@ -231,7 +232,15 @@ def run_queries(
     tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
     tasks: list[tuple[Query, Path]] = []
     sizes: list[int] = []
-    for key, query in queries_of(file, described).items():
+    for section, of_section in tables.items():
+        for name, table in of_section.items():
+            if table.url is not None:  # its file is seen by this process alone
+                copy = work.directory("queries") / f"from-database-{Path(table.files).name}"
+                if copy not in results:  # foreign keys have the rows of their nodes
+                    shutil.copy(str(table.files), copy)
+                    results[copy] = f"the query of {section}.{name} in {file}"
+                of_section[name] = table.model_copy(update={"files": str(copy)})
+    for key, query in queries_of(file, described.model_copy(update=tables)).items():
         result = of_select.get(query.select)
         if result is None:
             result = work.directory("queries") / f"{len(tasks)}.parquet"

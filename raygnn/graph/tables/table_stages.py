@@ -25,6 +25,7 @@ from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, o
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
+from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import (
     ROW,
     Description,
@@ -32,7 +33,6 @@ from raygnn.graph.tables.description import (
     KeyTable,
     NodeTable,
     Table,
-    read_description,
 )
 from raygnn.graph.tables.frames import (
     FitTo,
@@ -61,7 +61,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
         DataError: a table is; its file, row and column are named.
     """
     file = Path(graph.path)
-    described, results = run_queries(file, read_description(file), work)
+    described, results = run_queries(file, description_of(graph), work)
     with named(results):
         return _read(graph, described, work)
 

@@ -1,0 +1,220 @@
+"""Tables that come from a database: their queries run there, through ADBC, once for each graph that
+a process has. Its digest, its estimated size and its rows are of the Parquet files of the results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raygnn.config.graph import TablesGraph
+from raygnn.config.places import HIDDEN
+from raygnn.errors import CapabilityError, ConfigError, DataError
+from raygnn.graph.sources.input_files import check_file
+from raygnn.graph.tables.description import DATABASE, NO_DATABASE, Description, read_description
+from raygnn.graph.tables.queries import Query, quoted, scan
+from raygnn.util.files import storage_errors
+
+_URL = re.compile(r"sqlite:///.+|postgres(?:ql)?://(?:[^:/?#@]*(?::([^/?#@]*))?@)?[^#@]*")
+_URLS = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:///FILE"
+# Waits for a server that does not answer, in seconds and ms, unless the URL has others. A query
+# that runs may take as long as it needs.
+_LIMITS = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 60_000}
+_READ_ONLY = "set transaction isolation level repeatable read, read only"
+_BEGIN = {
+    "postgresql": (_READ_ONLY, "set local lock_timeout = '60s'"),
+    "sqlite": ("pragma busy_timeout = 60000",),
+}
+# Size of a batch: bytes, or rows, from the first of which SQLite's driver infers the types
+_BATCH = {
+    "postgresql": {"adbc.postgresql.batch_size_hint_bytes": str(1 << 24)},
+    "sqlite": {"adbc.sqlite.query.batch_rows": str(1 << 14)},
+}
+_READ: dict[int, Description] = {}  # by the id of a graph that exists
+
+
+def description_of(graph: TablesGraph) -> Description:
+    """Return the description of a graph; tables of databases have files, and keep their ``url``.
+    Raises as `read_description`, `Database` and `Query.run` do."""
+    if (found := _READ.get(id(graph))) is not None:
+        return found
+    found = read_description(Path(graph.path))
+    if any(one.url for one in (*found.nodes.values(), *found.edges.values())):
+        place = TemporaryDirectory(prefix="raygnn-")
+        weakref.finalize(graph, place.cleanup)
+        with storage_errors(Path(place.name), DataError, "set TMPDIR to a larger disk"):
+            found = _READ[id(graph)] = _read(found, Path(graph.path), Path(place.name))
+        weakref.finalize(graph, _READ.pop, id(graph))
+    return found
+
+
+def _read(described: Description, file: Path, place: Path) -> Description:
+    """Return the description with files below ``place`` that have the rows of databases."""
+    tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
+    results: dict[tuple[str, str], Path] = {}  # foreign keys have the query of their nodes
+    databases: dict[str, Database] = {}
+    with ExitStack() as stack:
+        for section, of_section in tables.items():
+            for name, table in of_section.items():
+                if (url := table.url) is None:
+                    continue
+                where = f"{file}: {section}.{name}"
+                if url not in databases:
+                    databases[url] = Database(url, file.parent, f"{where}.url")
+                    stack.callback(databases[url].connection.close)
+                if (result := results.get((url, table.sql))) is None:
+                    result = results[url, table.sql] = place / f"{len(results)}.parquet"
+                    raw = result.with_suffix(".raw.parquet")
+                    databases[url].read(table.sql, raw, f"{where}.sql")
+                    Query(f"{where}.sql", scan([raw]), {}, [raw]).run(result)
+                    raw.unlink()
+                of_section[name] = table.model_copy(update={"sql": None, "files": str(result)})
+    return described.model_copy(update=tables)
+
+
+def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
+    """Write the tables of a database that have rows to a directory. Returns what a description
+    whose directory is ``base`` says of each file; raises as `Database` does."""
+    if not DATABASE.fullmatch(url):
+        raise ConfigError(NO_DATABASE[0], where="raygnn tables", remedy=NO_DATABASE[1])
+    if path := url.partition("sqlite:///")[2]:
+        url = f"sqlite:///{path if os.path.isabs(path) else os.path.relpath(path, base)}"
+    files = dict[Path, dict[str, str]]()
+    database = Database(url, base, url)
+    with closing(database.connection):
+        for name, sql in database.tables(url):
+            file = place / str(len(files)) / f"{name.replace('/', '_')}.parquet"
+            file.parent.mkdir(exist_ok=True)
+            if database.read(sql, file, f"{url}: {name}"):
+                files[file] = {"url": url, "sql": sql}
+    return files
+
+
+class Database:
+    """A ``connection`` to a database, in a transaction that only reads.
+
+    Args:
+        url: as a table has it: ``env:NAME`` or ``sqlite:///FILE``, relative to ``base``.
+        where: place of the URL, for errors.
+
+    Raises:
+        DataError: the URL is wrong, or the database cannot be opened.
+        CapabilityError: the driver is not installed.
+    """
+
+    def __init__(self, url: str, base: Path, where: str):
+        name = url.removeprefix("env:")
+        if url != name and not (url := os.environ.get(name, "")):
+            message = f"the environment variable {name} is not set"
+            raise DataError(message, where=where, remedy=f"set it to the URL: {_URLS}")
+        if not (match := _URL.fullmatch(url)) or re.search("%(?![0-9a-fA-F]{2})", url):
+            remedy = f"expected {_URLS}; write @ / # % in a password as %40 %2F %23 %25"
+            raise DataError(f"{name} is not the URL of a database", where=where, remedy=remedy)
+        kind = url.partition(":")[0]
+        if kind == "sqlite":
+            check_file(file := base.absolute() / url.removeprefix("sqlite:///"))
+            uri = f"{file.as_uri()}?mode=ro"
+        else:
+            kind, given = "postgresql", dict(parse_qsl(url.partition("?")[2]))
+            limits = urlencode({key: value for key, value in _LIMITS.items() if key not in given})
+            uri = f"{url}{'&' if '?' in url else '?'}{limits}"
+        secrets = [uri, url, match[1] or "", *re.findall("password=([^&]+)", url)]
+        self._secrets = {text for one in secrets for text in (one, unquote(one)) if text}
+        try:
+            self._dbapi = importlib.import_module(f"adbc_driver_{kind}.dbapi")
+        except ImportError:
+            message, remedy = f"there is no adbc-driver-{kind}", 'pip install "raygnn[databases]"'
+            raise CapabilityError(message, where=where, remedy=remedy) from None
+        self._options = {"adbc_stmt_kwargs": _BATCH[kind]}
+        with self._errors(where, "check the URL, its user and password, and that the server runs"):
+            self.connection = self._dbapi.connect(uri)
+            with self.connection.cursor() as cursor:
+                for statement in _BEGIN[kind]:
+                    cursor.execute(statement)
+
+    def read(self, sql: str, file: Path, where: str) -> int:
+        """Write the rows of a query as Parquet, a batch at a time. Returns their number; raises
+        DataError if the query is wrong or writes, or a column has a type that tables lack."""
+        batches, rows, fields = self._batches(sql, where), 0, list[tuple[str, pa.DataType]]()
+        for name, kind in ((field.name, field.type) for field in next(batches)):
+            fields.append((name, _stored(kind)))
+            if fields[-1][1] is None:
+                kind = getattr(kind, "type_name", kind)
+                message = f"column {name!r} has the type {kind}, which tables do not have"
+                remedy = f"cast it in the query, such as cast({name} as text), or leave it out"
+                raise DataError(message, where=where, remedy=remedy)
+        schema = pa.schema(fields)
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in batches:
+                columns = [
+                    array if array.type == to else pc.cast(getattr(array, "storage", array), to)
+                    for array, to in zip(batch.columns, schema.types, strict=True)
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+                rows += batch.num_rows
+        return rows
+
+    def tables(self, where: str) -> Iterator[tuple[str, str]]:
+        """Yield each table's name and a SELECT of its columns that have types of tables."""
+        with self._errors(where, "give the user the right to list tables"):
+            options = {"depth": "tables", "table_types_filter": ["table"]}
+            catalogs = self.connection.adbc_get_objects(**options).read_all().to_pylist()
+        for schema in (one for catalog in catalogs for one in catalog["catalog_db_schemas"] or ()):
+            space = schema["db_schema_name"] or "public"
+            names = sorted(table["table_name"] for table in schema["db_schema_tables"] or ())
+            for name in (one for one in names if not one.startswith("sqlite_")):
+                full = quoted(name) if space == "public" else f"{quoted(space)}.{quoted(name)}"
+                columns = next(self._batches(f"select * from {full} limit 0", where))
+                kept = [quoted(one.name) for one in columns if _stored(one.type) is not None]
+                listed = "*" if len(kept) == len(columns) else ", ".join(kept)
+                yield name, f"select {listed} from {full}"
+
+    def _batches(self, sql: str, where: str) -> Iterator[Any]:
+        """Yield the schema of a query, then its rows."""
+        remedy = "correct the query: one SELECT that writes nothing; cast columns of several types"
+        with self._errors(where, remedy), self.connection.cursor(**self._options) as cursor:
+            # nothing else fits into the brackets, such as COPY; it may end in a comment
+            cursor.execute(f"select * from (\n{sql.strip().rstrip(';')}\n) as q")
+            reader = cursor.fetch_record_batch()
+            yield reader.schema
+            yield from reader
+
+    @contextmanager
+    def _errors(self, where: str, remedy: str) -> Iterator[None]:
+        """Raise DataError with the database's own sentence, without the password."""
+        try:
+            yield
+        except (self._dbapi.Error, pa.ArrowException, OSError) as error:
+            line = str(error)
+            for secret in sorted(self._secrets, key=len, reverse=True):
+                line = line.replace(secret, HIDDEN)
+            line = re.split(r"\n(?:LINE |\s*[Qq]uery)", line)[0]
+            line = re.sub(r"(?s)^.*(ERROR|FATAL|to \w+ query): |^\w+: (\[\w+\] )?", "", line)
+            raise DataError(" ".join(line.split())[:300], where=where, remedy=remedy) from None
+
+
+def _stored(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type to store a column as: decimals as numbers, points in time in UTC, without a
+    zone; None for types that tables do not have."""
+    if getattr(kind, "type_name", None) == "numeric":  # exact, of any width, as text
+        return pa.float64()
+    if isinstance(kind, pa.BaseExtensionType):
+        is_text, is_uuid = pa.types.is_string(kind.storage_type), kind == pa.uuid()
+        return kind.storage_type if is_text else kind if is_uuid else None
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit)
+    if pa.types.is_list(kind) and _stored(kind.value_type) != kind.value_type:
+        return None
+    return None if pa.types.is_interval(kind) or pa.types.is_duration(kind) else kind
