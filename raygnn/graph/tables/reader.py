@@ -331,7 +331,7 @@ class TableReader:
         for group in map(facts.row_group, range(facts.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
                 name = column.path_in_schema.split(".")[0]
-                if name in self.columns:
+                if name in self.columns and name in kinds:  # else damaged, which reading reports
                     is_half = pa.types.is_float16(kinds[name])
                     size += column.num_values * (_VALUE // 2 if is_half else _VALUE)
         return size
