@@ -23,8 +23,8 @@ _FLAT = ("s3", "gcs", "abfs")  # stores without directories
 # file is in memory. `from_uri` would try 30 times in 100 s, and keep a complete file in memory.
 _S3 = {"connect_timeout": 5.0, "request_timeout": 6.0, "background_writes": False}
 _S3_TRIES = 3
-# errors of a host or scheme that is not the server's
-_ELSEWHERE = re.compile(r"could not resolve host|wrong version number", re.IGNORECASE)
+# errors of a host that does not exist, or does not speak TLS, whose texts differ between versions
+_ELSEWHERE = re.compile(r"curlCode: (6|35), ")
 
 
 class Stat(NamedTuple):
