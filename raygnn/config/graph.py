@@ -52,7 +52,7 @@ class DglGraph(ReversibleGraph):
 
 
 class TablesGraph(ReversibleGraph):
-    """Tables of nodes and edges, CSV or Parquet, as a YAML of their own describes them."""
+    """Tables of nodes and edges, in files or databases, as a YAML of their own describes them."""
 
     format: Literal["tables"] = Field(description="Format of the input graph.")
     path: InputPath = Field(description="The YAML that describes the tables: see docs/data.md.")

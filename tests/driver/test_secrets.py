@@ -104,6 +104,7 @@ def test_errors_have_no_secrets(
         ["runs", "--storage", f"s3://{USER}/runs"],
         ["report", f"https://{USER}/runs/a"],
         ["report", "a", "--storage", f"s3://{USER}/runs"],
+        ["tables", f"postgresql://{USER}/shop"],
     ],
 )
 def test_arguments_with_secrets(

@@ -22,16 +22,18 @@ import yaml
 
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import CapabilityError, DataError, InputError
+from raygnn.graph.outofcore.workspace import in_turn
 from raygnn.graph.sources import digest, load_graph, reading_bytes
 from raygnn.graph.tables import databases
 from raygnn.graph.tables.databases import Database
 from raygnn.graph.tables.proposal import propose
-from tests.graph.test_outofcore import assert_as_in_memory, contents, missing
+from tests.graph.test_outofcore import assert_as_in_memory, contents, missing, out_of_core
 from tests.graph.test_proposal import keys_of
 from tests.support.builders import assert_refused
 from tests.support.postgres import PASSWORD, Server, free_port, postgres
 from tests.support.tables_builder import write_table
 
+pytest.importorskip("pyarrow", minversion="19")  # as the extra has it
 pytest.importorskip("adbc_driver_sqlite")
 pytest.importorskip("adbc_driver_postgresql")
 
@@ -102,6 +104,13 @@ def test_a_database_joins_files(tmp_path: Path) -> None:
     relative = write_shop(tmp_path, url="sqlite:///shop.db")
     assert load_graph(relative).ids["user"].to_pylist() == ["anna", "ben", "carl"]
     assert_as_in_memory(shop, tmp_path, 2)
+    out_of_core(missing(shop, tmp_path / "shared", 2), on_another_node)
+
+
+def on_another_node(function: Any, tasks: Any) -> Iterator[tuple[int, Any]]:
+    """Run tasks as a node does that does not see this process's temporary files."""
+    assert tempfile.gettempdir() not in repr(tasks)
+    yield from in_turn(function, tasks)
 
 
 @pytest.mark.usefixtures("shop")

@@ -13,6 +13,7 @@ from tests.support.commands import Command
 from tests.support.postgres import PASSWORD, Server, postgres
 from tests.support.small_jobs import job
 
+pytest.importorskip("pyarrow", minversion="19")  # as the extra has it
 pytest.importorskip("adbc_driver_postgresql")
 pytestmark = pytest.mark.system
 
@@ -66,11 +67,14 @@ def _check(server: Server, engine: str, place: Path) -> None:
         new = [("new 1", "-1", "no"), ("new 2", "1", "yes")]
         for name, x, _ in new:
             server.run(f"insert into items values ('{name}', {x}, null, null)")
+        (made,) = (place / "runs" / "partitions").iterdir()
+        kept = ["--set", "graph=null", "--set", f"partition.path={made}", "--set", "train.epochs=9"]
         asked = ["--new-data", "--set", "graph.path=shop.yaml", "--out", "new.parquet"]
         run("predict", "runs/test", *asked)
         frame = pd.read_parquet(place / "new.parquet").set_index("node")
         assert len(frame) == 302
         assert [frame["prediction"][name] for name, *_ in new] == [kind for *_, kind in new]
+        run("train", "job.yaml", "--resume", *kept)
         run("tables", "env:SHOP", "--out", "proposed.yaml")
         config["graph"]["path"] = "proposed.yaml"
         config |= {"name": "other", "task": {"kind": "link_prediction", "etype": "item"}}

@@ -1,4 +1,4 @@
-"""Tables of nodes and of edges, in CSV or Parquet, as a YAML of their own describes them.
+"""Tables of nodes and of edges, in files or databases, as a YAML of their own describes them.
 
 Nodes are numbered in the order of their rows, edges too. The user's ids are kept beside the
 graph, and predictions are written by them.
