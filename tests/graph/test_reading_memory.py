@@ -230,38 +230,13 @@ def test_arrow_runs_out_of_memory(
     def fail(*_: Any, **__: Any) -> Any:
         raise pa.ArrowMemoryError("malloc of size 8589934592 failed")
 
-    name = "raygnn.graph.tables.reader.read_csv"
+    name = "raygnn.graph.tables.reader.batches"
     if kind == "parquet":
         name = "raygnn.graph.tables.reader.pq.ParquetFile.iter_batches"
     monkeypatch.setattr(name, fail)
     with pytest.raises(DataError, match="not enough memory to read it: malloc of size") as caught:
         load_graph(graph)
     assert caught.value.where == str(tmp_path / f"users.{kind}")
-
-
-def test_a_packed_file_of_one_endless_line(tmp_path: Path) -> None:
-    """Its 8 MB decompress to 8 GiB without a line end, after a correct header."""
-    write_shop(tmp_path, "csv.gz")
-    users = tmp_path / "users.csv.gz"
-    with gzip.open(users, "wb", 1) as file:
-        file.write(b"name,age,income,class,fold\n")
-        block = gzip.compress(b"1" * 2**24, 1)
-    with users.open("ab") as file:
-        for _ in range(512):
-            file.write(block)
-    graph = {"format": "tables", "path": str(tmp_path / "shop.yaml")}
-    (found,) = outcomes([["check", job(tmp_path / "job.yaml", graph)]], tmp_path)
-    assert_refused(found, "users.csv.gz")
-    assert found.peak < 10**9
-
-
-def test_a_last_line_without_an_end_is_not_lost(tmp_path: Path) -> None:
-    """DuckDB 2.0 drops a last line that is longer than its buffer."""
-    graph = write_shop(tmp_path)
-    with (tmp_path / "users.csv").open("ab") as file:
-        file.write(b"1" * 40_000_000)
-    with pytest.raises(DataError, match="more than 131,072 characters"):
-        load_graph(graph)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])

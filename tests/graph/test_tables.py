@@ -280,16 +280,6 @@ def test_fractions_need_a_unit(tmp_path: Path) -> None:
         load_graph(write_shop(tmp_path, "parquet", bought={"at": [1.5, 2.5, 3.5]}))
 
 
-def test_names_with_spaces_around_them(tmp_path: Path) -> None:
-    graph = write_shop(tmp_path)
-    file = tmp_path / "users.csv"
-    first, rest = file.read_text().split("\n", 1)
-    before = load_graph(graph)
-    file.write_text("\n" + ", ".join(first.split(",")) + " \n" + rest)
-    after = load_graph(graph)
-    assert np.array_equal(after.nodes["user"].data["feat"], before.nodes["user"].data["feat"])
-
-
 def test_times_of_nodes(tmp_path: Path) -> None:
     """Times of nodes are read as times of edges are; they are stored beside the features."""
     spec = changed("nodes user time", "joined")

@@ -30,8 +30,13 @@ def check_file(path: AnyPath) -> int:
             unreadable or empty.
     """
 
+    where = os.fsencode(str(path)).decode(errors="backslashreplace")
+
     def refused(message: str, remedy: str) -> DataError:
-        return DataError(message, where=str(path), remedy=remedy)
+        return DataError(message, where=where, remedy=remedy)
+
+    if where != str(path):
+        raise refused("the path is not UTF-8", "rename the file")
 
     if isinstance(path, RemotePath):
         if not path.is_file():
@@ -44,9 +49,9 @@ def check_file(path: AnyPath) -> int:
     except FileNotFoundError:
         remedy = "check the path; a relative one is taken from the directory of the config file"
         raise refused("the file does not exist", remedy) from None
-    except OSError as error:
-        remedy = "check the path and the rights"
-        raise refused(f"the file can not be read: {error.strerror or error}", remedy) from None
+    except (OSError, ValueError) as error:
+        remedy, reason = "check the path and the rights", getattr(error, "strerror", error)
+        raise refused(f"the file can not be read: {reason}", remedy) from None
     if stat.S_ISDIR(status.st_mode):
         raise refused("it is a directory, not a file", "name the file itself")
     if not stat.S_ISREG(status.st_mode):

@@ -280,8 +280,9 @@ class Times:
             raise chunk.error(0, column, f"the column is {kind}", remedy)
         to = self._to = self._to or _time_type(array)
         if pa.types.is_timestamp(kind) and kind.unit == "ns":  # what is finer is cut
-            array = pc.floor_temporal(array, unit="microsecond")
-        if not text and temporal != pa.types.is_temporal(to):
+            array = pc.floor_temporal(pc.cast(array, pa.timestamp("ns")), unit="microsecond")
+        zones = [getattr(one, "tz", None) is not None for one in (kind, to)]
+        if not text and (temporal != pa.types.is_temporal(to) or zones[0] != zones[1]):
             raise chunk.error(0, column, f"the column is {kind}, and was {to}", remedy)
         return cast(chunk, column, array, to, remedy)
 

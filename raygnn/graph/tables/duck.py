@@ -1,20 +1,18 @@
-"""DuckDB: connections with a memory limit, Arrow in and out, and CSV."""
+"""DuckDB: connections with a memory limit, literals of SQL, and Arrow in and out."""
 
 from __future__ import annotations
 
 import functools
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
 
 from raygnn.graph.available_memory import memory
-from raygnn.storage.remote import AnyPath, RemotePath
 
 _MEMORY = 256 << 20  # bytes, unless queries are known to need more, or fewer are available
 
@@ -45,7 +43,7 @@ def connect(spill: Path, need: int = 0) -> Connection:
 
 
 @functools.cache
-def _scanner() -> Connection:
+def scanner() -> Connection:
     """Return the database of this process for queries that pass over files, which never spill."""
     return connect(Path(os.devnull))
 
@@ -67,41 +65,6 @@ def text(value: Any) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def read_csv(
-    file: AnyPath,
-    width: int,
-    columns: Sequence[int],
-    rows: int,
-    delimiter: str,
-    quote: str,
-    line_end: str,
-    skip: int,
-) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a CSV as text, by their numbers, in the order of its rows.
-
-    Args:
-        width: number of columns of the file.
-        rows: of a batch.
-        skip: rows that are none, before the first one.
-
-    Raises:
-        duckdb.Error: the file is damaged, or not strictly CSV.
-    """
-    if isinstance(file, RemotePath):
-        with TemporaryDirectory(prefix="raygnn-") as place:
-            copy = Path(place) / file.name
-            file.download(copy)
-            yield from read_csv(copy, width, columns, rows, delimiter, quote, line_end, skip)
-        return
-    types = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(width))
-    options = (
-        f"columns={{{types}}}, auto_detect=false, parallel=false, header=false, skip={skip}, "
-        f"nullstr='', new_line={text(line_end.encode('unicode_escape').decode())}, "
-        f"allow_quoted_nulls=false, delim={text(delimiter)}, quote={text(quote)}, "
-        f"escape={text(quote)}, compression={text('gzip' if file.suffix == '.gz' else 'none')}"
-    )
-    wanted = ", ".join(f"c{at}" for at in columns)
-    # a line of one column that is empty is no row, as it is none of more columns
-    only = " where c0 is not null" if width == 1 else ""
-    query = f"select {wanted} from read_csv({text(glob.escape(str(file)))}, {options}){only}"
-    yield from batches(_scanner().cursor(), query, rows)
+def path_text(file: Path) -> str:
+    """Quote a path as a literal of SQL, which is no pattern."""
+    return text(glob.escape(str(file)))

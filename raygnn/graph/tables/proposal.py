@@ -15,6 +15,7 @@ import yaml
 
 from raygnn.errors import DataError
 from raygnn.graph.data import MASKS
+from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.databases import export
 from raygnn.graph.tables.duck import Connection, connect
 from raygnn.graph.tables.queries import quoted, scan
@@ -87,6 +88,7 @@ def propose(source: str, base: Path) -> str:
             remedy = "name a directory that has some, or a database: env:DATABASE_URL"
             raise DataError(message, where=source, remedy=remedy)
         for file, keys in given.items():
+            check_file(file)
             try:
                 tables.append(_counted(connection, file, keys, [one.name for one in tables]))
             except duckdb.Error as error:

@@ -25,7 +25,7 @@ from raygnn.graph.data import etype_str
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
 from raygnn.graph.tables.description import Description, KeyTable, Table
-from raygnn.graph.tables.duck import Connection, batches, connect, text
+from raygnn.graph.tables.duck import Connection, batches, connect, path_text, text
 from raygnn.graph.tables.reader import ROWS, is_table, is_text, resolve, separator
 from raygnn.storage.remote import AnyPath, RemotePath
 
@@ -154,7 +154,7 @@ class Queries:
                 found = self._named(given["literal"]["text"], where)
                 files |= dict.fromkeys(found)
                 place, length = given["query_location"], given["query_location_length"]
-                literals.append((place, length, f"[{', '.join(map(text, found))}]"))
+                literals.append((place, length, f"[{', '.join(map(path_text, found))}]"))
         select = table.sql.encode()
         for place, length, paths in sorted(literals, reverse=True):
             select = select[:place] + paths.encode() + select[place + length :]
@@ -270,7 +270,11 @@ def named(results: Mapping[Path, str]) -> Iterator[None]:
 
 def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
     """Let a connection open these files alone, and change no setting."""
-    connection.execute(f"set allowed_paths = [{', '.join(map(text, files))}]")
+    allowed = [
+        *map(text, files),
+        *map(path_text, files),
+    ]  # of what it opens, and of what is written
+    connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")
 
@@ -321,7 +325,7 @@ def scan(files: Sequence[Path], delimiter: str | None = None) -> str:
         groups.setdefault(options, []).append(file)
     return " union all by name ".join(
         f"select * from {'read_csv' if options else 'read_parquet'}"
-        f"([{', '.join(map(text, group))}], union_by_name=true{options})"
+        f"([{', '.join(map(path_text, group))}], union_by_name=true{options})"
         for options, group in groups.items()
     )
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import bisect
 import csv
 import glob
-import gzip
 import io
+import os
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -28,19 +28,21 @@ import pyarrow.parquet as pq
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables.description import ROW
-from raygnn.graph.tables.duck import read_csv
+from raygnn.graph.tables.description import ROW, Description, Table
+from raygnn.graph.tables.duck import batches, path_text, scanner, text
 from raygnn.storage.remote import AnyPath, RemotePath
 
 ROWS = 1 << 16  # of a chunk, fewer where rows are wide or a file ends
 _BYTES = 1 << 24  # of a chunk, about
 _CELL = 16  # bytes of a value as text, about
-_LONGEST = 1 << 20  # bytes of a line of CSV, where it is looked at line by line
+_START = 1 << 20  # bytes in which the line of names is
+_END = 1 << 22  # bytes in which the last quote is, if DuckDB accepts its line
 _FILES = 100_000
 _VALUE = 8  # bytes of a value as an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-UNPACKING_ERRORS = (OSError, EOFError, zlib.error)  # errors of a file that is not what it says
+_VALUE_TEXT = 1 << 21  # characters of a value, as many as of a line in DuckDB
+csv.field_size_limit(_VALUE_TEXT)
 
 
 def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
@@ -56,7 +58,7 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
             files += _elsewhere(pattern)
             continue
         file = base / pattern
-        if file.exists() or not glob.has_magic(pattern):
+        if os.path.exists(file) or not glob.has_magic(pattern) or "\0" in pattern:
             files.append(file)
             continue
         matches = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
@@ -70,7 +72,7 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
     for path in files:
         if not is_table(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
-            archive = ".tar" in path.name or path.suffix in (".tgz", ".zip")
+            archive = ".tar" in path.name or path.suffix in (".tgz", ".zip", ".zst", ".bz2", ".xz")
             remedy = "unpack it" if archive else "rename the file, or convert it"
             raise DataError(message, where=str(path), remedy=remedy)
     return files
@@ -86,6 +88,26 @@ def _elsewhere(pattern: str) -> list[AnyPath]:
         remedy = "correct files: only the last part of a URI may be a pattern"
         raise DataError("no file matches this", where=str(place), remedy=remedy)
     return [*matches]
+
+
+@contextmanager
+def unchanged(described: Description, base: Path) -> Iterator[None]:
+    """Raise DataError if a local file changes in the meantime, whatever error that causes."""
+
+    def states() -> dict[Path, tuple[int, int]]:
+        tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
+        files = (file for table in tables for file in resolve(base, table.files))
+        local = (file for file in files if isinstance(file, Path))
+        return {file: (check_file(file), file.stat().st_mtime_ns) for file in local}
+
+    before = states()
+    try:
+        yield
+    finally:
+        changed = [file for file, state in states().items() if state != before.get(file)]
+        if changed:
+            message, remedy = "the file changed while it was read", "start again once it is whole"
+            raise DataError(message, where=str(changed[0]), remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -179,7 +201,7 @@ class TableReader:
         try:
             lines = (line for at_row, _, line in self._lines(file) if at_row == number)
             return f"{file}, row {number} (line {next(lines)})"
-        except (csv.Error, StopIteration, *UNPACKING_ERRORS):
+        except (csv.Error, StopIteration, OSError):
             return f"{file}, row {number}"
 
     def extent(self) -> tuple[int, int]:
@@ -193,14 +215,14 @@ class TableReader:
         for file in self.files:
             if not is_text(file):
                 check_file(file)
-                with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+                with _parquet_file(file) as opened:
                     rows += opened.metadata.num_rows
                     size += self._parquet_bytes(opened)
                 continue
             total = unpacked_size(file)
             try:
                 lines, sample = self._start(file)
-            except UNPACKING_ERRORS:  # reported when all of it is read
+            except OSError:  # reported when all of it is read
                 continue
             of_file = max(len(lines) - (self._header is None), 0) * total // max(sample, 1)
             rows, size = rows + of_file, size + of_file * len(self.columns) * _VALUE
@@ -211,47 +233,69 @@ class TableReader:
     def _text(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
         names, skip, line_end = self._head(file)
         self._check_columns(file, names)
-        rows = 0
+        types = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(names)))
+        quote = text("" if self._header else '"')
+        options = (
+            f"columns={{{types}}}, auto_detect=false, parallel=false, header=false, "
+            f"hive_partitioning=false, skip={skip}, nullstr='', allow_quoted_nulls=false, "
+            f"new_line={text(line_end.encode('unicode_escape').decode())}, "
+            f"delim={text(self._separator(file))}, quote={quote}, escape={quote}, "
+            f"compression={text('gzip' if file.suffix == '.gz' else 'none')}"
+        )
+        wanted = ", ".join(f"c{names.index(column)}" for column in self.columns)
+        # a line of one column that is empty is no row, as it is none of more columns
+        only = " where c0 is not null" if len(names) == 1 else ""
+        rows = max(min(ROWS, _BYTES // (_CELL * len(self.columns))), 1)
         try:
-            lines, size = self._start(file)
-            if size == _LONGEST and len(lines) <= skip + 1:  # a line without an end?
-                self._explain(file, len(names))
-            for batch in read_csv(
-                file,
-                len(names),
-                [names.index(column) for column in self.columns],
-                max(min(ROWS, _BYTES // (_CELL * len(self.columns))), 1),
-                delimiter=self._separator(file),
-                quote="" if self._header else '"',
-                line_end=line_end,
-                skip=skip,
-            ):
-                rows += len(batch)
-                yield pa.RecordBatch.from_arrays(batch.columns, self.columns)
-            if not rows or _is_endless(file):  # which DuckDB 2.0 drops
-                self._explain(file, len(names))
-        except (MemoryError, duckdb.OutOfMemoryException) as error:
-            raise out_of_memory(str(file), error) from None
-        except (duckdb.Error, *UNPACKING_ERRORS) as error:
+            with _downloaded(file) as local:
+                query = f"select {wanted} from read_csv({path_text(local)}, {options}){only}"
+                for batch in batches(scanner().cursor(), query, rows):
+                    yield pa.RecordBatch.from_arrays(batch.columns, self.columns)
+                if self._may_be_cut(local):
+                    self._explain(file, len(names))
+        except (duckdb.Error, MemoryError, OSError) as error:
             self._explain(file, len(names))
+            if isinstance(error, (MemoryError, duckdb.OutOfMemoryException)):
+                raise out_of_memory(str(file), error) from None
             raise _damaged(file, error) from None
+
+    def _may_be_cut(self, file: Path) -> bool:
+        """Return True if the last quote may be open, or the last line is long and has no end: rows
+        that DuckDB 2.0 drops. Raises OSError if a checksum is wrong, which it ignores."""
+        end, mark = b"", self._separator(file).encode()
+        with unpacked(file) as stream:
+            if file.suffix != ".gz":
+                stream.seek(max(file.stat().st_size - _END, 0))
+            while block := stream.read(_START):
+                end = end[-_END:] + block
+        if len(end) > _START and not re.search(rb"[\r\n]", end[-_START:]):
+            return True
+        at = end.rfind(b'"')
+        before, after = end[:at][-2:], end[at + 1 : at + 2]
+        is_empty = before == mark + b'"' and after in (mark, b"\r", b"\n", b"")
+        return at >= 0 and not is_empty and before[-1:] in (mark, b"\r", b"\n", b"", b" ", b'"')
 
     def _separator(self, file: AnyPath) -> str:
         return separator(file, self._delimiter)
 
+    def _dialect(self, file: AnyPath) -> dict[str, Any]:
+        """Return options of `csv.reader`; as for DuckDB, blanks may be before a quote."""
+        delimiter = self._separator(file)
+        return {"delimiter": delimiter, "skipinitialspace": delimiter != " "}
+
     def _start(self, file: AnyPath) -> tuple[list[str], int]:
         """Return the lines in the first megabyte of a file, and of how many bytes they are."""
         with unpacked(file) as stream:
-            start = stream.read(_LONGEST)
-        text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
-        return text.readlines(), len(start)
+            start = stream.read(_START)
+        lines = io.StringIO(start.decode("utf-8-sig", "surrogateescape"), newline="")
+        return lines.readlines(), len(start)
 
     def names(self, file: AnyPath) -> list[str]:
         """Return the names of the columns, of a CSV without spaces around them. Raises DataError if
         there is no line with them."""
         check_file(file)
         if not is_text(file):
-            with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+            with _parquet_file(file) as opened:
                 return list(opened.schema_arrow.names)
         return self._head(file)[0]
 
@@ -259,13 +303,18 @@ class TableReader:
         """Return the names of the columns of a CSV without spaces around them, how many rows to
         skip, and what ends its lines. DuckDB would take the end of a line within quotes for it."""
         try:
-            lines = self._start(file)[0]
-            rows: Any = csv.reader(lines, delimiter=self._separator(file))
+            lines, size = self._start(file)
+            rows: Any = csv.reader(lines, **self._dialect(file))
             skip, names = next(((n, row) for n, row in enumerate(rows, 1) if row), (0, []))
-        except (csv.Error, *UNPACKING_ERRORS) as error:
+        except (csv.Error, OSError) as error:
             raise _wrong_text(str(file), f"the line of names cannot be read: {error}") from None
         if not names:
             raise _wrong_text(str(file), "there is no line with the names of the columns")
+        if re.search("[\0\udc80-\udcff]", "".join(names)):
+            message = "there are bytes that are not UTF-8: is it compressed, or UTF-16?"
+            raise _wrong_text(f"{file}, line {rows.line_num}", message)
+        if size == _START and rows.line_num == len(lines):
+            raise _wrong_text(str(file), "the line of names cannot be read: it exceeds 1 MiB")
         last = lines[0 if self._header else rows.line_num - 1]
         line_end = last[len(last.rstrip("\r\n")) :] or "\n"
         if self._header:
@@ -279,10 +328,10 @@ class TableReader:
         with unpacked(file) as stream:
             text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
             rows = csv.reader(
-                iter(lambda: text.readline(_LONGEST), ""),  # one line may have gigabytes
-                delimiter=self._separator(file),
+                iter(lambda: text.readline(_END), ""),  # one line may have gigabytes
                 strict=True,
                 quoting=csv.QUOTE_NONE if self._header else csv.QUOTE_MINIMAL,
+                **self._dialect(file),
             )
             number = 1 if self._header else 0
             for row in rows:
@@ -311,16 +360,12 @@ class TableReader:
                     text = text if len(text) <= 60 else text[:60] + "…"
                     message = f"there are {len(row)} columns, expected {columns}: {text}"
                     raise _wrong_text(place, message)
-        except csv.Error as error:
-            message = str(error)
+        except (csv.Error, OSError) as error:
+            message = f"it cannot be read: {error}"
             if "unexpected end" in message:
                 message = "a quote is not closed"
             elif "field limit" in message:
-                limit = csv.field_size_limit()
-                message = f"a value has more than {limit:,} characters: an open quote?"
-            raise _wrong_text(f"{file}, after line {line}", message) from None
-        except UNPACKING_ERRORS as error:
-            message = f"it cannot be unpacked: {error}"
+                message = f"a value has more than {_VALUE_TEXT:,} characters: an open quote?"
             raise _wrong_text(f"{file}, after line {line}", message) from None
 
     # --- Parquet
@@ -337,7 +382,7 @@ class TableReader:
         return size
 
     def _parquet(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
-        with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+        with _parquet_file(file) as opened:
             self._check_columns(file, opened.schema_arrow.names)
             facts = opened.metadata
             groups = (facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
@@ -356,7 +401,7 @@ class TableReader:
             if column not in names:
                 listed = ", ".join(map(repr, names[:20]))[:300] or "none"
                 message = f"there is no column {column!r}; there are: {listed}"
-                remedy = "correct the name of the column; the first line of a CSV holds them"
+                remedy = "correct the name of the column, or the delimiter: a CSV begins with names"
                 raise DataError(message, where=str(file), remedy=remedy)
             if names.count(column) > 1:
                 message = f"there are {names.count(column)} columns {column!r}"
@@ -370,29 +415,27 @@ def widened(array: pa.Array) -> pa.Array:
         return widened(pc.cast(array, kind.value_type))
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.cast(array, pa.int64())
-    if pa.types.is_string(kind):
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         return pc.cast(array, pa.large_string())
     return array
 
 
-def _is_endless(file: AnyPath) -> bool:
-    """Return True if the last line of a plain file is long and has no end."""
-    size = check_file(file)
-    if size <= _LONGEST or file.suffix == ".gz" or isinstance(file, RemotePath):
-        return False
-    with file.open("rb") as stream:
-        stream.seek(size - _LONGEST)
-        return not re.search(b"[\r\n]", stream.read())
+@contextmanager
+def _downloaded(file: AnyPath) -> Iterator[Path]:
+    """Yield a file on this machine with the content of a file."""
+    if isinstance(file, Path):
+        yield file
+        return
+    with TemporaryDirectory(prefix="raygnn-") as place:
+        copy = Path(place) / file.name
+        file.download(copy)
+        yield copy
 
 
-def unpacked(file: AnyPath) -> BinaryIO:
-    """The text of a file, which may be compressed."""
-    stream = file.open("rb")
-    return cast(BinaryIO, gzip.GzipFile(fileobj=stream) if file.suffix == ".gz" else stream)
-
-
-def _seekable(file: AnyPath) -> Any:
-    return file.open_anywhere() if isinstance(file, RemotePath) else file
+def unpacked(file: AnyPath) -> Any:
+    """Open the text of a file, which may be compressed."""
+    stream: Any = file.open("rb")
+    return pa.CompressedInputStream(stream, "gzip") if file.suffix == ".gz" else stream
 
 
 def separator(file: AnyPath, delimiter: str | None) -> str:
@@ -411,10 +454,12 @@ def is_text(file: AnyPath) -> bool:
 
 
 @contextmanager
-def _reported(file: AnyPath) -> Iterator[None]:
-    """Turn pyarrow's errors into `DataError`."""
-    try:
-        yield
+def _parquet_file(file: AnyPath) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file, and turn pyarrow's errors into `DataError`."""
+    source: Any = file.open_anywhere() if isinstance(file, RemotePath) else file
+    try:  # in nanoseconds, int96 would overflow after the year 2262
+        with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as opened:
+            yield opened
     except MemoryError as error:
         raise out_of_memory(str(file), error) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -428,6 +473,8 @@ def _wrong_text(place: str, message: str) -> DataError:
 
 def _damaged(file: AnyPath, error: Any) -> DataError:
     kind = "Parquet" if file.suffix in _PARQUET else "CSV"
+    if found := re.search(r"on Line: (\d+)\n.*\n(.+)\n\nPossible fixes", str(error), re.DOTALL):
+        return _wrong_text(f"{file}, line {found[1]}", found[2])
     if "state machine" in str(error):
         remedy = "end all lines alike: in \\n, or all in \\r\\n"
         return DataError("its lines end in different ways", where=str(file), remedy=remedy)

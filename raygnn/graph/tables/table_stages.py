@@ -46,7 +46,7 @@ from raygnn.graph.tables.frames import (
 )
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, run_queries
-from raygnn.graph.tables.reader import TableReader, resolve
+from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.storage.remote import AnyPath
 
 _TOGETHER = 1 << 26  # bytes of files of edges that one task reads, at least
@@ -62,7 +62,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
-    with named(results):
+    with named(results), unchanged(described, file.parent):
         return _read(graph, described, work)
 
 
