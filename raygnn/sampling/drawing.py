@@ -302,9 +302,11 @@ def _fill(  # type: ignore[no-untyped-def]
 def _smallest(values, kept):  # type: ignore[no-untyped-def]
     """Return the n-th smallest of at least n values, n being the length of the scratch ``kept``.
 
-    Keeps the n smallest so far; numpy's partition takes numba too long to compile.
+    Keeps the n smallest so far. Numba compiles numpy's partition, or an assignment to a slice, for
+    seconds.
     """
-    kept[:] = values[: kept.shape[0]]
+    for j in range(kept.shape[0]):
+        kept[j] = values[j]
     worst = np.argmax(kept)
     for j in range(kept.shape[0], values.shape[0]):
         if values[j] < kept[worst]:

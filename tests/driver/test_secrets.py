@@ -114,6 +114,7 @@ def test_arguments_with_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # where it looks for seconds
     (tmp_path / "graph.dgl").touch()
     (tmp_path / "job.yaml").write_text(GOOD)
     assert main(arguments) == 2

@@ -227,8 +227,9 @@ def test_objects_that_no_directory_can_hold_are_named_and_ignored(
 
 
 def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
-    store: LocalStore, place: RemotePath, tmp_path: Path
+    store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(publisher, "_RATE", 1.0)
     told: list[str] = []
     (tmp_path / "here").mkdir()
     one = Publisher(tmp_path / "here", place / "run", told.append, lambda: False)
@@ -245,7 +246,7 @@ def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
     assert "again" in told[1]
     assert set((place / "run").files()) == {"config.yaml", "metrics.jsonl"}
     (tmp_path / "here" / "config.yaml").unlink()
-    for content in (b"1" * 2**23, b"2" * 2**23):  # the larger size is uploaded later
+    for content in (b"1" * 2**9, b"2" * 2**9):  # the larger size is uploaded later
         (tmp_path / "here" / "metrics.jsonl").write_bytes(content)
         assert one.finish(30)
         assert set((place / "run" / "metrics.jsonl").read_bytes()) == set(content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
@@ -30,12 +31,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import registry
 
 from raygnn.sampling.exchange import Exchange, World
 
 TIMEOUT = 60.0
 _KEPT = 4  # processes; ranks beyond them end with their call
 _UNCONNECTED = "Gloo connectFullMesh failed"
+
+# each trainer asks for the callbacks of all installed packages
+registry.entry_points = functools.cache(registry.entry_points)
 
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()  # every MonkeyPatch
 
