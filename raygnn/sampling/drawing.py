@@ -289,7 +289,7 @@ def _fill(  # type: ignore[no-untyped-def]
             out[j] = allowed[min(at, count - 1)]
         return out.shape[0]
     most = min(count, out.shape[0])
-    limit = _smallest(clock[:count], np.empty(most, np.float64))
+    limit = _smallest(clock[:count], most)
     drawn = 0
     for j in range(count):
         if clock[j] <= limit and drawn < most:
@@ -299,16 +299,14 @@ def _fill(  # type: ignore[no-untyped-def]
 
 
 @njit
-def _smallest(values, kept):  # type: ignore[no-untyped-def]
-    """Return the n-th smallest of at least n values, n being the length of the scratch ``kept``.
+def _smallest(values, n):  # type: ignore[no-untyped-def]
+    """Return the n-th smallest of at least n values.
 
-    Keeps the n smallest so far. Numba compiles numpy's partition, or an assignment to a slice, for
-    seconds.
+    Keeps the n smallest so far: numba compiles numpy's partition, or slices that are set, slowly.
     """
-    for j in range(kept.shape[0]):
-        kept[j] = values[j]
+    kept = values[:n].copy()
     worst = np.argmax(kept)
-    for j in range(kept.shape[0], values.shape[0]):
+    for j in range(n, values.shape[0]):
         if values[j] < kept[worst]:
             kept[worst] = values[j]
             worst = np.argmax(kept)

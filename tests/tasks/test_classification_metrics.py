@@ -107,6 +107,12 @@ def test_probabilities_that_round_to_one_do_not_tie(
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_f1_is_the_mean_over_classes_that_are_there_or_predicted() -> None:
+    outputs, labels = torch.eye(4)[[0, 1, 1, 0]], torch.tensor([0, 1, 0, 2])
+    found = metrics.classification_metrics(outputs, labels, "f1", Exchange(World(0, 1)))
+    assert found["f1"] == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
+
+
 def test_the_area_is_computed_only_on_request() -> None:
     outputs, labels = torch.randn(20, 3), torch.randint(0, 3, (20,))
     found = metrics.classification_metrics(outputs, labels, "accuracy", Exchange(World(0, 1)))

@@ -63,7 +63,8 @@ def run_of(storage: Path, name: str, sampling: dict[str, Any], **sections: Any) 
     sections = {**GAT, **sections}
     sections["train"] = {"max_steps": 4, **sections.get("train", {})}
     config = job(storage, name=name, **sections)
-    config["sampling"] = {**config.get("sampling", {}), **sampling}
+    config["graph"]["nodes"] = 1000
+    config["sampling"] |= {"batch_size": 32, **sampling}
     config["cluster"] = {**config["cluster"], "gpus_per_worker": 0}
     return train_on_ranks(load_config(config))
 

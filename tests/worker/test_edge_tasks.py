@@ -17,13 +17,13 @@ from raygnn.driver.inputs import PartitionInput
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.layout import read_meta
 from raygnn.prediction.driver_side import _names
-from raygnn.runs.run import Run
 from raygnn.worker.job import TaskTarget
 from tests.prediction.test_predict import ask
 from tests.support.graphs import ensure_partition, partitioned
-from tests.support.small_jobs import JobFactory, edges_of, job, train_on_ranks
+from tests.support.small_jobs import JobFactory, edges_of, job, losses, train_on_ranks
 
 PEOPLE, THINGS = 150, 100
+TRAIN = {"epochs": 8, "lr": 0.02, "eval_every": 4}
 LIKES: EdgeType = ("person", "likes", "thing")
 LIKED_BY: EdgeType = ("thing", "liked_by", "person")
 
@@ -61,16 +61,12 @@ def config_of(
     tmp_path: Path, name: str, *, parts: int = 2, data: Any = None, **more: Any
 ) -> Config:
     meta = partitioned(data or shop(), tmp_path, parts)
-    values = job(tmp_path, **{"name": name, "train": {"epochs": 8, "lr": 0.02}, **more})
+    values = job(tmp_path, **{"name": name, "train": TRAIN, **more})
     values |= {"graph": None, "partition": {"path": str(meta.directory)}}
     return load_config(values)
 
 
 LINKS: dict[str, Any] = {"kind": "link_prediction", "etype": "likes", "reverse": "liked_by"}
-
-
-def losses(run: Run) -> np.ndarray:
-    return run.metrics["train/loss"].dropna().to_numpy()
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,11 @@ def test_any_ranks_train_the_same(
             model={"hidden": 8, "decoder": decoder},
             sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
             cluster={"workers": workers},
-            train={"epochs": 2},
+            train={"epochs": 1},
         )
         run = train_on_ranks(config, replicated=replicated)
         found.append((losses(run), run.summary["metrics"]))
-    assert len(found[0][0]) > 10
+    assert len(found[0][0]) > 5
     for other, metrics in found[1:]:
         assert np.abs(other - found[0][0]).max() < 1e-4
         assert metrics == pytest.approx(found[0][1], abs=1e-3)
@@ -124,7 +120,7 @@ def test_sums_are_scaled_to_the_edges_that_a_batch_may_sample(
             model={"hidden": 8, "layers": 1, **model},
             sampling={"fanout": [fanout], "batch_size": 30},
             cluster={"workers": 2},
-            train={"epochs": 1},
+            train={"epochs": 1, "max_steps": 6},
         )
         found.append(losses(train_on_ranks(config, replicated=replicated)))
     assert np.allclose(*found, atol=1e-6)
@@ -141,7 +137,7 @@ def test_batch_norm_is_that_of_the_global_batch(tmp_path: Path) -> None:
             model={"kind": "gin", "norm": "batch", "hidden": 8, "decoder": "distmult"},
             sampling={"fanout": [4, 4], "batch_size": 60 // workers},
             cluster={"workers": workers},
-            train={"epochs": 1},
+            train={"epochs": 1, "max_steps": 8},
         )
         curves.append(losses(train_on_ranks(config, replicated=False)))
     assert np.abs(curves[0] - curves[1]).max() < 1e-4
@@ -219,7 +215,8 @@ def paid() -> GraphData:
 def test_a_decoder_reads_what_the_edges_say(tmp_path: Path) -> None:
     """Relations are those of the same edges, on any number of ranks."""
     task = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
-    blind = train_on_ranks(config_of(tmp_path, "blind", data=paid(), task=task))
+    train = {"epochs": 4, "lr": 0.02}
+    blind = train_on_ranks(config_of(tmp_path, "blind", data=paid(), task=task, train=train))
     assert blind.summary["metrics"]["test/accuracy"] < 0.65
     found = []
     for workers, parts, replicated in ((1, 1, True), (3, 2, False), (2, 2, True)):
@@ -229,7 +226,7 @@ def test_a_decoder_reads_what_the_edges_say(tmp_path: Path) -> None:
             parts=parts,
             data=paid(),
             task=task,
-            train={"epochs": 8 if workers == 2 else 1, "lr": 0.02},
+            train={**TRAIN, "max_steps": None if workers == 2 else 10},
             model={"decoder_features": ["amount", "pieces"], "hidden": 8},
             sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
             cluster={"workers": workers},
@@ -250,7 +247,7 @@ def test_numbers_of_edges_and_nodes(tmp_path: Path) -> None:
 
     nodes = {"kind": "node_regression", "ntype": "thing", "target": "price", "metric": "rmse"}
     config = config_of(
-        tmp_path, "price", task=nodes, sampling={"batch_size": 8}, train={"epochs": 40, "lr": 0.02}
+        tmp_path, "price", task=nodes, sampling={"batch_size": 8}, train={**TRAIN, "epochs": 40}
     )
     run = train_on_ranks(config)
     assert run.summary["metrics"]["test/r2"] > 0.7
@@ -260,23 +257,6 @@ def test_numbers_of_edges_and_nodes(tmp_path: Path) -> None:
     test = frame[frame["split"] == "test"]
     rmse = np.sqrt(((test["prediction"] - test["label"]) ** 2).mean())
     assert rmse == pytest.approx(run.summary["metrics"]["test/rmse"], rel=1e-5)
-
-
-def test_sharded_training_is_the_same(tmp_path: Path) -> None:
-    found = []
-    for comm in ({}, {"comm": {"shard": "optimizer"}}):
-        task = {**LINKS, "negatives": {"number": 20}}
-        config = config_of(tmp_path, f"sharded-{len(found)}", task=task, **comm)
-        found.append(train_on_ranks(config))
-    assert losses(found[1]) == pytest.approx(losses(found[0]), abs=1e-5)
-    metrics = found[0].summary["metrics"]
-    assert found[1].summary["metrics"] == pytest.approx(metrics, abs=1e-3)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
-def test_other_precisions(precision: str, tmp_path: Path) -> None:
-    config = config_of(tmp_path, "bf16", task=LINKS, model={"decoder": "mlp"}, precision=precision)
-    assert train_on_ranks(config).summary["metrics"]["test/mrr"] > 0.08
 
 
 @pytest.mark.dgl
@@ -331,10 +311,10 @@ def test_a_resume_is_bitwise_identical(tmp_path: Path) -> None:
         "model": {"dropout": 0.3},
         "fault": {"checkpoint_every": 7},
     }
-    whole = train_on_ranks(config_of(tmp_path, "whole", **more, train={"epochs": 3}))
-    half = config_of(tmp_path, "half", **more, train={"epochs": 3, "max_steps": 10})
+    whole = train_on_ranks(config_of(tmp_path, "whole", **more, train={"epochs": 2}))
+    half = config_of(tmp_path, "half", **more, train={"epochs": 2, "max_steps": 10})
     train_on_ranks(half)
-    rest = config_of(tmp_path, "half", **more, train={"epochs": 3})
+    rest = config_of(tmp_path, "half", **more, train={"epochs": 2})
     resumed = train_on_ranks(rest, resume=True)
     assert losses(resumed)[-5:].tolist() == losses(whole)[-5:].tolist()
     metrics = {k: v for k, v in resumed.summary["metrics"].items() if k.startswith("test/")}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.prediction.test_predict import ask
+from tests.support.small_jobs import losses as numbers
 from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
-from tests.worker.test_edge_tasks import losses as numbers
 from tests.worker.test_graph_tasks import dataset, losses, make
 
 COLUMNS = ["split", "probability_0", "label_0", "probability_1", "label_1"]

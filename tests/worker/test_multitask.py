@@ -21,8 +21,8 @@ from raygnn.worker.job import Job
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
 from tests.prediction.test_predict import ask
 from tests.support.ranks import run_ranks
-from tests.support.small_jobs import JobFactory, goals_of, train_on_ranks
-from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, losses, paid, shop
+from tests.support.small_jobs import JobFactory, goals_of, losses, train_on_ranks
+from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, TRAIN, config_of, paid, shop
 
 PRICE = {"kind": "node_regression", "ntype": "thing", "target": "price"}
 KIND = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
@@ -48,14 +48,14 @@ def test_any_ranks_train_the_same(tmp_path: Path) -> None:
             tmp_path,
             f"{workers}-{replicated}",
             parts=parts,
-            sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
+            sampling={"fanout": [-1, -1], "batch_size": 120 // workers},
             cluster={"workers": workers},
             train={"epochs": 2, "accumulate": 3},
         )
         run = train_on_ranks(config, replicated=replicated)
         columns = [f"train/{name}" for name in ("loss", "link/loss", "price/loss", "kind/loss")]
         found.append((run.metrics[columns].dropna().to_numpy(), run.summary["metrics"]))
-    assert len(found[0][0]) > 4
+    assert len(found[0][0]) > 3
     for other, metrics in found[1:]:
         assert np.abs(other - found[0][0]).max() < 1e-3
         assert metrics == pytest.approx(found[0][1], abs=5e-3)
@@ -87,7 +87,7 @@ def test_ranks_may_have_shares_of_unequal_size(tmp_path: Path) -> None:
 
 def test_one_of_the_decoders_reads_the_edges(tmp_path: Path) -> None:
     model = {"decoder_features": ["amount", "pieces"]}
-    config = several(tmp_path, data=paid(), model=model, train={"epochs": 12, "lr": 0.02})
+    config = several(tmp_path, data=paid(), model=model, train={**TRAIN, "epochs": 12})
     run = train_on_ranks(config)
     assert run.summary["metrics"]["test/kind/accuracy"] > 0.8
     weights = torch.load(run.path / "checkpoints" / "selected.pt")
@@ -96,7 +96,7 @@ def test_one_of_the_decoders_reads_the_edges(tmp_path: Path) -> None:
 
 
 def test_each_task_is_learnt_and_predicted(tmp_path: Path) -> None:
-    config = several(tmp_path, train={"epochs": 30, "lr": 0.02})
+    config = several(tmp_path, train={**TRAIN, "epochs": 30})
     run = train_on_ranks(config)
     metrics = run.summary["metrics"]
     assert metrics["test/link/mrr"] > 0.1  # a guess has 0.04
@@ -231,13 +231,15 @@ def test_sharded_training_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_other_precisions(precision: str, tmp_path: Path) -> None:
-    config = several(tmp_path, precision=precision, train={"epochs": 12, "lr": 0.02})
-    assert train_on_ranks(config).summary["metrics"]["test/kind/accuracy"] > 0.6
+    config = several(tmp_path, precision=precision, train={**TRAIN, "epochs": 12})
+    metrics = train_on_ranks(config).summary["metrics"]
+    assert metrics["test/kind/accuracy"] > 0.6
+    assert metrics["test/link/mrr"] > 0.07  # a guess has 0.04
 
 
 def test_learned_rows_serve_all_tasks(tmp_path: Path) -> None:
     embedding = {"dim": 8, "ntypes": ["person"]}
-    config = several(tmp_path, model={"embedding": embedding}, train={"epochs": 12, "lr": 0.02})
+    config = several(tmp_path, model={"embedding": embedding}, train={**TRAIN, "epochs": 12})
     run = train_on_ranks(config)
     assert run.summary["metrics"]["test/price/r2"] > 0.5
     assert run.summary["embeddings"]["rows"] > 0
@@ -251,7 +253,7 @@ def test_your_own_encoder(make_job: JobFactory) -> None:
         graph={"nodes": 300, "degree": 6, "noise": 1.0},
         tasks={"kind": {"kind": "node_classification"}, "links": links},
         model={"kind": "tests.support.own_models:DglSage"},
-        train={"epochs": 8, "lr": 0.02},
+        train=TRAIN,
     )
     metrics = train_on_ranks(config).summary["metrics"]
     assert metrics["test/kind/accuracy"] > 0.7
