@@ -85,20 +85,31 @@ def _read(described: Description, file: Path, place: Path) -> Description:
 
 
 def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
-    """Write the tables of a database that have rows to a directory. Returns what a description
-    whose directory is ``base`` says of each file; raises as `Database` does."""
+    """Write the tables of a database that have rows to a directory, without columns of types that
+    tables lack. Returns what a description at ``base`` says of each file; raises as `Database`."""
     if not DATABASE.fullmatch(url):
         raise ConfigError(NO_DATABASE[0], where="raygnn tables", remedy=NO_DATABASE[1])
     if path := url.partition("sqlite:///")[2]:
         url = f"sqlite:///{path if os.path.isabs(path) else os.path.relpath(path, base)}"
     files = dict[Path, dict[str, str]]()
     database = Database(url, base, url)
-    with closing(database.connection):
-        for name, sql in database.tables(url):
-            file = place / str(len(files)) / f"{name.replace('/', '_')}.parquet"
-            file.parent.mkdir(exist_ok=True)
-            if database.read(sql, file, f"{url}: {name}"):
-                files[file] = {"url": url, "sql": sql}
+    with closing(database.connection) as connection:
+        with database.errors(url, "give the user the right to list tables"):
+            listed = connection.adbc_get_objects(depth="tables", table_types_filter=["table"])
+            catalogs = listed.read_all().to_pylist()
+        for schema in (one for catalog in catalogs for one in catalog["catalog_db_schemas"] or ()):
+            space = schema["db_schema_name"] or "public"
+            prefix = "" if space == "public" else f"{quoted(space)}."
+            names = sorted(table["table_name"] for table in schema["db_schema_tables"] or ())
+            for name in (one for one in names if not one.startswith("sqlite_")):
+                sql = f"select * from {prefix}{quoted(name)}"
+                fields = next(database.batches(f"{sql} limit 0", url))
+                kept = [quoted(one.name) for one in fields if _stored(one.type) is not None]
+                sql = sql if len(kept) == len(fields) else sql.replace("*", ", ".join(kept), 1)
+                file = place / str(len(files)) / f"{name.replace('/', '_')}.parquet"
+                file.parent.mkdir(exist_ok=True)
+                if database.read(sql, file, f"{url}: {name}"):
+                    files[file] = {"url": url, "sql": sql}
     return files
 
 
@@ -138,7 +149,7 @@ class Database:
             message, remedy = f"there is no adbc-driver-{kind}", 'pip install "raygnn[databases]"'
             raise CapabilityError(message, where=where, remedy=remedy) from None
         self._options = {"adbc_stmt_kwargs": _BATCH[kind]}
-        with self._errors(where, "check the URL, its user and password, and that the server runs"):
+        with self.errors(where, "check the URL, its user and password, and that the server runs"):
             self.connection = self._dbapi.connect(uri)
             with self.connection.cursor() as cursor:
                 for statement in _BEGIN[kind]:
@@ -147,7 +158,7 @@ class Database:
     def read(self, sql: str, file: Path, where: str) -> int:
         """Write the rows of a query as Parquet, a batch at a time. Returns their number; raises
         DataError if the query is wrong or writes, or a column has a type that tables lack."""
-        batches, rows, fields = self._batches(sql, where), 0, list[tuple[str, pa.DataType]]()
+        batches, rows, fields = self.batches(sql, where), 0, list[tuple[str, pa.DataType]]()
         for name, kind in ((field.name, field.type) for field in next(batches)):
             fields.append((name, _stored(kind)))
             if fields[-1][1] is None:
@@ -166,25 +177,10 @@ class Database:
                 rows += batch.num_rows
         return rows
 
-    def tables(self, where: str) -> Iterator[tuple[str, str]]:
-        """Yield each table's name and a SELECT of its columns that have types of tables."""
-        with self._errors(where, "give the user the right to list tables"):
-            options = {"depth": "tables", "table_types_filter": ["table"]}
-            catalogs = self.connection.adbc_get_objects(**options).read_all().to_pylist()
-        for schema in (one for catalog in catalogs for one in catalog["catalog_db_schemas"] or ()):
-            space = schema["db_schema_name"] or "public"
-            names = sorted(table["table_name"] for table in schema["db_schema_tables"] or ())
-            for name in (one for one in names if not one.startswith("sqlite_")):
-                full = quoted(name) if space == "public" else f"{quoted(space)}.{quoted(name)}"
-                columns = next(self._batches(f"select * from {full} limit 0", where))
-                kept = [quoted(one.name) for one in columns if _stored(one.type) is not None]
-                listed = "*" if len(kept) == len(columns) else ", ".join(kept)
-                yield name, f"select {listed} from {full}"
-
-    def _batches(self, sql: str, where: str) -> Iterator[Any]:
+    def batches(self, sql: str, where: str) -> Iterator[Any]:
         """Yield the schema of a query, then its rows."""
         remedy = "correct the query: one SELECT that writes nothing; cast columns of several types"
-        with self._errors(where, remedy), self.connection.cursor(**self._options) as cursor:
+        with self.errors(where, remedy), self.connection.cursor(**self._options) as cursor:
             # nothing else fits into the brackets, such as COPY; it may end in a comment
             cursor.execute(f"select * from (\n{sql.strip().rstrip(';')}\n) as q")
             reader = cursor.fetch_record_batch()
@@ -192,7 +188,7 @@ class Database:
             yield from reader
 
     @contextmanager
-    def _errors(self, where: str, remedy: str) -> Iterator[None]:
+    def errors(self, where: str, remedy: str) -> Iterator[None]:
         """Raise DataError with the database's own sentence, without the password."""
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +54,7 @@ class _Proposed:
     """A table, and what is proposed of it."""
 
     name: str
-    given: Mapping[str, str]  # keys that say where its rows are
+    given: dict[str, str]  # keys that say where its rows are
     rows: int
     columns: dict[str, _Column]
     id: str | None = None
@@ -103,9 +103,7 @@ def propose(source: str, base: Path) -> str:
     return _HEAD.format(source) + "".join(f"{line}\n" for t in tables for line in _lines(t))
 
 
-def _counted(
-    connection: Connection, file: Path, given: Mapping[str, str], taken: Sequence[str]
-) -> _Proposed:
+def _counted(connection: Connection, file: Path, given: Any, taken: Sequence[str]) -> _Proposed:
     """Count the values of all columns of a file; text that has dates is points in time."""
     name = _array(file.name.partition(".")[0], taken)
     connection.execute(f"create table {quoted(name)} as {scan([file])}")
