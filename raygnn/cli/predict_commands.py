@@ -28,6 +28,12 @@ def add(commands: Any) -> None:
         help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
     )
     predict.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="predict for these rows, CSV or Parquet with the entity and time of the training "
+        "table (task.table): the same columns, and the prediction",
+    )
+    predict.add_argument(
         "--fanout",
         metavar="N,N…",
         type=_fanout,
@@ -109,7 +115,7 @@ def _fanout(text: str) -> list[int]:
 def _predict(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import predict
 
-    names = ("out", "task", "scores", "calibrated", "ids", "fanout", "since", "overwrite")
+    names = ("out", "task", "scores", "calibrated", "ids", "rows", "fanout", "since", "overwrite")
     print_json(args, predict(args.name, **_options(args, *names)).to_dict())
     return 0
 

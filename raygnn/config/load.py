@@ -107,7 +107,9 @@ class Document:
             *(("tasks", name) for name in (tasks if isinstance(tasks, dict) else ())),
         ]
         lists = [(*name, part, "file") for name in names for part in ("negatives", "ranking")]
-        for key in (*_PATHS, *lists):
+        tables = [(*name, "table", "files") for name in names]
+        tables += [(*table, split) for table in tables for split in ("train", "val", "test")]
+        for key in (*_PATHS, *lists, *tables):
             section: Any = self.data
             for part in key[:-1]:
                 section = section.get(part) if isinstance(section, dict) else None

@@ -21,7 +21,7 @@ from raygnn.config.graph import (
 )
 from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig, UserModelConfig
 from raygnn.config.places import unreachable
-from raygnn.config.problems import Problem, nearest, show
+from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.schema import Config
 from raygnn.config.task import (
     COMPLEX,
@@ -31,6 +31,7 @@ from raygnn.config.task import (
     LinkPrediction,
     NodeClassification,
     NodeTaskConfig,
+    TrainingTable,
 )
 from raygnn.config.values import class_problems
 from raygnn.config.yaml_text import KeyPath
@@ -215,7 +216,7 @@ def _time(config: Config) -> Iterator[Problem]:
     splits: dict[str, str] = {}
     for name, one in config.by_task.items():
         yield from _task_time(one, ("tasks", name) if name else ("task",))
-        if isinstance(one.task, NodeTaskConfig):
+        if isinstance(one.task, NodeTaskConfig) and one.task.table is None:
             splits.setdefault(str(one.task.split), name)
     if len(splits) > 1:
         names = " and ".join(splits.values())
@@ -227,14 +228,17 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
     """Yield the same of one task; ``at``: its key path."""
     task, time = config.task, config.sampling.time
     split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
-    if isinstance(task, NodeTaskConfig):
+    if isinstance(task, NodeTaskConfig) and task.table is not None:
+        yield from _table(config, task, task.table, at)
+    elif isinstance(task, NodeTaskConfig):
         if time is not None and time.seeds is None:
             message = "it is not said when nodes are predicted"
             yield Problem(("sampling", "time"), message, "set sampling.time.seeds to their array")
         if split is not None and split.by == "random":
             message = "nodes are split at random by the graph: see graph.format and its masks"
             yield Problem((*at, "split"), message, "set by to time, or remove split")
-    if split is not None and split.by == "time" and config.split_time is None:
+    has_table = isinstance(task, NodeTaskConfig) and task.table is not None
+    if split is not None and split.by == "time" and config.split_time is None and not has_table:
         message = "it is not said which array the split is by"
         yield Problem((*at, "split", "time"), message, "set it, or sampling.time")
     if not isinstance(task, LinkPrediction):
@@ -250,6 +254,30 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
         if value and time is None:
             message = "this is of nodes that are drawn for each edge at its time"
             yield Problem((*at, *key), message, "remove it, or set sampling.time")
+
+
+def _table(
+    config: Config, task: NodeTaskConfig, table: TrainingTable, at: KeyPath
+) -> Iterator[Problem]:
+    """Yield contradictions of a training table with the task and its times."""
+    here = (*at, "table")
+    if task.ntype is None:
+        message = "it is not said of which node type the entities are"
+        yield Problem((*at, "ntype"), message, "name it")
+    if task.classifies and not isinstance(table.target, str):
+        message = f"a class is in one column, and {show(table.target)} are several"
+        yield Problem((*here, "target"), message, f"set {dotted((*at, 'labels'))} to multi")
+    if config.sampling.time is not None and table.time is None:
+        message = "rows have no time, and edges do (sampling.time)"
+        yield Problem((*here, "time"), message, "name the column with the time of a row")
+    ways = [table.split, task.split, table.files if isinstance(table.files, dict) else None]
+    if sum(way is not None for way in ways) != 1 and config.trains:
+        message = "which rows are for training, validation and test must be said in one way"
+        remedy = f"give files of each split, or {dotted(here)}.split, or {dotted(at)}.split by time"
+        yield Problem(here, message, remedy)
+    if task.split is not None and (task.split.by == "random" or table.time is None):
+        message = "rows are split by their time, or by columns or files"
+        yield Problem((*at, "split"), message, f"set by to time, and name {dotted(here)}.time")
 
 
 def _embedding(config: Config) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -35,6 +35,7 @@ from raygnn.config.task import (
     NodeTaskConfig,
     TaskConfig,
     Tasks,
+    TrainingTable,
 )
 from raygnn.config.values import (
     LARGEST,
@@ -129,6 +130,11 @@ class TimeConfig(Section):
         None,
         description="Largest age of an edge at its seed's time, such as 30d, or a number in "
         "the units of the times; null = unlimited.",
+    )
+    strict: bool = Field(
+        False,
+        description="Rows of a training table do not see edges of their own time. Other seeds "
+        "never see those.",
     )
 
 
@@ -358,6 +364,7 @@ class Config(Section):
     _file: Path | None = PrivateAttr(default=None)
     _trains: bool = PrivateAttr(default=True)
     _at_once: bool = PrivateAttr(default=False)
+    _words: Mapping[str, Sequence[Any]] = PrivateAttr(default_factory=dict)
 
     @property
     def arithmetic(self) -> Precision:
@@ -435,11 +442,29 @@ class Config(Section):
             remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
             yield Problem(("precision",), message, remedy)
 
-    def asking(self, *, at_once: bool = False) -> Config:
-        """Return a copy for a prediction job; ``at_once``: all seeds are predicted at one time."""
+    @property
+    def words(self) -> Mapping[str, Sequence[Any]]:
+        """Meaning of the classes of training tables in the training that a prediction job is of."""
+        return self._words
+
+    def asking(
+        self, words: Mapping[str, Sequence[Any]] | None = None, *, at_once: bool = False
+    ) -> Config:
+        """Return a copy for a prediction job; ``words``: see `words`; ``at_once``: all seeds are
+        predicted at one time."""
         found = self.model_copy()
-        found._trains, found._at_once = False, at_once
+        found._trains, found._at_once, found._words = False, at_once, words or {}
         return found
+
+    def of_rows(self, file: Path, name: str) -> Config:
+        """Return a copy whose task ``name``, "" for the only one, has the rows of another file."""
+        task = self.of(name).task
+        assert isinstance(task, NodeTaskConfig)
+        assert task.table is not None
+        table = task.table.model_copy(update={"files": file, "split": None})
+        task = task.model_copy(update={"table": table, "split": None})
+        changed = {"tasks": {**self.tasks, name: task}} if self.tasks else {"task": task}
+        return self.model_copy(update=changed)
 
     def with_workers(self, workers: int) -> Config:
         """Return the configuration for this number of workers."""
@@ -477,13 +502,21 @@ class Config(Section):
         """True if the graph must have a training mask for its nodes."""
         tasks = [c.task for c in self.by_task.values()]
         nodes = [task for task in tasks if isinstance(task, NodeTaskConfig)]
-        return self.trains and any(task.split is None for task in nodes)
+        return self.trains and any(task.split is None and task.table is None for task in nodes)
+
+    @property
+    def table(self) -> TrainingTable | None:
+        """Training table of the task; None if its seeds are nodes, edges or graphs themselves."""
+        return self.task.table if isinstance(self.task, NodeTaskConfig) else None
 
     @property
     def seed_time(self) -> str | None:
-        """Array with the seeds' times; None if they have none, or share one."""
+        """Array, or column of the training table, with the seeds' times; None if they have none,
+        or share one."""
         time = self.sampling.time
-        return None if time is None or self._at_once else time.seeds or time.edges
+        if time is None or self._at_once:
+            return None
+        return time.seeds or time.edges if self.table is None else self.table.time
 
     @property
     def ordered(self) -> bool:
@@ -496,7 +529,7 @@ class Config(Section):
         """Array that the task's seeds are split by; None without a temporal split."""
         task, time = self.task, self.sampling.time
         split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
-        if split is None or split.by != "time":
+        if split is None or split.by != "time" or self.table is not None:
             return None
         return split.time or (None if time is None else time.seeds or time.edges)
 

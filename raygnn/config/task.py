@@ -16,6 +16,7 @@ from raygnn.config.values import (
     Count,
     InputPath,
     JsonValues,
+    Names,
     Section,
     ShareOrMoment,
     TaskName,
@@ -123,6 +124,40 @@ class SplitConfig(Section):
             message = f"val {val:g} + test {test:g} leaves nothing to train on"
             remedy = f"lower {name}.val or {name}.test until they sum to less than 1"
             yield Problem((*at, "val"), message, remedy)
+
+
+Files: TypeAlias = Annotated[
+    InputPath | Annotated[dict[Literal["train", "val", "test"], InputPath], Field(min_length=1)],
+    or_say("a file or a pattern, or {train: …, val: …, test: …}"),
+]
+
+
+class TrainingTable(Section):
+    """Training table (Robinson et al. 2024, RelBench): rows of an entity, a time and a target, each
+    of which is a seed. A row sees what was known at its time, which includes edges of that time."""
+
+    files: Files = Field(
+        description="CSV or Parquet: a file or a pattern such as rows/*.parquet, or one for each "
+        "split: {train: …, val: …, test: …}."
+    )
+    entity: Text = Field(description="Column with the id of a node of task.ntype.")
+    time: Text | None = Field(
+        None, description="Column with the time of a row; needed with sampling.time."
+    )
+    target: Names = Field(
+        description="Column to predict, empty = unknown; of numbers and labels also several, or "
+        "one of lists."
+    )
+    split: Text | None = Field(
+        None,
+        description="Column with train, val, test or nothing, if one file or pattern has all rows "
+        "and task.split does not split them by time.",
+    )
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.split is not None and isinstance(self.files, dict):
+            message = "split would be ignored: each split has files of its own"
+            yield Problem((*at, "split"), message, "remove it, or name one file or pattern")
 
 
 class NegativesConfig(Section):
@@ -353,6 +388,11 @@ class _Nodes(_Task):
     unit = "node"
     ntype: Text | None = Field(
         None, description="Node type to predict for; null = the only one that has the target."
+    )
+    table: TrainingTable | None = Field(
+        None,
+        description="Training table, whose rows are the seeds, any number for a node; null = each "
+        "node of the type is a seed, and task.target names an array of the graph.",
     )
     split: SplitConfig | None = Field(None, description=_SPLIT)
 

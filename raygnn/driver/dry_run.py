@@ -44,7 +44,8 @@ def request_of(
     """Return the request of a dry run; None if no user code takes part in steps, or if the job
     lacks something that other findings report."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
-    if not config.own_steps or not config.trains or not ready:
+    of_rows = any(one.table for one in config.by_task.values())
+    if not config.own_steps or not config.trains or not ready or of_rows:
         return None
     classes: dict[str, int] = {}
     for name, goal in goals.items():
@@ -64,7 +65,8 @@ def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget])
     for name, goal in goals.items() if config.trains else ():
         task, kind = config.of(name).task, goal.edges.etype if goal.edges else goal.ntype
         where = f"tasks.{name}.class_weights" if name else "task.class_weights"
-        if isinstance(task, ClassTask) and isinstance(task.class_weights, tuple):
+        has_weights = isinstance(task, ClassTask) and isinstance(task.class_weights, tuple)
+        if isinstance(task, ClassTask) and has_weights and config.of(name).table is None:
             task.check_weights(_classes(given, kind, task), where)
 
 

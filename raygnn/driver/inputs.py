@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, split_graphs
-from raygnn.graph.data import EdgeTarget, EdgeType, GraphData, etype_str
+from raygnn.graph.data import TABLE, EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, reading_bytes, sketch
 from raygnn.graph.validate import check_weights
@@ -81,9 +81,10 @@ class Input:
         """Return the `facts` that are known without reading data."""
         return self.facts(config)
 
-    def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
-        """Return a task's negatives that are listed in files, see `Job`. Raises DataError if a file
-        is missing, damaged or does not fit the graph."""
+    def lists(self, config: Config, name: str, target: EdgeTarget | None) -> dict[str, Any]:
+        """Return what files list for a task of this ``name``: negatives of its edges (``target``),
+        or the rows of its training table; see `Job`. Raises DataError if a file is missing, damaged
+        or does not fit the graph."""
         return {}
 
     def ids(self, ntype: str | None) -> tuple[Any, int] | None:
@@ -272,6 +273,7 @@ class PartitionInput(Input):
                 config.trains
                 and one.task.seeds == "nodes"
                 and one.split_time is None
+                and one.table is None
                 and "train_mask" in (arrays or ())
                 and not self._nodes_are_split
             ):
@@ -282,6 +284,8 @@ class PartitionInput(Input):
                     "give nodes labels and a split",
                 )
             self._check_numbers(one, where)
+            if self.data is not None and getattr(one.task, "ntype", None) in self.nodes:
+                self.lists(one, name, None)  # before anything is written
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
@@ -299,9 +303,12 @@ class PartitionInput(Input):
                 if weight in frame.data:
                     check_weights(weight, etype, frame.data[weight])
 
-    def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
-        from raygnn.graph.negative_lists import lists_of  # which imports pyarrow
+    def lists(self, config: Config, name: str, target: EdgeTarget | None) -> dict[str, Any]:
+        from raygnn.graph.negative_lists import lists_of, rows_of  # which import pyarrow
 
+        if target is None:
+            ntype = getattr(config.task, "ntype", None)
+            return {} if config.table is None else rows_of(config, name, *self.ids(ntype))
         held = self.data if self.data is not None else self.meta
         assert held is not None
         return lists_of(config, target, self.counts[target.etype][:2], held)
@@ -318,7 +325,7 @@ class PartitionInput(Input):
     def _check_numbers(self, config: Config, where: str) -> None:
         """Raise ConfigError if a regression target holds numbers of categories."""
         task = config.task
-        if task.classifies or task.several_labels or task.of_links:
+        if task.classifies or task.several_labels or task.of_links or config.table is not None:
             return
         kinds = {etype_str(e) if task.of_edges else t for e in self.counts for t in (e[0], e[2])}
         chosen = getattr(task, "etype" if task.of_edges else "ntype", None)
@@ -397,6 +404,12 @@ class CollectionInput(Input):
 
     def ids(self, ntype: str | None) -> tuple[Any, int] | None:
         return None if self.meta is None else (None, self.meta.num_graphs)
+
+
+def with_rows(facts: PartitionFacts, lists: Mapping[str, Any]) -> PartitionFacts:
+    """Return the facts with the splits of the only task's training table, if it has one."""
+    rows = lists.get("", {}).get(TABLE)
+    return facts if rows is None else replace(facts, splits=rows.counts)
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:

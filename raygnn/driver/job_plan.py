@@ -11,7 +11,7 @@ from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import Input, PartitionInput, read_early
+from raygnn.driver.inputs import Input, PartitionInput, read_early, with_rows
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
@@ -162,8 +162,9 @@ def make_plan(
     lists = {
         name: found
         for name, goal in goals.items()
-        if goal.edges and (found := given.lists(config.of(name), goal.edges))
+        if (goal.edges or goal.ntype) and (found := given.lists(config.of(name), name, goal.edges))
     }
+    facts = with_rows(facts, lists)
     request = dry_run.request_of(config, given, facts, goals)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:

@@ -131,6 +131,7 @@ class EdgeTarget:
 
 
 TRAINING = "training"  # key of the negatives to train with, beside those of splits
+TABLE = "table"  # key of the rows of a training table
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Negative edges that files list: nodes that replace the ends of each edge, or pairs of nodes that
-serve all edges."""
+"""What files list for a task: negative edges, which are nodes that replace the ends of each edge,
+or pairs of nodes that serve all edges; or the rows of a training table."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import index_type
 from raygnn.graph.data import (
     SPLITS,
+    TABLE,
     TRAINING,
     EdgeTarget,
     EdgeType,
@@ -30,6 +31,7 @@ from raygnn.graph.sources.npz_members import members
 from raygnn.graph.tables.columns import first, refuse_nulls, to_numpy
 from raygnn.graph.tables.ids import Ids, Numbers
 from raygnn.graph.tables.reader import Chunk, TableReader, resolve, widened
+from raygnn.graph.tables.training_rows import TrainingRows, read_training_rows, table_key
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
@@ -72,6 +74,12 @@ def lists_of(
             lists = read_lists(file, etype, counts, ids, words if target.relation else None)
             found |= dict.fromkeys(uses, lists)
     return found
+
+
+def rows_of(config: Config, name: str, ids: Any, count: int) -> dict[str, TrainingRows]:
+    """Read the training table of a task ``name``; see `read_training_rows`."""
+    words = config.words.get(table_key(name))
+    return {TABLE: read_training_rows(config, ids, count, words)}
 
 
 def read_lists(

@@ -141,7 +141,8 @@ def _with_words(config: Config, trained: Weights) -> Config:
 
 
 def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
-    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": None}  # by masks
+    split = task.get("split") if task.get("table") else None  # by masks
+    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": split}
     if goal["etype"] is not None:
         told["split"] = {"val": 0.0, "test": 0.0}  # nothing is held out
     return told

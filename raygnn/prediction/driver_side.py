@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from raygnn.config.places import unwritable
 from raygnn.config.schema import Config
 from raygnn.config.values import LARGEST
 from raygnn.driver.job_plan import Plan
-from raygnn.errors import InputError, TrainingError
+from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
+from raygnn.prediction.merge import free_file, merge_rows
 from raygnn.prediction.request import Asked, ask, moment_of
-from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
-from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.job import ROWS, SPLITS
 from raygnn.worker.planes.prediction_rows import numbers_of, pick_ntype, read_wanted
+from raygnn.worker.planes.vocabulary import target_key
 
 if TYPE_CHECKING:
     from os import PathLike
-
-_SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,7 @@ def predict(
     scores: bool = False,
     calibrated: bool = False,
     ids: str | PathLike[str] | None = None,
+    rows: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
     at: int | str | date | None = None,
     since: int | str | date | None = None,
@@ -95,6 +90,8 @@ def predict(
             (``calibration`` in ``summary.json``) for probabilities and predictions.
         ids: a file with the nodes or graphs to predict for: text with an id in each line, or
             Parquet with a column ``node`` or ``graph``.
+        rows: CSV or Parquet with the entity and time of rows in place of the training table's; the
+            file then has its columns, in its order, and the prediction beside them.
         fanout: number of neighbours to sample for each of these nodes, from it outward, -1 = all;
             None = all.
         at: a time, such as ``2026-01-31``, or a number in the units of the data's times: every
@@ -125,10 +122,12 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
-    file = _free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
     splits, shown = (*SPLITS, "all"), (verbose, display, started)
+    others = None if rows is None else Path(rows).expanduser().absolute()
     asked = ask(
-        run, splits, split or "all", storage, overrides, *shown, new_data, task, True, at, trust
+        *(run, splits, split or "all", storage, overrides, *shown),
+        *(new_data, task, True, at, trust, others),
     )
     begin = _since(asked, split, since)
     request = {"scores": scores, "since": begin, **_few(asked.one, ids, fanout)}
@@ -136,7 +135,8 @@ def predict(
         request["calibration"] = _calibration(asked)
     of = f"{asked.task}, " if asked.task else ""
     of += "" if begin is None else f"edges since {begin}, "
-    return _write(asked, file, overwrite, f"{of}split {asked.split} → {file}", **request)
+    purpose = f"{of}split {asked.split} → {file}"
+    return _write(asked, file, overwrite, purpose, beside=others, **request)
 
 
 def embed(
@@ -174,7 +174,7 @@ def embed(
         InputError: the model has no embeddings of this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    file = _free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
     splits, shown = (*SPLITS, "all"), (verbose, display, started)
     asked = ask(run, splits, split, storage, overrides, *shown, new_data, at=at, trust=trust)
     if asked.at is None and asked.config.sampling.time is not None:
@@ -320,14 +320,21 @@ def _few(
     }
 
 
-def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
+def _write(
+    asked: Asked,
+    file: Path,
+    overwrite: bool,
+    purpose: str,
+    beside: Path | None = None,
+    **request: Any,
+) -> Predicted:
     check = partial(_check_nodes, asked, request)
     with asked.answered(purpose, check, rows=True, **request) as (found, place, plan):
-        key = asked.one.task.unit
+        key = "row" if asked.one.table is not None else asked.one.task.unit
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
         names = _names(plan, asked, request.get("ntype"), key)
-        merge_rows(place / ROWS, found, key, file, overwrite, asked.show, names)
+        merge_rows(place / ROWS, found, key, file, overwrite, asked.show, names, beside)
     left_out = found.get("left_out", 0)
     made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
     if left_out:
@@ -347,27 +354,6 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
         known = plan.input.ids(plan.goals[asked.task].ntype)
         if known is not None:
             numbers_of(wanted, *known)
-
-
-def _free_file(file: Path, overwrite: bool) -> Path:
-    """Return the file of ``--out``; raises InputError if it cannot be written."""
-    other = "choose another --out"
-    what, remedy = None, other
-    if file.suffix not in ("", _SUFFIX):
-        what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
-        raise InputError(what, where=str(file), remedy=remedy)
-    with storage_errors(file, InputError, other):  # such as a name that is too long
-        if not file.parent.is_dir():
-            what, remedy = f"there is no directory {file.parent}", f"make it, or {other}"
-        elif file.exists() and not file.is_file():
-            what = "this is no file but a directory or a device"
-        elif file.exists() and not overwrite:
-            what, remedy = "this file is there already", f"{other}, or pass --overwrite"
-        elif (why := unwritable(file.parent)) is not None:
-            what = f"it cannot be written: {why}"
-    if what is not None:
-        raise InputError(what, where=str(file), remedy=remedy)
-    return file
 
 
 def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:
@@ -394,129 +380,8 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
         if names is not None:
             found["relation"] = pa.array(names)
     kind = goal.ntype if goal.edges is None else etype_str(goal.edges.etype)
-    classes = words.get(f"{kind}/{asked.one.task.target}")
+    classes = words.get(target_key(asked.one, asked.task, kind))
     if classes is not None and asked.one.task.classifies:
         spare = [None] * (2 - len(classes))  # a model has two classes at least
         found |= dict.fromkeys(("prediction", "label"), pa.array([*classes, *spare]))
     return {column: names for column, names in found.items() if names is not None}
-
-
-def merge_rows(
-    place: Path,
-    found: dict[str, Any],
-    key: str,
-    file: Path,
-    overwrite: bool,
-    show: Display,
-    names: Mapping[str, Any] | None = None,
-) -> None:
-    """Merge the ranks' rows into one sorted file, with names in place of numbers."""
-    files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
-    files = [each for each in files if each.exists()]
-    with (
-        show.stage("merge"),
-        storage_errors(file, InputError, "choose another --out"),
-        replacing(file) as out,
-    ):
-        rows = merge_files(files, out, key, names)
-        if rows != found["rows"]:
-            raise TrainingError(
-                f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
-                where=str(place),
-                remedy="see that all nodes mount the same storage",
-            )
-        _free_file(file, overwrite)  # again, since it may have been created meanwhile
-
-
-# of merging sorted files
-_ROWS = 2**17  # in memory, of all files
-_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
-_FEWEST = 2**6  # rows of each file
-_BUFFER = 2**20  # bytes per read of a column
-
-
-def merge_files(
-    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
-) -> int:
-    """Merge Parquet files with one schema, each ascending by the column ``key``.
-
-    Args:
-        out: takes the Parquet file.
-        names: column of numbers → pyarrow array of their names; missing columns are ignored.
-
-    Returns:
-        The number of rows; without files 0, and nothing is written.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
-    with ExitStack() as opened:
-        sources = [
-            opened.enter_context(pq.ParquetFile(file, buffer_size=_BUFFER)) for file in files
-        ]
-        most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
-        batch = max(_FEWEST, most // max(1, len(files)))
-        inputs = [_SortedFile(source.iter_batches(batch_size=batch), key) for source in sources]
-        if not sources:
-            return 0
-        schema = sources[0].schema_arrow
-        named = {
-            schema.get_field_index(column): values
-            for column, values in (names or {}).items()
-            if column in schema.names
-        }
-        for place, values in named.items():
-            schema = schema.set(place, pa.field(schema.field(place).name, values.type))
-        writer = opened.enter_context(pq.ParquetWriter(out, schema))
-        rows = 0
-        while pending := [source for source in inputs if source.fill()]:
-            # the rest of a file is above the last id that it has in memory
-            bound = min(source.last for source in pending)
-            table = pa.concat_tables(source.up_to(bound) for source in pending)
-            table = table.take(pc.sort_indices(table[key]))
-            for place, values in named.items():
-                called = values.take(table.column(place))
-                table = table.set_column(place, schema.field(place), called)
-            writer.write_table(table)
-            rows += table.num_rows
-        return rows
-
-
-def _width(source: pq.ParquetFile) -> int:
-    """Return the number of values in a row of a file, including those of lists."""
-    if not source.metadata.num_row_groups:
-        return 0
-    group = source.metadata.row_group(0)
-    values = sum(group.column(i).num_values for i in range(group.num_columns))
-    return int(values) // max(1, group.num_rows)
-
-
-class _SortedFile:
-    """Sorted file with one batch in memory."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
-        self._batches = batches
-        self._key = key
-        self._held: pa.Table | None = None
-
-    def fill(self) -> bool:
-        """Read a batch if none is in memory; returns False at the end of the file."""
-        while self._held is None or not self._held.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return False
-            self._held = pa.Table.from_batches([batch])
-        return True
-
-    @property
-    def last(self) -> int:
-        """Highest id in memory."""
-        assert self._held is not None
-        return int(self._held[self._key][-1].as_py())
-
-    def up_to(self, bound: int) -> pa.Table:
-        """Remove and return the rows with ids up to this one."""
-        assert self._held is not None
-        count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
-        taken, self._held = self._held.slice(0, count), self._held.slice(count)
-        return taken

@@ -129,6 +129,7 @@ def ask(
     one: bool = False,
     at: Any = None,
     trust: bool = False,
+    rows: Path | None = None,
 ) -> Asked:
     """Plan a prediction.
 
@@ -141,6 +142,7 @@ def ask(
         at: time up to which data are seen, a number, text or date; None = each seed sees what was
             before its own time.
         trust: see `raygnn.runs.trust.usable`.
+        rows: file with rows in place of those of the training table.
 
     Raises:
         InputError: there is no such run, split or task; it has no weights, or does not support new
@@ -166,7 +168,9 @@ def ask(
             "are needed with --set comm.env.NAME=VALUE"
         )
     kept = None if there.replica is None else there.replica.place / CHECKPOINTS
-    config = config.asking(at_once=moment is not None)
+    if rows is not None:
+        config = _of_rows(config, rows, name)
+    config = config.asking(found.words, at_once=moment is not None)
     return Asked(
         config, found, chosen, show, verbose, started, others, name, kept, moment, there.summary
     )
@@ -197,6 +201,14 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
             remedy=f"choose one of {', '.join(splits)}",
         )
     return found
+
+
+def _of_rows(config: Config, rows: Path, name: str) -> Config:
+    """Return the configuration with other rows; raises InputError if the task has no table."""
+    if config.of(name).table is None:
+        what = f"{config.of(name).task.kind} of this run has no training table (task.table)"
+        raise InputError(what, where=f"--rows {rows}", remedy="leave it out")
+    return config.of_rows(rows, name)
 
 
 def _task(config: Config, task: str | None, one: bool) -> str:

@@ -91,7 +91,7 @@ class Predicting:
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
             else:
                 form = Format(
-                    unit,
+                    unit if config.table is None else "row",
                     about.classifies,
                     request.scores,
                     about.several_labels,

@@ -116,8 +116,8 @@ def _seeds(job: JobFacts) -> Iterator[Finding]:
 def _targets(job: JobFacts) -> Iterator[Finding]:
     """Check that the target exists, with class numbers or numbers, and so do edges' relations."""
     task, columns = job.config.task, job.columns
-    if task.of_graphs:
-        return  # the reader has checked the targets of graphs
+    if task.of_graphs or job.config.table is not None:
+        return  # the reader has checked the targets of graphs, and of rows
     if isinstance(job.edges, EdgeTarget):
         arrays, relation = job.partition.edges[job.edges.etype], job.edges.relation
         if not task.of_links and task.target in arrays:
@@ -387,8 +387,8 @@ def _seed_times(job: JobFacts) -> Iterator[Finding]:
         arrays, kind = job.partition.edges[job.edges.etype], etype_str(job.edges.etype)
         if time is not None:  # else an edge could be seen while it is predicted
             keys = {config.seed_time: "sampling.time.seeds", time.edges: "sampling.time.edges"}
-    elif job.ntype is None:
-        return  # there is a finding already
+    elif job.ntype is None or config.table is not None:
+        return  # there is a finding already, or rows have times of their own
     if config.split_time is not None:
         keys.setdefault(config.split_time, "task.split.time")
     for name, key in keys.items():

@@ -285,8 +285,9 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
 
 
 def known_splits(config: Config, splits: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the number of nodes in each split; of splits by time, only the ranks know it."""
-    return {} if config.split_time else splits
+    """Return the number of nodes in each split; of splits by time, only the ranks know it, and of
+    a training table, who reads it."""
+    return {} if config.split_time or config.table else splits
 
 
 def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:

@@ -275,6 +275,8 @@ class Batch(Share):
         degree: edge type → number of in-edges, in the complete graph, of the input nodes of its
             destination type, int32 ``[S_0]``; empty unless the model reads it.
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
+        nodes: for rows of a training table as seeds, int64 ``[B]``: indices among the last block's
+            destinations of their type; None = seed b is destination b.
         pairs: for edges as seeds, int64 ``[2, B]``: source and destination of each, as indices
             among the last block's destinations of their types; else None.
         relation: of these edges, int64 ``[B]``; None if they have none.
@@ -296,6 +298,7 @@ class Batch(Share):
     combined: dict[EdgeType, Tensor]
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
+    nodes: Tensor | None = None
     pairs: Tensor | None = None
     relation: Tensor | None = None
     pair_features: Tensor | None = None

@@ -102,10 +102,20 @@ class NodeSeeds:
         ids: int64 ``[n]``, reshuffled global ids, on any device.
         targets: ``[n, …]``; integers of any dtype, which batches have as int64.
         times: int64 ``[n]``, see `BatchStart`.
+        repeated: a node may be several seeds, of one time or of several.
     """
 
-    def __init__(self, ntype: str, ids: Ids, targets: Tensor, times: Ids | None = None):
+    def __init__(
+        self,
+        ntype: str,
+        ids: Ids,
+        targets: Tensor,
+        times: Ids | None = None,
+        *,
+        repeated: bool = False,
+    ):
         self.ntype = ntype
+        self._repeated = repeated
         self.targets = targets
         self._times = None if times is None else _kept(times)
         self.num = len(ids)
@@ -117,8 +127,14 @@ class NodeSeeds:
     def start(self, piece: SeedSlice) -> BatchStart:
         y = self.targets[torch.from_numpy(piece.index)]
         y = y if y.is_floating_point() else y.long()
-        times = None if self._times is None else {self.ntype: self._times[piece.index]}
-        return BatchStart({self.ntype: self.ids(piece.index)}, {"y": y}, times=times)
+        ids, fields = self.ids(piece.index), {"y": y}
+        times = None if self._times is None else self._times[piece.index]
+        if self._repeated:
+            ids, until, local = distinct(ids, times)
+            times, fields["nodes"] = times if times is None else until, torch.from_numpy(local)
+        return BatchStart(
+            {self.ntype: ids}, fields, times=None if times is None else {self.ntype: times}
+        )
 
 
 def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.ndarray:
@@ -531,7 +547,8 @@ def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:
     places = {ntype: torch.from_numpy(local) for ntype, local in numbers.items()}
     fields = dict(start.fields)
     if start.etype is None:
-        (fields["nodes"],) = places.values()
+        (nodes,) = places.values()
+        fields["nodes"] = nodes[fields["nodes"]] if "nodes" in fields else nodes
         return Part(**fields)
     ends = dict(zip(ENDS, (places[start.etype[0]], places[start.etype[2]])))
     pairs = zip(ends.values(), fields["pairs"])

@@ -36,6 +36,11 @@ def exit_error(error: BaseException, where: str = "the model") -> TrainingError:
     )
 
 
+def rows_at(rows: Tensor, places: Tensor) -> Tensor:
+    """Return the rows ``[B, …]`` at ``places``, adding gradients in a fixed order."""
+    return nn.functional.embedding(places, rows if rows.dim() > 1 else rows.unsqueeze(1))
+
+
 def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a ``training_step``: convert `EXITS` to errors, and keep the loss for the guard."""
 
@@ -135,7 +140,8 @@ class TaskModule(pl.LightningModule):
         dtype; for links `raygnn.models.heads.LinkScores`."""
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-            return self.model(*given)
+            out = self.model(*given)
+            return out if batch.nodes is None else rows_at(out, batch.nodes)
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:

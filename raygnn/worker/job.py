@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
-from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
+from raygnn.graph.data import TABLE, EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
 from raygnn.util.files import AWAY, retry
 from raygnn.worker.control import Control, ControlHandle
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
+    from raygnn.graph.tables.training_rows import TrainingRows
     from raygnn.preflight.facts import PartitionFacts
     from raygnn.storage.remote import AnyPath, RemotePath
 
@@ -169,7 +170,8 @@ class Job:
         goals: target of each of several tasks, by name; empty if there is one task.
         task: name of the one of several tasks that this job is for; "" = all, or the only one.
         lists: name of each task with lists of negatives → use → result of
-            `raygnn.graph.negative_lists.lists_of`; or Ray's reference to that.
+            `raygnn.graph.negative_lists.lists_of`, or `TABLE` → rows of its training table; or
+            Ray's reference to that.
         token: see `raygnn.runs.run_directory.RunDir`; "" = do not check.
         control: requests of the driver, and the ranks' reports.
         program: ``module:Class`` that a rank constructs with the job and the runtime; its ``run``
@@ -265,8 +267,15 @@ class Job:
         return found
 
     @property
+    def rows(self) -> TrainingRows | None:
+        """Rows of this task's training table."""
+        found: TrainingRows | None = self.lists.get(self.task, {}).get(TABLE)
+        return found
+
+    @property
     def digests(self) -> str:
-        """Digests of all files of lists of negatives; a run resumes only with the same ones."""
+        """Digests of all files of lists of negatives, and of training tables; a run resumes only
+        with the same ones."""
         lists = [one for by_use in self.lists.values() for one in by_use.values()]
         return "".join(sorted({one.digest for one in lists}))
 

@@ -31,7 +31,7 @@ from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
-from raygnn.prediction import driver_side as driver
+from raygnn.prediction import merge
 from raygnn.prediction import request as asking
 from raygnn.prediction.worker_side import Predicting
 from raygnn.runs.run import Run, run_verb
@@ -94,8 +94,9 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
     with open(out, "wb") as file:
         task = (config.of(request.task) if request.task else config).task
         key = "node" if request.embeddings and task.of_edges else task.unit
+        key = "row" if getattr(task, "table", None) else key
         files = sorted((aside / ROWS).iterdir())
-        assert driver.merge_files(files, file, key) == result["rows"]
+        assert merge.merge_files(files, file, key) == result["rows"]
     return pq.read_table(out)
 
 
@@ -106,8 +107,8 @@ def test_predictions_equal_those_on_the_whole_graph(
     """Rows have the ids of the user's graph, whichever rank owns a node."""
     monkeypatch.setattr(prediction_rows, "_MOST", 100)  # many chunks on each rank
     monkeypatch.setattr(prediction_rows, "_FEWEST", 100)
-    monkeypatch.setattr(driver, "_ROWS", 300)
-    monkeypatch.setattr(driver, "_FEWEST", 70)
+    monkeypatch.setattr(merge, "_ROWS", 300)
+    monkeypatch.setattr(merge, "_FEWEST", 70)
     config = make_job(graph={"typed": typed})
     run = train_on_ranks(config)
     assert config.graph is not None
@@ -192,13 +193,13 @@ def test_numbers_of_graphs(tmp_path: Path) -> None:
 def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups are limited by memory rather than by their number of rows; no files merge to
     none."""
-    monkeypatch.setattr(driver, "_VALUES", 10_000)
-    monkeypatch.setattr(driver, "_FEWEST", 3)
+    monkeypatch.setattr(merge, "_VALUES", 10_000)
+    monkeypatch.setattr(merge, "_FEWEST", 3)
     scores = pa.array([[0.5] * 100] * 1000, pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": pa.array(range(1000)), "scores": scores}), tmp_path / "wide")
     with open(tmp_path / "out", "wb") as out:
-        assert driver.merge_files([tmp_path / "wide"], out, "id") == 1000
-        assert driver.merge_files([], out, "id") == 0
+        assert merge.merge_files([tmp_path / "wide"], out, "id") == 1000
+        assert merge.merge_files([], out, "id") == 0
     made = pq.ParquetFile(tmp_path / "out").metadata
     assert {made.row_group(i).num_rows for i in range(made.num_row_groups)} <= {99, 10}
 
@@ -208,8 +209,8 @@ def test_merging(lists: list[list[int]]) -> None:
     """All rows of the files are in order, each with its values."""
     owner = {number: file for file, numbers in enumerate(lists) for number in numbers}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "_ROWS", 12)
-        patch.setattr(driver, "_FEWEST", 3)
+        patch.setattr(merge, "_ROWS", 12)
+        patch.setattr(merge, "_FEWEST", 3)
         files = []
         for file in range(len(lists)):
             own = sorted(number for number, each in owner.items() if each == file)
@@ -217,7 +218,7 @@ def test_merging(lists: list[list[int]]) -> None:
             files.append(pa.BufferOutputStream())
             pq.write_table(pa.table(columns, SCHEMA), files[-1])
         out = pa.BufferOutputStream()
-        assert driver.merge_files([pa.BufferReader(f.getvalue()) for f in files], out, "id") == len(
+        assert merge.merge_files([pa.BufferReader(f.getvalue()) for f in files], out, "id") == len(
             owner
         )
     if not lists:
@@ -383,11 +384,11 @@ def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.Mo
         out.flush()
         raise error
 
-    monkeypatch.setattr(driver, "merge_files", fails)
+    monkeypatch.setattr(merge, "merge_files", fails)
     found = {"rows": 1, "workers": 1}
     show = asking.display_of(False, False)
     with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else InputError):
-        driver.merge_rows(tmp_path, found, "node", tmp_path / "out", False, show, {})
+        merge.merge_rows(tmp_path, found, "node", tmp_path / "out", False, show, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -399,7 +400,7 @@ def test_a_full_disk_while_merging(tmp_path: Path) -> None:
     found = {"rows": 200_000, "workers": 1}
     with mounted(tmp_path / "small", "size=100k") as disk:
         with pytest.raises(InputError, match="full") as caught:
-            driver.merge_rows(tmp_path / "rows", found, "node", disk / "out", False, show, {})
+            merge.merge_rows(tmp_path / "rows", found, "node", disk / "out", False, show, {})
         assert "--out" in str(caught.value.remedy)
         assert list(disk.iterdir()) == []
 

@@ -20,7 +20,7 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import load_graph
-from raygnn.prediction import driver_side as driver
+from raygnn.prediction import merge
 from raygnn.worker.job import ROWS
 from tests.prediction.test_predict import ask
 from tests.support.graphs import ensure_partition
@@ -69,10 +69,10 @@ def test_predictions_are_by_the_ids_of_the_tables(
 
     ids = read_ids(ensure_partition(config, 2), "item")
     rows = sorted((tmp_path / ".predicting" / "all-2" / ROWS).iterdir())
-    monkeypatch.setattr(driver, "_ROWS", 60)  # many batches
-    monkeypatch.setattr(driver, "_FEWEST", 20)
+    monkeypatch.setattr(merge, "_ROWS", 60)  # many batches
+    monkeypatch.setattr(merge, "_FEWEST", 20)
     with open(tmp_path / "out.parquet", "wb") as file:
-        assert driver.merge_files(rows, file, "node", {"node": ids}) == ITEMS
+        assert merge.merge_files(rows, file, "node", {"node": ids}) == ITEMS
     items = pd.read_csv(tmp_path / "items.csv")
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.schema.field("node").type == pa.large_string()

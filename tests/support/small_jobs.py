@@ -245,13 +245,12 @@ def goals_of(config: Config, place: AnyPath | None) -> dict[str, TaskTarget]:
 
 
 def lists_of(config: Config, place: AnyPath | None) -> dict[str, Any]:
-    """Return the negatives that files list, as the driver reads them."""
+    """Return the negatives and training tables that files list, as the driver reads them."""
     if place is None or config.task.of_graphs:
         return {}
     given, found = PartitionInput(read_meta(place), None), {}
     for name, one in config.by_task.items():
-        target = edges_of(one, place)
-        if target is not None and (lists := given.lists(one, target)):
+        if lists := given.lists(one, name, edges_of(one, place)):
             found[name] = lists
     return found
 

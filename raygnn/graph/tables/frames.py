@@ -35,6 +35,7 @@ from raygnn.graph.tables.description import (
     Description,
     EdgeTable,
     Label,
+    LabelKind,
     NodeTable,
     RandomSplit,
     Table,
@@ -91,12 +92,12 @@ class _NumberLabels:
         return self._rows
 
 
-def _unknown(label: Label, rows: Array) -> Array:
+def unknown(kind: LabelKind, rows: Array) -> Array:
     """Return which rows have no label, bool ``[N]``."""
-    missing: Array = np.isnan(rows) if label.kind == "number" else rows < 0
+    missing: Array = np.isnan(rows) if kind == "number" else rows < 0
     if rows.ndim == 1:
         return missing
-    return np.all(missing, axis=1) if label.kind == "multi" else np.any(missing, axis=1)
+    return np.all(missing, axis=1) if kind == "multi" else np.any(missing, axis=1)
 
 
 def read_rows(
@@ -140,16 +141,16 @@ def read_rows(
         arrays[name], stand_for = column.finish(reader, num)
         if stand_for is not None:
             names[name] = stand_for
-    missing = [_unknown(label, arrays[name].map()) for name, label in table.targets.items()]
-    unknown = np.all(missing, axis=0) if missing else np.zeros(num, bool)
+    missing = [unknown(label.kind, arrays[name].map()) for name, label in table.targets.items()]
+    unlabelled = np.all(missing, axis=0) if missing else np.zeros(num, bool)
     splits.pad(num, -1)
     split = splits.close().map()
     if table.splits is not None:
         split = draw(table.splits, num)
-        split[unknown] = -1
+        split[unlabelled] = -1
     elif not split_columns(table):
         return arrays, names
-    elif (bad := (split >= 0) & unknown).any():
+    elif (bad := (split >= 0) & unlabelled).any():
         held_in = SPLITS[split[row := int(np.argmax(bad))]]
         message = f"the {_row_of(table)} is in {held_in} and has no label"
         remedy = f"give one, or take it out of {held_in}"

@@ -58,11 +58,14 @@ class Ids:
 
     def numbers(self, chunk: Chunk, column: str) -> Array:
         """Return the numbers of the nodes in a column, int64 ``[n]``; every id must be known."""
-        ends = self.ends(chunk, column)
+        return self.lookup(chunk, column, self.ends(chunk, column))
+
+    def lookup(self, among: Chunk | TableReader, column: str, ends: Any) -> Array:
+        """Return the numbers of the nodes with the ids ``ends``, of the rows of ``among``."""
         numbers = self._find(ends)
         if numbers.null_count:
             row = first(pc.is_null(numbers))
-            raise chunk.error(row, column, *self.unknown(ends[row]))
+            raise among.error(row, column, *self.unknown(ends[row]))
         return to_numpy(numbers).astype(np.int64)
 
     def _find(self, ends: pa.Array) -> pa.Array:
@@ -80,7 +83,7 @@ class Ids:
         are, is refused, or null if ``missing`` is ``drop``. ``nulls``: whether there may be any."""
         ends = chunk.columns[column]
         if not nulls:
-            refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
+            refuse_nulls(chunk, column, "fill it in, or drop the row")
         if not len(self):
             whole = not chunk.text(column)
             self.values = pa.chunked_array([], pa.int64() if whole else pa.large_string())

@@ -28,6 +28,6 @@ def open_plane(job: Job, ranks: Ranks) -> Plane:
         from raygnn.worker.planes.edge_plane import EdgePlane
 
         return EdgePlane.open(job, ranks)
-    from raygnn.worker.planes.node_plane import NodePlane
+    from raygnn.worker.planes.node_plane import NodePlane, RowPlane
 
-    return NodePlane.open(job, ranks)
+    return (NodePlane if job.rows is None else RowPlane).open(job, ranks)

@@ -20,7 +20,7 @@ from raygnn.sampling.seeds import MultitaskSeeds
 from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
-from raygnn.worker.planes.node_plane import NodePlane
+from raygnn.worker.planes.node_plane import NodePlane, RowPlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build
 from raygnn.worker.planes.prediction_rows import Predictions
@@ -35,7 +35,8 @@ class MultitaskPlane(PartitionPlane):
         found: dict[str, NodePlane | EdgePlane] = {}
         for name in self.job.goals:
             job = self.job.for_task(name)
-            kind = NodePlane if job.edges is None else EdgePlane
+            of_nodes = NodePlane if job.rows is None else RowPlane
+            kind = of_nodes if job.edges is None else EdgePlane
             found[name] = kind(job, self.ranks, self.shard, self.inputs, within=self)
         return found
 

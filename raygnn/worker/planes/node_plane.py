@@ -1,4 +1,5 @@
-"""Data plane of a graph whose nodes are the seeds."""
+"""Data planes of a graph whose nodes are the seeds, or whose nodes at times are: the rows of a
+training table."""
 
 from __future__ import annotations
 
@@ -10,21 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.errors import InputError
+from raygnn.graph.tables.training_rows import TrainingRows
 from raygnn.models.heads import NodeHead
 from raygnn.models.network import Direct, Network
 from raygnn.models.registry import build_model
 from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import resolve_fanouts
-from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
+from raygnn.sampling.plan import Fanout, resolve_fanouts
+from raygnn.sampling.seeds import NodeSeeds, TaskSeeds, gather_seeds, known, owned_nodes
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.metrics import measure
-from raygnn.worker.job import Request
+from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,
+    RowPredictions,
     chosen_nodes,
     chunk_rows,
     embedded_nodes,
@@ -57,7 +60,7 @@ class NodePlane(PartitionPlane):
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
-        return self.labels[owned_nodes(self.shard, self.ntype, "train", self.labels)]
+        return self.labels[self._chosen("train")]
 
     @cached_property
     def out_features(self) -> int:
@@ -77,30 +80,48 @@ class NodePlane(PartitionPlane):
         return NodeHead(self.ntype, width, self.out_features, model.dropout)
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
-        (owned,) = self.read(split).values()
-        again = self.validates(split)
-        outputs = self.inference.outputs(
-            task.model, self.ntype, owned, times=self._times(owned), again=again
-        )
-        targets = self.labels[torch.from_numpy(owned - self.shard.first(self.ntype))]
+        chosen = self._chosen(split)
+        outputs = self._outputs(task, chosen, again=self.validates(split))
+        targets = self.labels[torch.from_numpy(chosen)]
         return measure(
             outputs, targets, self.config.task, task.loss, self.control, self.positive, keep
         )
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Return node type → global ids of the nodes that an evaluation needs."""
-        owned = owned_nodes(self.shard, self.ntype, split, self.labels)
-        return {self.ntype: owned + self.shard.first(self.ntype)}
+        return {self.ntype: self._ids(self._chosen(split))}
+
+    def _chosen(self, split: str) -> np.ndarray:
+        """Return the positions, among this rank's seeds, of those in a split with a target."""
+        return owned_nodes(self.shard, self.ntype, split, self.labels)
+
+    def _ids(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the global ids of this rank's seeds at these positions."""
+        return chosen + self.shard.first(self.ntype)
+
+    def _outputs(
+        self,
+        task: TaskModule,
+        chosen: np.ndarray,
+        fanouts: list[Fanout] | None = None,
+        *,
+        again: bool = False,
+    ) -> Tensor:
+        """Return the outputs of this rank's seeds at these positions. Collective."""
+        ids, times = self._ids(chosen), self._times(chosen)
+        return self.inference.outputs(
+            task.model, self.ntype, ids, fanouts, times=times, again=again
+        )
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
         chosen = chosen_nodes(self.job, request, self.shard, ntype)
         if not self.control.max(len(chosen)):
             return
-        original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
+        original = self.shard.original[ntype]
         if request.fanout is not None:
             fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
-        outputs = self.inference.outputs(task.model, ntype, ids, fanouts, times=self._times(ids))
+        outputs = self._outputs(task, chosen, fanouts)
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(chosen), size):
             some = chosen[start : start + size]
@@ -139,19 +160,18 @@ class NodePlane(PartitionPlane):
         stored = self.shard.node_data[self.ntype].get(self.config.task.target)
         return self.labels_of(stored, self.shard.owned(self.ntype))
 
-    def _times(self, owned: np.ndarray) -> np.ndarray | None:
-        """Return the times of owned nodes, int64; None if they have none."""
+    def _times(self, chosen: np.ndarray) -> np.ndarray | None:
+        """Return the times of this rank's seeds, int64; None if they have none. Collective."""
         times = self.node_times(self.ntype)
-        return None if times is None else times[owned - self.shard.first(self.ntype)]
+        return None if times is None else times[chosen]
 
     def batches(self, task: TaskModule) -> BatchMaker:
         seeds, own, share = self.seeds()
         return self.make_batches(task.model, seeds, own, share)
 
     def warnings(self) -> list[str]:
-        ids = owned_nodes(self.shard, self.ntype, "train", self.labels)
-        ids = ids + self.shard.first(self.ntype)
-        reached = self.unreached(self.ntype, ids, self._times(ids))
+        chosen = self._chosen("train")
+        reached = self.unreached(self.ntype, self._ids(chosen), self._times(chosen))
         return [*reached, *self.one_class(self._trained())]
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
@@ -161,12 +181,124 @@ class NodePlane(PartitionPlane):
             DataError: there are none.
         """
         first = self.shard.first(self.ntype)
-        times = self._times(first + np.arange(self.shard.owned(self.ntype)))
-        seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels, times)
+        seeds = self._gathered()
         ids = seeds.ids(np.arange(seeds.num))
         own = ids[(ids >= first) & (ids < first + self.shard.owned(self.ntype))]
         return self.assigned(seeds), {self.ntype: own}, self.batch_share
 
+    def _gathered(self) -> NodeSeeds:
+        """Return the seeds of all ranks for training. Collective."""
+        times = self._times(np.arange(self.shard.owned(self.ntype)))
+        return gather_seeds(self.shard, self.control, self.ntype, self.labels, times)
+
     def count(self, split: str) -> int:
-        owned = len(owned_nodes(self.shard, self.ntype, split, self.labels))
-        return int(self.control.sum(torch.tensor(owned)))
+        return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
+
+
+class RowPlane(NodePlane):
+    """A shard of one graph; the rows of a training table are the seeds, each on the rank that owns
+    its node."""
+
+    @property
+    def table(self) -> TrainingRows:
+        """Rows of all ranks."""
+        assert self.job.rows is not None
+        return self.job.rows
+
+    @property
+    def seed_type(self) -> str:
+        return f"the training table of {self.ntype}"
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """Numbers of this rank's rows, int64 ``[n]``, ascending."""
+        return np.flatnonzero(self._places >= 0)
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Position of each row's node among the owned ones, int64 ``[N]``; -1 = another rank's."""
+        original = self.shard.original[self.ntype]
+        order = np.argsort(original)
+        at = np.searchsorted(original, self.table.nodes, sorter=order)
+        places = np.append(order, -1)[at]  # the last: above all of them
+        places[original[places] != self.table.nodes] = -1
+        return places
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Targets of this rank's rows: see `labels_of`."""
+        return self._targets(self._rows)
+
+    def _targets(self, rows: np.ndarray) -> Tensor:
+        """Return the targets of rows of any rank."""
+        found = self.table.targets
+        return self.labels_of(None if found is None else torch.from_numpy(found[rows]), len(rows))
+
+    def _chosen(self, split: str) -> np.ndarray:
+        there = self.table.splits[self._rows] == SPLITS.index(split)
+        return np.flatnonzero(there & known(self.labels).numpy())
+
+    def _ids(self, chosen: np.ndarray) -> np.ndarray:
+        ids: np.ndarray = self._places[self._rows[chosen]] + self.shard.first(self.ntype)
+        return ids
+
+    def _times(self, chosen: np.ndarray) -> np.ndarray | None:
+        times = self._until
+        return None if times is None else times[self._rows[chosen]]
+
+    @cached_property
+    def _until(self) -> np.ndarray | None:
+        """Time before which each row sees edges, int64 ``[N]``: right after its own, since what is
+        of its own time is known (``sampling.time.strict``). Collective."""
+        if self.time is None or self.table.times is None:
+            return None
+        self.clock.check(self.table.times[self._rows], self.ntype, self.time)
+        time = self.config.sampling.time
+        return self.table.times + (time is None or not time.strict)
+
+    def _outputs(
+        self,
+        task: TaskModule,
+        chosen: np.ndarray,
+        fanouts: list[Fanout] | None = None,
+        *,
+        again: bool = False,
+    ) -> Tensor:
+        ids, times = self._ids(chosen), self._times(chosen)
+        pairs = ids[None] if times is None else np.stack([ids, times])
+        (ids, *rest), back = np.unique(pairs, axis=1, return_inverse=True)
+        outputs = self.inference.outputs(
+            task.model, self.ntype, ids, fanouts, times=rest[0] if rest else None, again=again
+        )
+        return outputs[torch.from_numpy(back.reshape(-1))]
+
+    def _gathered(self) -> NodeSeeds:
+        chosen = self._chosen("train")
+        own = np.stack([self._rows[chosen], self._ids(chosen)], 1)
+        rows, ids = self.control.gather_rows(torch.from_numpy(own)).numpy().T
+        order = np.argsort(rows)
+        rows, until = rows[order], self._until
+        times = None if until is None else until[rows]
+        return NodeSeeds(self.ntype, ids[order], self._targets(rows), times, repeated=True)
+
+    def predict(self, task: TaskModule, request: Request) -> Iterator[RowPredictions]:
+        splits = self.table.splits[self._rows]
+        chosen = np.arange(len(self._rows))
+        if request.split != "all":
+            chosen = chosen[splits == SPLITS.index(request.split)]
+        fanouts = None
+        if request.fanout is not None:
+            fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
+        outputs = self._outputs(task, chosen, fanouts)
+        size = chunk_rows(outputs.shape[1])
+        for start in range(0, len(chosen), size):
+            some = chosen[start : start + size]
+            rows = self._rows[some]
+            yield RowPredictions(
+                ids=rows,
+                nodes=self.table.nodes[rows],
+                times=None if self.table.times is None else self.table.times[rows],
+                outputs=outputs[start : start + size],
+                targets=self.labels[torch.from_numpy(some)],
+                splits=splits[some],
+            )

@@ -254,7 +254,9 @@ class PartitionPlane:
             )
         elif total and some < _REACHED * total:
             told = "; ".join(f"{name}: {count:,}" for name, count in by_type.items())
-            remedy = "edges of the seed's own time count as later" if earlier else "see reverse"
+            time = self.config.sampling.time
+            late = earlier and (self.config.table is None or (time is not None and time.strict))
+            remedy = "edges of the seed's own time count as later" if late else "see reverse"
             warnings.append(
                 f"{some:,} of {total:,} seeds for training have an in-edge{earlier}, so the others "
                 f"see nothing but themselves ({told}; {remedy})"

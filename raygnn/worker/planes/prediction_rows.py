@@ -1,6 +1,7 @@
 """Requested ids, and rows of predictions, as Parquet in chunks.
 
-Columns: ``node``, ``edge`` or ``graph``, the original id, int64; for edges also ``source``,
+Columns: ``node``, ``edge``, ``graph`` or ``row``, the original id, int64; for rows of a training
+table also ``node`` and ``time``; for edges also ``source``,
 ``target``, ``relation`` and ``time``, if they have any; ``prediction``, ``split``, ``label``.
 Classification adds ``probability`` and, if requested, ``scores``. Link prediction has ``score`` and
 ``split`` alone. Multi-label classification has ``probability_0`` and ``label_0``, and so on, in
@@ -169,6 +170,19 @@ class EdgePredictions(Predictions):
 
 
 @dataclass(frozen=True)
+class RowPredictions(Predictions):
+    """Outputs of a model for some rows of a training table, whose numbers are the ``ids``.
+
+    Attributes:
+        nodes: original node ids, int64 ``[n]``.
+        times: int64 ``[n]``; None if rows have none.
+    """
+
+    nodes: np.ndarray
+    times: np.ndarray | None
+
+
+@dataclass(frozen=True)
 class Embedded:
     """Embeddings of some nodes or graphs, on the CPU.
 
@@ -275,7 +289,8 @@ class Format:
     """Format of prediction rows.
 
     Attributes:
-        key: name of the first column, ``node``, ``edge`` or ``graph``.
+        key: name of the first column, ``node``, ``edge``, ``graph``, or ``row`` of a training
+            table.
         classifies: the outputs are of classes.
         scores: include each class's probability.
         labels: the outputs are of several labels.
@@ -291,6 +306,10 @@ class Format:
     def table(self, found: Predictions) -> pa.Table:
         """Return the rows of some predictions."""
         columns = {self.key: pa.array(found.ids, pa.int64())}
+        if isinstance(found, RowPredictions):
+            columns["node"] = pa.array(found.nodes, pa.int64())
+            if found.times is not None:
+                columns["time"] = pa.array(found.times, pa.int64())
         if isinstance(found, EdgePredictions):
             columns["source"] = pa.array(found.sources, pa.int64())
             columns["target"] = pa.array(found.ends, pa.int64())

@@ -20,6 +20,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads, Shard
+from raygnn.graph.tables.training_rows import table_key
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
@@ -132,12 +133,15 @@ def words(job: Job) -> CategoryNames:
     model = job.config.model
     if job.config.task.of_graphs:
         return {}
-    names: CategoryNames = job.meta.names
+    names: dict[str, Sequence[Any]] = dict(job.meta.names)
     wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
     jobs = [job.for_task(name) for name in job.goals] or [job]
     targets = set()
     for each in jobs:
-        if each.edges is None:
+        if each.rows is not None and each.rows.words:
+            targets.add(table_key(each.task))
+            names[table_key(each.task)] = each.rows.words
+        elif each.edges is None:
             targets.add(f"{each.ntype}/{each.config.task.target}")
         else:
             kind = etype_str(each.edges.etype)
@@ -152,7 +156,18 @@ def words(job: Job) -> CategoryNames:
 def target_words(job: Job) -> Sequence[Any]:
     """Return the names of the classes 0, 1, … of a job of one task; empty if they are numbers."""
     kind = job.ntype if job.edges is None else etype_str(job.edges.etype)
-    return words(job).get(f"{kind}/{job.config.task.target}", ())
+    return words(job).get(target_key(job.config, job.task, kind), ())
+
+
+def target_key(config: Config, task: str, kind: str | None) -> str:
+    """Return the key of a task's classes in `words`.
+
+    Args:
+        config: of that task alone.
+        task: its name.
+        kind: its node or edge type.
+    """
+    return f"{kind}/{config.task.target}" if config.table is None else table_key(task)
 
 
 def positive_class(job: Job, classes: int) -> int | None:

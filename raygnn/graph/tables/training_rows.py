@@ -1,0 +1,181 @@
+"""Training tables: rows of an entity, a time and a target, each of which is a seed.
+
+Source: Robinson et al., RelBench: A Benchmark for Deep Learning on Relational Databases, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raygnn.config.schema import Config
+from raygnn.config.task import NodeTaskConfig, SplitConfig, TrainingTable
+from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
+from raygnn.graph.data import SPLITS
+from raygnn.graph.sources.input_files import sha256
+from raygnn.graph.tables import codes
+from raygnn.graph.tables.columns import Times, first
+from raygnn.graph.tables.description import LabelKind, Table
+from raygnn.graph.tables.frames import read_rows, unknown
+from raygnn.graph.tables.ids import Ids, Numbers
+from raygnn.graph.tables.reader import TableReader, resolve
+from raygnn.graph.times import codes_since, since
+from raygnn.storage.remote import AnyPath
+
+_TARGET = "target"
+_REMEDY = "name nodes that the graph has, as it calls them, or leave the row out"
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows of a training table, in the order of its files.
+
+    Attributes:
+        nodes: number of the entity in the user's graph, int64 ``[N]``.
+        times: int64 ``[N]``; None = the table has none.
+        splits: int8 ``[N]``, positions in `SPLITS`; -1 = in none.
+        targets: classes int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
+            unknown; labels int8 ``[N, K]``, -1 = unknown; None = the rows to predict have none.
+        words: class → what it stands for; empty = the targets are no classes.
+        in_microseconds: True if the times are known to be.
+        digest: SHA-256 of the files.
+    """
+
+    nodes: Array
+    times: Array | None
+    splits: Array
+    targets: Array | None
+    words: list[Any]
+    in_microseconds: bool
+    digest: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Split → number of rows in it."""
+        return {split: int((self.splits == code).sum()) for code, split in enumerate(SPLITS)}
+
+
+def table_key(task: str) -> str:
+    """Return the key of the classes of a task's training table among all words of a run."""
+    return f"table of task {task}/{_TARGET}"
+
+
+def read_training_rows(
+    config: Config, ids: Any, count: int, vocabulary: Sequence[Any] | None = None
+) -> TrainingRows:
+    """Read the training table of a task on nodes.
+
+    Args:
+        config: of this task alone.
+        ids: pyarrow array of the user's ids of ``task.ntype``; None = numbers.
+        count: number of nodes of the type.
+        vocabulary: classes 0, 1, …; None = those of the table, sorted.
+
+    Raises:
+        DataError: naming file, row and column: an entity is no node, a time is missing or of
+            another kind, a row for training has no target, or a row of a later split is before one
+            of training.
+    """
+    task = config.task
+    assert isinstance(task, NodeTaskConfig)
+    assert task.table is not None
+    table, ntype = task.table, str(task.ntype)
+    files, firsts = _files(table)
+    known = Numbers(ntype, count, _REMEDY) if ids is None else Ids(ntype, ids, _REMEDY)
+    times_of = Times()
+    columns = [table.entity, table.time, table.split]
+    reader = TableReader(files, [column for column in columns if column is not None])
+    entities, times, splits = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+    for chunk in reader.chunks():
+        entities.append(known.ends(chunk, table.entity))
+        if table.time is not None:
+            times.append(times_of.of(chunk, table.time))
+        if table.split is not None:
+            splits.append(codes.splits(chunk, table.split, {}).astype(np.int8))
+    if not reader.num:
+        raise DataError("it has no rows", where=str(files[0]), remedy="give it rows")
+    nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
+    when = np.concatenate(times) if table.time is not None else None
+    kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
+    targets: Array | None = None
+    words, has_target = list(vocabulary or ()), np.zeros(reader.num, bool)
+    asked = [table.target] if isinstance(table.target, str) else table.target
+    if config.trains or {*asked} <= {*reader.names(files[0])}:
+        targets, words = _targets(table, kind, files, reader.num, vocabulary)
+        has_target = ~unknown(kind, targets)
+    split = np.concatenate(splits)
+    if firsts:
+        starts = np.array([reader.starts[first] for first in firsts.values()])
+        places = np.searchsorted(starts, np.arange(reader.num), side="right") - 1
+        split = np.array([SPLITS.index(name) for name in firsts], np.int8)[places]
+    elif table.split is None:
+        split = _by_time(task.split, when, has_target)
+    found = TrainingRows(
+        nodes,
+        when,
+        split,
+        targets,
+        words,
+        times_of.in_microseconds,
+        "".join(sha256(file) for file in files if isinstance(file, Path)),
+    )
+    if not config.trains:
+        return found
+    if not (split == 0).any():
+        remedy = "see which rows are in train"
+        raise DataError("no row is for training", where=str(files[0]), remedy=remedy)
+    if (bad := (split == 0) & ~has_target).any():
+        remedy = "give it one, or take the row out of train"
+        raise reader.error(first(bad), asked[0], "a row for training has no target", remedy)
+    if when is not None:
+        assert table.time is not None
+        latest = when[split == 0].max()
+        if (bad := (split > 0) & (when < latest)).any():
+            row = first(bad)
+            message = f"the row is for {SPLITS[split[row]]}, and earlier than rows for training"
+            remedy = "split the rows by time: the model would be tested on a past that it knows"
+            raise reader.error(row, table.time, message, remedy)
+    return found
+
+
+def _files(table: TrainingTable) -> tuple[list[AnyPath], dict[str, int]]:
+    """Return the files, and for tables with files of each split the position of its first one."""
+    here = Path()
+    if not isinstance(table.files, dict):
+        return resolve(here, str(table.files)), {}
+    files: list[AnyPath] = []
+    firsts: dict[str, int] = {}
+    for split, pattern in table.files.items():
+        firsts[split] = len(files)
+        files += resolve(here, str(pattern))
+    return files, firsts
+
+
+def _targets(
+    table: TrainingTable,
+    kind: LabelKind,
+    files: Sequence[AnyPath],
+    num: int,
+    vocabulary: Sequence[Any] | None,
+) -> tuple[Array, list[Any]]:
+    """Return ``targets`` and ``words`` of `TrainingRows`."""
+    label = {"column": table.target, "kind": kind}
+    rows = Table.model_validate({"files": list(map(str, files)), "labels": {_TARGET: label}})
+    named = {} if vocabulary is None else {_TARGET: vocabulary}
+    with TemporaryDirectory(prefix="raygnn-") as directory:
+        arrays, words = read_rows(rows, files, num, named, Path(directory))
+        return np.array(arrays[_TARGET].map()), words.get(_TARGET, [])
+
+
+def _by_time(split: SplitConfig | None, times: Array | None, known: Array) -> Array:
+    """Return the split of each row by its time, int8 ``[N]``; -1 without ``task.split``."""
+    if split is None or times is None:
+        return np.full(len(known), -1, np.int8)
+    return codes_since(times, since(times[known], split.val, split.test))

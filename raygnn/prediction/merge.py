@@ -1,0 +1,186 @@
+"""One file of predictions from those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raygnn.config.places import unwritable
+from raygnn.errors import InputError, TrainingError
+from raygnn.graph.tables.duck import connect, text
+from raygnn.graph.tables.queries import scan
+from raygnn.runs.display import Display
+from raygnn.util.files import replacing, storage_errors
+
+_SUFFIX = ".parquet"
+_OTHER = "choose another --out"
+_OF_ROWS = ("row", "node", "time", "split", "label")
+
+
+def free_file(file: Path, overwrite: bool) -> Path:
+    """Return the file of ``--out``; raises InputError if it cannot be written."""
+    what, remedy = None, _OTHER
+    if file.suffix not in ("", _SUFFIX):
+        what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
+        raise InputError(what, where=str(file), remedy=remedy)
+    with storage_errors(file, InputError, _OTHER):  # such as a name that is too long
+        if not file.parent.is_dir():
+            what, remedy = f"there is no directory {file.parent}", f"make it, or {_OTHER}"
+        elif file.exists() and not file.is_file():
+            what = "this is no file but a directory or a device"
+        elif file.exists() and not overwrite:
+            what, remedy = "this file is there already", f"{_OTHER}, or pass --overwrite"
+        elif (why := unwritable(file.parent)) is not None:
+            what = f"it cannot be written: {why}"
+    if what is not None:
+        raise InputError(what, where=str(file), remedy=remedy)
+    return file
+
+
+def merge_rows(
+    place: Path,
+    found: dict[str, Any],
+    key: str,
+    file: Path,
+    overwrite: bool,
+    show: Display,
+    names: Mapping[str, Any] | None = None,
+    beside: Path | None = None,
+) -> None:
+    """Merge the ranks' rows into one sorted file, with names in place of numbers.
+
+    Args:
+        place: of the ranks' files.
+        found: rank 0's result.
+        beside: CSV or Parquet of as many rows, whose columns the file has in place of what tells
+            rows apart.
+    """
+    files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
+    files = [each for each in files if each.exists()]
+    merged = file if beside is None else place / "merged.parquet"
+    with show.stage("merge"), storage_errors(file, InputError, _OTHER):
+        with replacing(merged) as out:
+            rows = merge_files(files, out, key, names)
+            if rows != found["rows"]:
+                raise TrainingError(
+                    f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
+                    where=str(place),
+                    remedy="see that all nodes mount the same storage",
+                )
+            free_file(file, overwrite)  # again, since it may have been created meanwhile
+        if beside is not None:
+            with replacing(file) as out:
+                _put_beside(beside, merged, out)
+
+
+def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
+    """Write the columns of the rows that were given, and beside them those of the predictions."""
+    without = ", ".join(name for name in pq.read_schema(merged).names if name in _OF_ROWS)
+    with connect(merged.with_suffix(".spill")) as connection:
+        rows = connection.sql(
+            f"select given.*, merged.* exclude ({without}) from ({scan([given])}) given "
+            f"positional join read_parquet({text(merged)}) merged"
+        ).to_arrow_reader(_ROWS)
+        with pq.ParquetWriter(out, rows.schema) as writer:
+            for batch in rows:
+                writer.write_batch(batch)
+
+
+# of merging sorted files
+_ROWS = 2**17  # in memory, of all files
+_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
+_FEWEST = 2**6  # rows of each file
+_BUFFER = 2**20  # bytes per read of a column
+
+
+def merge_files(
+    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
+) -> int:
+    """Merge Parquet files with one schema, each ascending by the column ``key``.
+
+    Args:
+        out: takes the Parquet file.
+        names: column of numbers → pyarrow array of their names; missing columns are ignored.
+
+    Returns:
+        The number of rows; without files 0, and nothing is written.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with ExitStack() as opened:
+        sources = [
+            opened.enter_context(pq.ParquetFile(file, buffer_size=_BUFFER)) for file in files
+        ]
+        most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
+        batch = max(_FEWEST, most // max(1, len(files)))
+        inputs = [_SortedFile(source.iter_batches(batch_size=batch), key) for source in sources]
+        if not sources:
+            return 0
+        schema = sources[0].schema_arrow
+        named = {
+            schema.get_field_index(column): values
+            for column, values in (names or {}).items()
+            if column in schema.names
+        }
+        for place, values in named.items():
+            schema = schema.set(place, pa.field(schema.field(place).name, values.type))
+        writer = opened.enter_context(pq.ParquetWriter(out, schema))
+        rows = 0
+        while pending := [source for source in inputs if source.fill()]:
+            # the rest of a file is above the last id that it has in memory
+            bound = min(source.last for source in pending)
+            table = pa.concat_tables(source.up_to(bound) for source in pending)
+            table = table.take(pc.sort_indices(table[key]))
+            for place, values in named.items():
+                called = values.take(table.column(place))
+                table = table.set_column(place, schema.field(place), called)
+            writer.write_table(table)
+            rows += table.num_rows
+        return rows
+
+
+def _width(source: pq.ParquetFile) -> int:
+    """Return the number of values in a row of a file, including those of lists."""
+    if not source.metadata.num_row_groups:
+        return 0
+    group = source.metadata.row_group(0)
+    values = sum(group.column(i).num_values for i in range(group.num_columns))
+    return int(values) // max(1, group.num_rows)
+
+
+class _SortedFile:
+    """Sorted file with one batch in memory."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
+        self._batches = batches
+        self._key = key
+        self._held: pa.Table | None = None
+
+    def fill(self) -> bool:
+        """Read a batch if none is in memory; returns False at the end of the file."""
+        while self._held is None or not self._held.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._held = pa.Table.from_batches([batch])
+        return True
+
+    @property
+    def last(self) -> int:
+        """Highest id in memory."""
+        assert self._held is not None
+        return int(self._held[self._key][-1].as_py())
+
+    def up_to(self, bound: int) -> pa.Table:
+        """Remove and return the rows with ids up to this one."""
+        assert self._held is not None
+        count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
+        taken, self._held = self._held.slice(0, count), self._held.slice(count)
+        return taken

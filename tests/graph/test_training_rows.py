@@ -1,0 +1,134 @@
+"""Training tables as they are read: rows, splits and targets, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.tables.training_rows import TrainingRows, read_training_rows
+from tests.support.small_jobs import job
+
+IDS = pa.array(["ann", "bob", "cem"], pa.large_string())
+GOOD = "who,at,left\ncem,2024-01-01,no\nann,2024-01-02,yes\ncem,2024-02-01,yes\nbob,2024-03-01,\n"
+FOLDS = ["train", "train", "val", "test"]
+
+
+def config_of(place: Path, text: str = GOOD, **task: Any) -> Config:
+    """Return a job whose training table has the column ``left`` as target."""
+    (place / "rows.csv").write_text(text)
+    table = {"files": str(place / "rows.csv"), "entity": "who", "time": "at", "target": "left"}
+    table |= task.pop("table", {})
+    task.setdefault("split", {"by": "time", "val": "2024-02-01", "test": "2024-03-01"})
+    task = {"kind": "node_classification", "ntype": "person", "table": table, **task}
+    task = {key: value for key, value in task.items() if value is not None}
+    return load_config(job(place, task=task, model={"kind": "sage", "norm": "layer"}))
+
+
+def read(place: Path, *args: Any, **task: Any) -> TrainingRows:
+    return read_training_rows(config_of(place, *args, **task), IDS, len(IDS))
+
+
+def test_rows_by_time(tmp_path: Path) -> None:
+    rows = read(tmp_path)
+    assert rows.nodes.tolist() == [2, 0, 2, 1]
+    assert rows.times is not None
+    days = (rows.times - rows.times[0]) // 86_400_000_000
+    assert days.tolist() == [0, 1, 31, 60]
+    assert rows.splits.tolist() == [0, 0, 1, 2]
+    assert rows.targets is not None
+    assert rows.targets.tolist() == [0, 1, 1, -1]  # of a later split it may be unknown
+    assert rows.words == ["no", "yes"]
+    assert rows.counts == {"train": 2, "val": 1, "test": 1}
+
+
+def test_files_of_each_split_and_a_column_are_the_same(tmp_path: Path) -> None:
+    """A split may have several files, CSV and Parquet; classes are numbered over all of them."""
+    known = read(tmp_path)
+    head, *lines = GOOD.splitlines()
+    (tmp_path / "a1.csv").write_text(f"{head}\n{lines[0]}\n")
+    (tmp_path / "a2.csv").write_text(f"{head}\n{lines[1]}\n")
+    who, at, left = (pa.array([value or None]) for value in lines[2].split(","))
+    pq.write_table(pa.table({"left": left, "who": who, "at": at}), tmp_path / "val.parquet")
+    (tmp_path / "test.csv").write_text(f"{head}\n{lines[3]}\n")
+    names = {"train": "a*.csv", "val": "val.parquet", "test": "test.csv"}
+    files = {split: str(tmp_path / name) for split, name in names.items()}
+    column = "\n".join(
+        [f"{head},fold", *(f"{line},{fold}" for line, fold in zip(lines, FOLDS, strict=True))]
+    )
+    for other in (
+        read(tmp_path, table={"files": files}, split=None),
+        read(tmp_path, column, table={"split": "fold"}, split=None),
+    ):
+        for name in ("nodes", "times", "splits", "targets"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(known, name))
+        assert other.words == known.words
+
+
+def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    (tmp_path / "next.csv").write_text("who,at\nbob,2030-01-01\n")
+    asked = config.of_rows(tmp_path / "next.csv", "").asking()
+    rows = read_training_rows(asked, IDS, len(IDS))
+    assert rows.targets is None
+    assert rows.splits.tolist() == [-1]
+    (tmp_path / "next.csv").write_text("who,at,left\nbob,2030-01-01,yes\n")
+    found = read_training_rows(asked, IDS, len(IDS), ["maybe", "yes"])
+    assert found.targets is not None
+    assert found.targets.tolist() == [1]  # as the training numbered them
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GOOD.replace("cem,2024-02", "dan,2024-02"), "row 3 (line 4), column 'who': 'dan' is no"),
+        (GOOD.replace("bob,", ","), "row 4 (line 5), column 'who': there is no value"),
+        (GOOD.replace("2024-02-01", ""), "row 3 (line 4), column 'at': there is no value"),
+        (GOOD.replace("2024-02-01", "soon"), "row 3 (line 4), column 'at': the value is 'soon'"),
+        (GOOD.replace("2024-02-01", "7"), "row 3 (line 4), column 'at': the value is '7'"),
+        (GOOD.replace("02,yes", "02,"), "row 2 (line 3), column 'left': a row for training has no"),
+        ("who,at,left\n", "it has no rows"),
+        ("who,left\nann,yes\n", "there is no column 'at'"),
+        ("who,at,left\nann,2024-05-01,yes\n", "no row is for training"),
+    ],
+)
+def test_bad_rows_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read(tmp_path, text)
+    assert said in str(refused.value)
+    assert refused.value.remedy
+
+
+def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
+    text = "who,at,left,fold\nann,2024-02-01,yes,train\nbob,2024-01-31,no,test\n"
+    with pytest.raises(DataError, match=r"row 2 .*'at': the row is for test, and earlier than"):
+        read(tmp_path, text, table={"split": "fold"}, split=None)
+    read(tmp_path, text.replace("01-31", "02-01"), table={"split": "fold"}, split=None)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"ntype": None}, "it is not said of which node type the entities are"),
+        ({"table": {"target": ["a", "b"]}}, "a class is in one column"),
+        ({"split": None}, "must be said in one way"),
+        ({"table": {"split": "fold"}}, "must be said in one way"),
+        ({"split": {"by": "random"}}, "rows are split by their time"),
+        ({"table": {"time": None}}, "rows are split by their time"),
+        ({"table": {"files": {"train": "a.csv"}, "split": "fold"}}, "split would be ignored"),
+        ({"table": {"files": {"dev": "a.csv"}}}, "train"),
+        ({"table": {"entity": ""}}, "entity"),
+    ],
+)
+def test_contradictions_are_refused(task: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(tmp_path, **task)
+    assert said in str(refused.value)
+    assert "task" in str(refused.value)

@@ -1,0 +1,290 @@
+"""Training tables: rows of an entity, a time and a target as seeds, any number for a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import raygnn
+from raygnn.checkpoint import weights
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.errors import InputError
+from raygnn.prediction.request import ask as plan
+from raygnn.runs.run import Run
+from tests.prediction.test_predict import ask
+from tests.support.small_jobs import job, train_on_ranks
+
+CUSTOMERS, PURCHASES, ROWS = 60, 1500, 600
+FIRST, DAYS = np.datetime64("2024-01-01"), 400
+VAL, TEST = FIRST + 250, FIRST + 320  # days from which on rows are for these splits
+SPREAD = ((1, True), (2, True), (2, False), (3, False))
+
+DESCRIPTION = {
+    "nodes": {
+        "customer": {"files": "customers.csv", "id": "name", "features": {"feat": "age"}},
+        "purchase": {
+            "files": "purchases.csv",
+            "keys": {"customer": "customer"},
+            "time": "date",
+            "features": {"feat": "amount"},
+        },
+    }
+}
+
+
+def write(place: Path, *, later: int = DAYS + 1, seed: int = 1) -> pd.DataFrame:
+    """Write a company's tables and return its questions: was the mean of a customer's last three
+    purchases, that day's included, above 0?
+
+    Args:
+        later: day from which on amounts are other ones.
+        seed: of these.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    names = np.array([f"c{n:02}" for n in range(CUSTOMERS)])
+    pd.DataFrame({"name": names, "age": random.normal(size=CUSTOMERS)}).to_csv(
+        place / "customers.csv", index=False
+    )
+    day = np.sort(random.integers(0, DAYS, PURCHASES))
+    amounts = random.normal(size=PURCHASES)
+    changed = np.random.default_rng(seed).normal(size=PURCHASES) + 3
+    bought = pd.DataFrame(
+        {
+            "customer": random.choice(names, PURCHASES),
+            "date": FIRST + day,
+            "amount": np.where(day >= later, changed, amounts),
+            "day": day,
+        }
+    )
+    bought.drop(columns="day").to_csv(place / "purchases.csv", index=False)
+    (place / "tables.yaml").write_text(yaml.safe_dump(DESCRIPTION, sort_keys=False))
+    asked_at = np.sort(random.choice(np.flatnonzero(day >= 20), ROWS))  # days of purchases
+    when = day[asked_at]
+    rows = pd.DataFrame({"customer": bought.customer[asked_at].array, "date": FIRST + when})
+    true = bought.assign(amount=amounts)
+    last = [
+        true[(true.customer == customer) & (true.day <= day)].amount.tail(3).mean()
+        for customer, day in zip(rows.customer, when, strict=True)
+    ]
+    rows["mean"] = np.nan_to_num(np.array(last))
+    rows["grew"] = np.where(rows["mean"] > 0, "yes", "no")
+    split = np.searchsorted(np.array([VAL, TEST]), rows.date.to_numpy(), side="right")
+    rows["fold"] = np.array(["train", "val", "test"])[split]
+    rows.to_csv(place / "rows.csv", index=False)
+    for fold, part in rows.groupby("fold"):
+        part.to_csv(place / f"{fold}.csv", index=False)
+    return rows
+
+
+def files(place: Path) -> dict[str, str]:
+    return {split: str(place / f"{split}.csv") for split in ("train", "val", "test")}
+
+
+def of(place: Path, name: str, workers: int = 2, **sections: Any) -> Config:
+    """Return the job of a table with a file for each split."""
+    table = {"files": files(place), "entity": "customer", "time": "date", "target": "grew"}
+    task = {"kind": "node_classification", "ntype": "customer", **sections.pop("task", {})}
+    given = {**table, **task.pop("table", {})}
+    task["table"] = {key: value for key, value in given.items() if value is not None}
+    time = {"edges": "time", "strategy": "latest", **sections.pop("time", {})}
+    values = job(
+        place / "runs",
+        name=name,
+        graph={"format": "tables", "path": str(place / "tables.yaml")},
+        partition={"method": "random"},
+        task=task,
+        model={"kind": "sage", "hidden": 16, "layers": 2, "dropout": 0.0},
+        sampling={"fanout": [3, 2], "batch_size": 60 // workers, "time": time},
+        cluster={"workers": workers},
+        **sections,
+    )
+    values["graph"] = {"format": "tables", "path": str(place / "tables.yaml")}
+    return load_config(values)
+
+
+def asked(run: Run, config: Config, workers: int = 2, **more: Any) -> Any:
+    found = weights.find(run.path / "checkpoints")
+    return ask(run, config.asking(found.words), workers, **more).to_pandas()
+
+
+def test_any_ranks_train_the_same(tmp_path: Path) -> None:
+    """A batch has a node at several times, and at one time twice."""
+    rows = write(tmp_path)
+    again = rows[rows.fold == "train"].head(40)
+    pd.concat([again, rows[rows.fold == "train"]]).to_csv(tmp_path / "train.csv", index=False)
+    found = []
+    for workers, replicated in SPREAD:
+        config = of(tmp_path, f"{workers}-{replicated}", workers, train={"epochs": 2})
+        run = train_on_ranks(config, replicated=replicated)
+        found.append((run.metrics["train/loss"].dropna().to_numpy(), run.summary["metrics"]))
+    steps, metrics = found[0]
+    assert len(steps) == 2 * -(-(len(again) + int((rows.fold == "train").sum())) // 60)
+    for other, others in found[1:]:
+        assert other == pytest.approx(steps, abs=1e-3)
+        assert others == pytest.approx(metrics, abs=5e-3)
+
+
+def test_what_only_the_time_of_a_row_tells_is_learned(tmp_path: Path) -> None:
+    """One node has both answers, at different times; predictions are those of the evaluation."""
+    rows = write(tmp_path)
+    config = of(tmp_path, "learned", train={"epochs": 20, "lr": 0.02})
+    run = train_on_ranks(config)
+    metrics = run.summary["metrics"]
+    assert metrics["test/accuracy"] > 0.85
+    frame = asked(run, config, split="test")
+    test = rows[rows.fold == "test"]
+    assert frame["row"].tolist() == list(range(len(rows) - len(test), len(rows)))
+    assert set(frame["split"]) == {"test"}
+    assert (test.grew == "yes").tolist() == (frame["label"] == 1).tolist()
+    right = (frame["prediction"] == frame["label"]).mean()
+    assert right == pytest.approx(metrics["test/accuracy"], abs=1e-6)
+    again = ask(run, config.asking(), 3, split="test", rows=False, scores=False)
+    assert again["test/accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_row_sees_what_was_known_at_its_time(tmp_path: Path, strict: bool) -> None:
+    """What comes later changes nothing; what is of the same day does, unless time is strict."""
+    rows = write(tmp_path)
+    config = of(tmp_path, "one", time={"strict": strict}, train={"epochs": 1})
+    run = train_on_ranks(config)
+    before = asked(run, config)
+    day = (rows.date.iloc[ROWS // 2] - FIRST).days
+    write(tmp_path / "other", later=day)
+    changed = of(tmp_path / "other", "other", time={"strict": strict}, train={"epochs": 1})
+    sizes = weights.find(run.path / "checkpoints").sizes  # these are other data
+    after = asked(run, changed, sizes=sizes)
+    first = np.datetime64(FIRST + day, "us").astype(int)
+    same = np.array([*map(np.array_equal, before["scores"], after["scores"])])
+    times = before["time"].to_numpy()
+    assert same[times < first].all()
+    on_the_day = times == first
+    assert on_the_day.any()
+    assert not same[times > first].all()
+    assert same[on_the_day].all() == strict
+
+
+@pytest.mark.parametrize("way", ["column", "time"])
+def test_other_ways_of_splitting(tmp_path: Path, way: str) -> None:
+    """A column, or the time of rows, says the same as files of each split."""
+    write(tmp_path)
+    whole = {"files": str(tmp_path / "rows.csv")}
+    task: dict[str, Any] = {"table": {**whole, "split": "fold" if way == "column" else None}}
+    if way == "time":
+        task["split"] = {"by": "time", "val": str(VAL), "test": str(TEST)}
+    runs = [of(tmp_path, "files", train={"epochs": 1})]
+    runs.append(of(tmp_path, "other", task=task, train={"epochs": 1}))
+    one, other = (train_on_ranks(config).summary["metrics"] for config in runs)
+    assert one == other
+
+
+def test_numbers_and_labels(tmp_path: Path) -> None:
+    rows = write(tmp_path)
+    regression = of(
+        tmp_path,
+        "numbers",
+        task={"kind": "node_regression", "table": {"target": "mean"}},
+        train={"epochs": 10, "lr": 0.02},
+    )
+    run = train_on_ranks(regression)
+    spread = rows[rows.fold == "test"]["mean"].std()
+    assert run.summary["metrics"]["test/rmse"] < 0.7 * spread
+    frame = asked(run, regression, split="test", scores=False)
+    assert frame["label"].to_numpy() == pytest.approx(rows[rows.fold == "test"]["mean"], abs=1e-6)
+
+    rows["up"], rows["down"] = (rows["mean"] > 0.3) * 1.0, (rows["mean"] < -0.3) * 1
+    rows.loc[rows.index % 7 == 0, "up"] = np.nan
+    for fold, part in rows.groupby("fold"):
+        part.to_csv(tmp_path / f"{fold}.csv", index=False)
+    labels = of(
+        tmp_path,
+        "labels",
+        task={"labels": "multi", "table": {"target": ["up", "down"]}},
+        train={"epochs": 10, "lr": 0.02},
+    )
+    run = train_on_ranks(labels)
+    assert run.summary["metrics"]["test/roc_auc"] > 0.8
+
+
+def test_several_tables_on_one_graph(tmp_path: Path) -> None:
+    write(tmp_path)
+    table = {"files": files(tmp_path), "entity": "customer", "time": "date"}
+    one = {"ntype": "customer"}
+    tasks = {
+        "grew": {"kind": "node_classification", "table": {**table, "target": "grew"}, **one},
+        "mean": {"kind": "node_regression", "table": {**table, "target": "mean"}, **one},
+    }
+    found = []
+    for workers in (1, 2):
+        config = of(tmp_path, f"several-{workers}", workers, train={"epochs": 2})
+        values = {**config.to_dict(), "tasks": tasks}
+        del values["task"]
+        run = train_on_ranks(load_config(values))
+        found.append(run.summary["metrics"])
+        frame = asked(run, load_config(values), task="mean", scores=False)
+        assert len(frame) == ROWS
+    assert found[1] == pytest.approx(found[0], abs=5e-3)
+    assert {"test/grew/accuracy", "test/mean/mae"} <= found[0].keys()
+
+
+def test_a_resume_is_exact_and_needs_the_same_rows(tmp_path: Path) -> None:
+    write(tmp_path)
+    whole = train_on_ranks(of(tmp_path, "whole", train={"epochs": 2}))
+    half = of(tmp_path, "half", train={"epochs": 1})
+    train_on_ranks(half)
+    rest = of(tmp_path, "half", train={"epochs": 2})
+    resumed = train_on_ranks(rest, resume=True)
+    assert resumed.metrics["train/loss"].equals(whole.metrics["train/loss"])
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("c01,2024-02-01,0.5,yes,train\n")
+    with pytest.raises(Exception, match="data"):
+        train_on_ranks(of(tmp_path, "half", train={"epochs": 3}), resume=True)
+
+
+def test_classes_are_those_of_the_training(tmp_path: Path) -> None:
+    """Other rows have one of the two classes only, the second one."""
+    rows = write(tmp_path)
+    config = of(tmp_path, "trained", train={"epochs": 1})
+    run = train_on_ranks(config)
+    rows[rows.grew == "yes"].head(30).to_csv(tmp_path / "others.csv", index=False)
+    frame = asked(run, config.of_rows(tmp_path / "others.csv", ""))
+    assert frame["label"].tolist() == [1] * 30
+    assert frame["split"].isna().all()
+
+
+@pytest.mark.system
+def test_rows_of_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of predictions has the columns of the rows, and the prediction beside them; ids that
+    no node has are refused before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    rows = write(tmp_path)
+    config = of(tmp_path, "trained", workers=1, train={"epochs": 10, "lr": 0.02})
+    with RayCluster(config):
+        run = raygnn.train(config, display=False)
+        month = rows[rows.fold == "test"].sample(50, random_state=0)
+        month = month.assign(note="x, y")[["note", "date", "customer", "grew"]]
+        month.drop(columns="grew").to_csv("month.csv", index=False)
+        made = raygnn.predict(run, rows="month.csv", out="scores.parquet", display=False)
+        assert made.rows == len(month)
+        frame = pd.read_parquet("scores.parquet")
+        assert list(frame) == ["note", "date", "customer", "prediction", "probability"]
+        assert frame["customer"].tolist() == month["customer"].tolist()
+        assert (frame["prediction"].to_numpy() == month["grew"].to_numpy()).mean() > 0.8
+        month.assign(customer="nobody").to_csv("bad.csv", index=False)
+        with pytest.raises(InputError, match=r"bad\.csv, row 1 .*'nobody' is no customer"):
+            raygnn.predict(run, rows="bad.csv", out="bad.parquet", display=False)
+        assert not Path("bad.parquet").exists()
+
+
+def test_rows_need_a_table(tmp_path: Path) -> None:
+    run = train_on_ranks(load_config(job(tmp_path, train={"epochs": 1})))
+    with pytest.raises(InputError, match="this run has no training table"):
+        plan(run, ("all",), "all", "runs", (), False, False, None, rows=tmp_path / "rows.csv")
