@@ -215,7 +215,7 @@ def test_edges(task: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> N
     made = raygnn.export(run, out=tmp_path / "served")
     data = shop()
     likes = data.edges[LIKES]
-    (rows,) = served(made, ("encoder", whole(data)))
+    rows = torch.export.load(made.path / "encoder.pt2").module()(**whole(data))
     pairs = {"source": rows["person"][likes.src], "target": rows["thing"][likes.dst]}
     if "relation" in made.programs["decoder.pt2"]["inputs"]:
         pairs["relation"] = torch.from_numpy(likes.data["relation"])
@@ -253,7 +253,7 @@ def test_nodes_without_layers(tmp_path: Path) -> None:
     assert list(made.programs) == ["decoder.pt2"]
     assert config.graph is not None
     (rows,) = whole(load_graph(config.graph))["x"].values()
-    (found,) = served(made, ("decoder", {"rows": rows}))
+    found = torch.export.load(made.path / "decoder.pt2").module()(rows=rows)
     close(found.softmax(1), column(ask(run, config, 1), "scores"))
 
 

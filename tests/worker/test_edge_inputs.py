@@ -18,10 +18,11 @@ from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
 from raygnn.sampling.batch import Adjacency, Block
 from tests.prediction.test_predict import ask
-from tests.support.small_jobs import slow_but, train_on_ranks
-from tests.worker.test_edge_tasks import config_of, losses
+from tests.support.small_jobs import losses, slow_but, train_on_ranks
+from tests.worker.test_edge_tasks import config_of
 
 NODES, DEGREE = 300, 10
+TRAIN = {"epochs": 25, "lr": 0.02, "weight_decay": 0.001, "eval_every": 5}
 PAYS: EdgeType = ("one", "pays", "one")
 
 
@@ -83,7 +84,7 @@ def make(
         model={"hidden": 16, "dropout": 0.0, **model},
         sampling=sampling,
         cluster={"workers": workers},
-        **{"train": {"epochs": 25, "lr": 0.02, "weight_decay": 0.001}, **more},
+        **{"train": TRAIN, **more},
     )
 
 
@@ -258,9 +259,9 @@ def test_your_own_model_is_given_the_arrays(precision: str, tmp_path: Path) -> N
             sampling={"fanout": [6], "batch_size": 24 // workers},
             cluster={"workers": workers},
             precision=precision,
-            train={"epochs": 25, "lr": 0.05},
+            train={**TRAIN, "lr": 0.05, "max_steps": None if workers == 1 else 5},
         )
         run = train_on_ranks(config, replicated=replicated)
-        assert run.summary["metrics"]["test/accuracy"] >= 0.95
+        assert workers > 1 or run.summary["metrics"]["test/accuracy"] >= 0.95
         found.append(losses(run))
     assert np.abs(found[0][:5] - found[1][:5]).max() < (1e-4 if precision == "fp32" else 0.02)

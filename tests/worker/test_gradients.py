@@ -154,7 +154,7 @@ def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_p
     config = make(tmp_path)
     (wanted,) = run_ranks(1, expected, job_of(config), fresh=True)
     assert len(wanted) > len(DEALS)
-    for workers in (1, 2, 3, 4):
+    for workers in (1, 3, 4):
         for replicated in (True, False) if workers == 3 and make is not graphs else (True,):
             for gradients in run_ranks(workers, reduced, job_of(config, replicated), fresh=True):
                 assert len(gradients) == len(wanted)
@@ -174,7 +174,7 @@ def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setitem(PRECISIONS, "fp32", Precision("float64", "32-true"))
     weights = []
-    for workers, batch in ((1, 126), (2, 63), (3, 42)):
+    for workers, batch in ((1, 126), (3, 42)):
         config = make_job(
             name=f"{workers}",
             sampling={"batch_size": batch},

@@ -129,7 +129,7 @@ def test_your_own_model_and_a_regression(tmp_path: Path) -> None:
         model={"kind": "tests.worker.test_graph_tasks:OwnGin", "args": {"hidden": 16}},
         graph=dataset("Sums", num=40),
         task={"kind": "graph_regression"},
-        train={"epochs": 40, "lr": 0.01, "optimizer": "adam"},
+        train={"epochs": 40, "lr": 0.01, "optimizer": "adam", "eval_every": 5},
     )
     run = train_on_ranks(config)
     metrics = run.summary["metrics"]
@@ -147,7 +147,7 @@ BONDS: dict[str, dict[str, Any]] = {
 TELLS = {"gin": "amount", "gatv2": "neighbour", "sage": "kind"}
 
 
-def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1) -> Run:
+def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1, epochs: int = 20) -> Run:
     model = {"hidden": 16, "layers": 2, "dropout": 0.0, **BONDS[family]}
     if not edges:
         model = {key: value for key, value in model.items() if not key.startswith("edge_")}
@@ -158,7 +158,7 @@ def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1) -> Ru
         model=model,
         graph=dataset("Bonds", num=120, tells=TELLS[family]) | {"val": 0.3, "test": 0.3},
         sampling={"batch_size": 8 // workers},
-        train={"epochs": 20, "lr": 0.02, "optimizer": "adam"},
+        train={"epochs": epochs, "lr": 0.02, "optimizer": "adam", "eval_every": 5},
     )
     return train_on_ranks(config)
 
@@ -170,7 +170,7 @@ def test_a_class_that_only_the_edges_tell(family: str, tmp_path: Path) -> None:
     assert run.summary["metrics"]["test/accuracy"] >= 0.95
     blind = on_bonds(tmp_path, family, edges=False)
     assert blind.summary["metrics"]["test/accuracy"] < 0.75
-    both = on_bonds(tmp_path, family, edges=True, workers=2)
+    both = on_bonds(tmp_path, family, edges=True, workers=2, epochs=1)
     assert np.allclose(losses(run)[:6], losses(both)[:6], atol=1e-4)  # an epoch
 
 

@@ -21,9 +21,9 @@ from raygnn.models.decoders import make_decoder
 from raygnn.runs.run import Run
 from tests.prediction.test_predict import ask
 from tests.support.ogb_builder import link_splits
-from tests.support.small_jobs import job, slow_but, train_on_ranks
+from tests.support.small_jobs import job, losses, slow_but, train_on_ranks
 from tests.worker import test_timed_jobs as timed_jobs
-from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, losses, shop
+from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, shop
 
 HITS, RANKED = (20, 50, 100), (1, 3, 10)
 
@@ -183,7 +183,7 @@ def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> 
             tmp_path,
             f"{workers}-{replicated}",
             parts=parts,
-            sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
+            sampling={"fanout": [-1, -1], "batch_size": 120 // workers},
             cluster={"workers": workers},
             train={"epochs": 2},
             **more,
@@ -196,14 +196,14 @@ def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> 
     assert (found[1][0] == found[2][0]).all()
     assert found[0][1]["test/hits@20"] <= found[0][1]["test/hits@50"] == 1  # of 20 or 21 nodes
 
-    shared = {"sampling": {"fanout": [-1, -1], "batch_size": 30}, "cluster": {"workers": 2}}
+    shared = {"sampling": {"fanout": [-1, -1], "batch_size": 60}, "cluster": {"workers": 2}}
     part = config_of(tmp_path, "part", **more, **shared, train={"epochs": 2, "max_steps": 4})
     train_on_ranks(part)
     rest = config_of(tmp_path, "part", **more, **shared, train={"epochs": 2})
     resumed = train_on_ranks(rest, resume=True)
     assert losses(resumed)[-5:].tolist() == found[1][0][-5:].tolist()
 
-    plain = config_of(tmp_path, "plain", **{**more, "task": LINKS}, train={"epochs": 2})
+    plain = config_of(tmp_path, "plain", **{**more, "task": LINKS}, train={"max_steps": 1})
     assert abs(losses(train_on_ranks(plain))[0] - found[0][0][0]) > 1e-3
 
 
@@ -233,7 +233,7 @@ def test_drawn_candidates_are_the_same_on_any_ranks(tmp_path: Path) -> None:
             model={"hidden": 8},
             sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
             cluster={"workers": workers},
-            train={"epochs": 2},
+            train={"epochs": 1},
         )
         run = train_on_ranks(config, replicated=False)
         found.append(run.summary["metrics"])

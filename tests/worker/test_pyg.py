@@ -26,7 +26,7 @@ from tests.models.test_networks import outcome
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
 from tests.support.small_jobs import JobFactory, losses, selected, train_on_ranks
-from tests.worker.test_edge_inputs import payments
+from tests.worker.test_edge_inputs import TRAIN, payments
 from tests.worker.test_edge_tasks import config_of
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import losses as graph_losses
@@ -237,7 +237,7 @@ def test_as_many_ranks_as_you_like(case: str, make_job: JobFactory) -> None:
             name=f"on-{workers}-{replicated}",
             partition={"parts": 2, "method": "random"},
             cluster={"workers": workers},
-            train={"epochs": 1, "lr": 0.05, "optimizer": "sgd", "log_every": 1},
+            train={"epochs": 1, "max_steps": 8, "lr": 0.05, "optimizer": "sgd", "log_every": 1},
             **{
                 **sections,
                 "graph": {"nodes": 900, "degree": 8, **sections.get("graph", {})},
@@ -319,10 +319,10 @@ def test_features_of_edges(tmp_path: Path) -> None:
             model=model,
             sampling={"fanout": [6], "batch_size": 24 // workers},
             cluster={"workers": workers},
-            train={"epochs": 20, "lr": 0.05},
+            train={**TRAIN, "lr": 0.05, "max_steps": None if workers == 1 else 5},
         )
         run = train_on_ranks(config, replicated=replicated)
-        assert run.summary["metrics"]["test/accuracy"] >= 0.9
+        assert workers > 1 or run.summary["metrics"]["test/accuracy"] >= 0.9
         found.append(losses(run))
     assert np.abs(found[0][:5] - found[1][:5]).max() < 1e-4
 

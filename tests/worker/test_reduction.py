@@ -136,7 +136,7 @@ def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
 
 def test_bytes_that_are_reduced(make_job: JobFactory) -> None:
     """Half the bits need half the bytes, and two accumulated batches reduce each gradient once."""
-    options: dict[str, Any] = {"train": {"max_steps": 12}, "model": {"hidden": 256}}
+    options: dict[str, Any] = {"train": {"max_steps": 3}, "model": {"hidden": 256}}
     sizes = {}
     for compression in ("none", "bf16", "fp16"):
         config = make_job(name=compression, comm={"compression": compression}, **options)

@@ -48,7 +48,7 @@ def config(tmp_path: Path, **sections: Any) -> Config:
     model = {"kind": "rgcn", "hidden": 16, "layers": 1, "dropout": 0.0}
     values = job(tmp_path, model={**model, "relation": "kind", **sections.pop("model", {})})
     values |= {"graph": {"format": "dgl", "path": str(file)}}
-    values["train"] |= {"epochs": 20, "lr": 0.05}
+    values["train"] |= {"epochs": 20, "lr": 0.05, "eval_every": 5}
     values["sampling"]["fanout"] = [4]
     for section, more in sections.items():
         values[section] = {**values.get(section, {}), **more} if isinstance(more, dict) else more
@@ -72,7 +72,7 @@ def test_any_workers_and_topology_learn_what_relations_tell(
             model=regularizer,
             sampling={"fanout": [4], "batch_size": 120 // workers},
             cluster={"workers": workers, "num_cpus": 4},
-            train={"epochs": 4, "lr": 0.05},
+            train={"epochs": 4, "lr": 0.05, "eval_every": 4},
         )
         run = train_on_ranks(job, replicated=replicated)
         curves.append(run.metrics["train/loss"].dropna().to_numpy())

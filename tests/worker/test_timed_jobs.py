@@ -19,7 +19,7 @@ from raygnn.graph.sources import load_graph
 from tests.driver.test_resume import stopped
 from tests.support.small_jobs import job, train_on_ranks
 
-USERS, SHOPS, VISITS, CLASSES = 150, 40, 2000, 3
+USERS, SHOPS, VISITS, CLASSES = 150, 40, 1000, 3
 VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test
 SPLIT = {"by": "time", "val": VAL, "test": TEST}
 CURVES = ("train/loss", "val/kind/loss", "val/visit/mrr")
