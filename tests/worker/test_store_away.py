@@ -44,7 +44,7 @@ class Calls:
     def __init__(self, place: AnyPath, monkeypatch: pytest.MonkeyPatch):
         self.place = os.path.realpath(str(place))
         self.count, self.failing = 0, -1
-        for module, name in ((os, "stat"), (os, "scandir"), (builtins, "open"), (io, "open")):
+        for module, name in ((os, "stat"), (os, "listdir"), (builtins, "open"), (io, "open")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -172,12 +172,10 @@ def typewise(homogeneous: IntArray) -> IntArray:
 
 
 def _find_json(directory: AnyPath) -> AnyPath:
-    jsons: list[AnyPath] = [*directory.glob("*.json")]
-    descriptions = [
-        path
-        for path in sorted(jsons, key=lambda path: path.name)
-        if path.name != MANIFEST and {"num_parts", "node_map"} <= read_json(path).keys()
-    ]
+    # from Python 3.12 on a Path's glob hides that a directory cannot be read
+    listed: list[AnyPath] = sorted(directory.iterdir(), key=lambda path: path.name)
+    jsons = [path for path in listed if path.name.endswith(".json") and path.name != MANIFEST]
+    descriptions = [path for path in jsons if {"num_parts", "node_map"} <= read_json(path).keys()]
     if len(descriptions) == 1:
         return descriptions[0]
     raise DataError(
