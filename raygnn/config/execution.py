@@ -202,7 +202,7 @@ class CommConfig(Section):
 
 
 def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
-    """Yield problems of a variable whose values are known here."""
+    """Check the value of an environment variable of ``comm.env``."""
     name = at[-1]
     if value == HIDDEN:
         message = f"{HIDDEN} stands for a value that a run's config.yaml does not keep"
@@ -442,7 +442,7 @@ class LoggingConfig(Section):
                 elif secret := _secret(key, value):
                     yield Problem(
                         (*here, key),
-                        f"{secret} looks like a secret, which a run's config.yaml would keep",
+                        f"{secret} looks like a secret; the run's config.yaml would store it",
                         f"remove it, and set {_VARIABLES[name]} in the environment of the command",
                     )
 

@@ -239,8 +239,8 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
             yield Problem((*at, "split"), message, "set by to time, or remove split")
     has_table = isinstance(task, NodeTaskConfig) and task.table is not None
     if split is not None and split.by == "time" and config.split_time is None and not has_table:
-        message = "it is not said which array the split is by"
-        yield Problem((*at, "split", "time"), message, "set it, or sampling.time")
+        message = "a split by time needs an array of times"
+        yield Problem((*at, "split", "time"), message, "name the array, or set sampling.time")
     if not isinstance(task, LinkPrediction):
         return
     if time is not None and task.negatives.kind in ("in_batch", "degree"):

@@ -525,7 +525,7 @@ TASKS = classes_of(TaskConfig)
 
 
 def _tag(value: Any) -> str | None:
-    """Return the built-in kind that a task is, or is like."""
+    """Return the built-in kind of a task; of your own step, the value of ``like``."""
     get = value.get if isinstance(value, dict) else partial(getattr, value)
     kind = get("kind", None)
     return get("like", "node_classification") if ":" in str(kind) else kind

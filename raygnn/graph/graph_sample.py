@@ -104,5 +104,5 @@ def _shape(about: Any) -> tuple[int, ...]:
 def _etype(names: Any) -> EdgeType:
     source, name, target = names
     if not all(isinstance(each, str) for each in names):
-        raise TypeError(f"no edge type: {names}")
+        raise TypeError(f"not an edge type (three strings): {names}")
     return source, name, target

@@ -124,7 +124,7 @@ def read_lists(
     columns = {name: np.concatenate(parts) for name, parts in found.items()}
     rows, digest = np.stack([columns[name] for name in keys], axis=1), sha256(file)
     if not len(rows):
-        raise DataError("it has no rows", where=str(file), remedy=_REMEDY)
+        raise DataError("the file has no rows", where=str(file), remedy=_REMEDY)
     if not places:
         pairs = np.ascontiguousarray(rows[:, :2].T)
         return NegativeLists(str(file), None, None, {}, pairs, np.arange(len(rows)), digest)

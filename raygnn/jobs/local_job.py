@@ -122,7 +122,7 @@ class LocalJob(Handle):
     @property
     def run(self) -> Run | None:
         run = opened(self._directory)
-        # a run in an object store is here only while it is written, or after a kill
+        # after its end, a run in an object store has no local directory unless it was killed
         if run is None and self._kept is not None and self._ended.is_set():
             run = opened(self._kept.text)
         return run if run is not None and begun_by(run, self._id) else None

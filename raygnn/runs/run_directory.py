@@ -165,7 +165,7 @@ def read_config(path: Path) -> dict[str, Any]:
     damaged."""
     file = path / CONFIG
     if file.is_symlink():  # the report would show the user's file that it links to
-        raise DataError("this is a symbolic link", where=str(file), remedy="put the file there")
+        raise DataError("this is a symbolic link", where=str(file), remedy="replace it by the file")
     try:
         value, _ = read_yaml(read_regular(file, _LARGEST_CONFIG).decode(), CONFIG)
     except (OSError, ValueError, ConfigError) as error:

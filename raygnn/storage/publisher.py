@@ -67,7 +67,7 @@ class Publisher:
             try:
                 self._round()
             except Exception:
-                log.warning("uploading the run's files failed; it is tried again", exc_info=True)
+                log.warning("the run's files could not be uploaded; retrying", exc_info=True)
             if self._ended.wait(_EVERY):
                 return
 

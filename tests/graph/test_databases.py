@@ -129,7 +129,7 @@ def test_a_graph_reads_its_queries_once(tmp_path: Path) -> None:
 REFUSED = {
     "select * from usr": ["nodes.user.sql: no such table: usr\n"],
     "select nme from users": ["no such column: nme"],
-    "select * from empty": ["the query gives no rows"],
+    "select * from empty": ["the query returns no rows"],
     "delete from users returning *": ["nodes.user.sql", "syntax error"],
     "attach 'other.db' as o": ["syntax error"],
     "select 1 as name; select 2": ["syntax error"],

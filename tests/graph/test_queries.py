@@ -169,7 +169,7 @@ REFUSED = {
     "select * from twice": ["2 tables are called 'twice'"],
     "select nme from paid": ['"nme" not found', "nodes.customer.sql"],
     "select distinct name, 1 as n from paid": ["no column 'spent'", "there are: 'name', 'n'"],
-    "select name, 1 as spent, 2 as n from paid where amount > 99": ["gives no rows"],
+    "select name, 1 as spent, 2 as n from paid where amount > 99": ["returns no rows"],
     "select name::int as name, 1 as spent, 1 as n from paid": ["Could not convert", "carl"],
 }
 

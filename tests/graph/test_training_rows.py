@@ -94,7 +94,7 @@ def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
         (GOOD.replace("2024-02-01", "soon"), "row 3 (line 4), column 'at': the value is 'soon'"),
         (GOOD.replace("2024-02-01", "7"), "row 3 (line 4), column 'at': the value is '7'"),
         (GOOD.replace("02,yes", "02,"), "row 2 (line 3), column 'left': a row for training has no"),
-        ("who,at,left\n", "it has no rows"),
+        ("who,at,left\n", "the table has no rows"),
         ("who,left\nann,yes\n", "there is no column 'at'"),
         ("who,at,left\nann,2024-05-01,yes\n", "no row is for training"),
     ],

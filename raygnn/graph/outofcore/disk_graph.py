@@ -77,10 +77,10 @@ class Figures:
     edge_arrays: dict[EdgeType, dict[str, DiskArray]]
 
     def data(self, **others: Any) -> GraphData:
-        """The graph: arrays of nodes mapped, edges and their arrays without content.
+        """Return the graph: node arrays memory-mapped, edges and edge arrays without content.
 
         Args:
-            others: attributes of the `GraphData`.
+            others: other attributes of the `GraphData`.
         """
         nodes = {
             ntype: NodeFrame(num, {n: a.whole() for n, a in self.node_arrays[ntype].items()})

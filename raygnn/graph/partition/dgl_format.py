@@ -408,7 +408,7 @@ class _DglReader:
         count = len(dst_types)
         src_types = csr_rows(indptr, count, self.bad)
         if len(order) and not np.array_equal(np.sort(order), np.arange(count)):
-            raise self.bad("holds a meta graph whose edge ids are not 0, 1, … in some order")
+            raise self.bad("has a meta graph whose edge ids are not a permutation of 0, 1, …")
         if self.u64() != count:
             raise self.bad("does not hold one matrix for each edge type")
         place = np.argsort(order) if len(order) else range(count)

@@ -424,8 +424,8 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         message = f"{' and '.join(given)} both say which rows are for what"
         yield Problem((*key, given[1]), message, "keep one of them")
     if table.split_words and table.split is None:
-        message = "split_words would be ignored: there is no split"
-        yield Problem((*key, "split_words"), message, "name its column with split")
+        message = "split_words has no effect without split"
+        yield Problem((*key, "split_words"), message, "set split to the column of these values")
     shares = table.splits
     if shares is not None and shares.train + shares.val + (shares.test or 0) > 1 + 1e-9:
         yield Problem((*key, "splits"), "the shares sum to more than 1", "lower one of them")

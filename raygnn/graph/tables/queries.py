@@ -80,8 +80,8 @@ class Query:
             if writer is not None:
                 writer.close()
         if not rows:
-            remedy = "correct the query, or give what it reads rows"
-            raise DataError("the query gives no rows", where=self.where, remedy=remedy)
+            remedy = "correct the query, or add rows to its tables"
+            raise DataError("the query returns no rows", where=self.where, remedy=remedy)
         return {"rows": rows}
 
     @contextmanager
@@ -258,7 +258,7 @@ def run_queries(
 
 @contextmanager
 def named(results: Mapping[Path, str]) -> Iterator[None]:
-    """Name queries in errors in place of the files of their results."""
+    """Replace the file names of query results in errors by the names of the queries."""
     try:
         yield
     except DataError as error:

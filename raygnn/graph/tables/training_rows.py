@@ -100,7 +100,7 @@ def read_training_rows(
         if table.split is not None:
             splits.append(codes.splits(chunk, table.split, {}).astype(np.int8))
     if not reader.num:
-        raise DataError("it has no rows", where=str(files[0]), remedy="give it rows")
+        raise DataError("the table has no rows", where=str(files[0]), remedy="add rows")
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
     when = np.concatenate(times) if table.time is not None else None
     kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"

@@ -146,7 +146,7 @@ class DevicePath:
             blocks, _ = like.sample(seeds, fanouts, epoch=0, step=0)
             others, _ = made.sample(seeds, fanouts, epoch=0, step=0)
             if differs := device_sampler.difference(blocks, others):
-                raise TrainingError(f"the GPU draws other neighbours than the CPU: {differs}")
+                raise TrainingError(f"the GPU samples other neighbours than the CPU: {differs}")
             return made
 
         return self._tried("sample_on", make) or like

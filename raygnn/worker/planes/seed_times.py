@@ -110,9 +110,9 @@ class Clock:
         return found
 
     def _range(self, name: str, kind: str, times: np.ndarray, note: str = "") -> TimeRange:
-        everyones = self.control.gather_rows(torch.from_numpy(sample(times))).numpy()
+        gathered = self.control.gather_rows(torch.from_numpy(sample(times))).numpy()
         of = f"{name!r} of {'edge' if ':' in kind else 'node'} type {kind!r}{note}"
-        return TimeRange(of, np.sort(everyones), name == "time" and kind in self._explicit)
+        return TimeRange(of, np.sort(gathered), name == "time" and kind in self._explicit)
 
     @cached_property
     def _explicit(self) -> set[str]:
