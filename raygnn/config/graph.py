@@ -133,7 +133,7 @@ class PlantedGraph(_Graph):
             message = f"a mean degree of {self.degree:g} is more than half of {nodes}"
             yield Problem((*at, "degree"), message, "lower graph.degree or raise graph.nodes")
         if int(self.train * items) < 1:
-            message = f"train {self.train:g} of {nodes} is less than one for training"
+            message = f"train {self.train:g} of {nodes} rounds down to 0"
             yield Problem((*at, "train"), message, "raise graph.train or graph.nodes")
 
 
