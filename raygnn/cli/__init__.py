@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from raygnn import __version__
 from raygnn.cli import job_commands, predict_commands, run_commands, train_commands
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
-from raygnn.runs.interrupts import pending, stoppable
+from raygnn.runs.interrupts import stoppable, take_pending
 from raygnn.runs.output import LOGGER_THREAD, OutputLost, drop_output, open_streams, say
 from raygnn.runs.storage_away import storage_error
 
@@ -81,7 +81,7 @@ def _carry_out(args: argparse.Namespace) -> int:
         remedy = "free memory, or use a machine with more; raygnn check reckons what a job needs"
         return _fail(TrainingError(what, remedy=remedy), args)
     except Exception as error:
-        if pending():  # a library replaced the interrupt that was raised within it
+        if take_pending():  # a library replaced the interrupt that was raised within it
             return _fail(Interrupted("interrupted"), args)
         if away := storage_error(error):
             return _fail(away, args)

@@ -136,9 +136,12 @@ def sleep(seconds: float) -> None:
         raise KeyboardInterrupt
 
 
-def pending() -> bool:
-    """Return True if a stop is unanswered, or the handled error was caused by one."""
-    return not _stop.taken or _handled(KeyboardInterrupt)
+def take_pending() -> bool:
+    """Return True if a stop is unanswered, or the handled error was caused by one. No reminder
+    interrupts what reports it."""
+    is_pending = not _stop.taken or _handled(KeyboardInterrupt)
+    _stop.taken = True
+    return is_pending
 
 
 @contextmanager
