@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -201,6 +202,9 @@ def _network(config: Config) -> Iterator[Problem]:
 def _time(config: Config) -> Iterator[Problem]:
     """Yield contradictions with temporal sampling, or with its absence."""
     time, model, at = config.sampling.time, config.model, ("sampling", "time")
+    if time is not None and time.strict and not any(c.table for c in config.by_task.values()):
+        message = "strict would be ignored: there is no training table (task.table)"
+        yield Problem((*at, "strict"), message, "remove it")
     if model.time_width and time is None:
         message = "time_encoding would be ignored: edges have no times"
         yield Problem(("model", "time_encoding"), message, "set sampling.time, or remove it")
@@ -270,6 +274,9 @@ def _table(
     if config.sampling.time is not None and table.time is None:
         message = "rows have no time, and edges do (sampling.time)"
         yield Problem((*here, "time"), message, "name the column with the time of a row")
+    if task.target != type(task).model_fields["target"].default:
+        message = "target would be ignored: the training table has its own"
+        yield Problem((*at, "target"), message, f"remove it, or {dotted(here)}")
     ways = [table.split, task.split, table.files if isinstance(table.files, dict) else None]
     if sum(way is not None for way in ways) != 1 and config.trains:
         message = "which rows are for training, validation and test must be said in one way"
@@ -437,6 +444,7 @@ _MAY_CHANGE = (
     "storage",
     "graph.path",
     "graph.vocabulary",
+    "task.table.files",
     "partition",
     "model.recompute",
     "sampling.batch_size",  # only with the number of workers: the global batch stays
@@ -479,6 +487,7 @@ def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in _leaves(config)
         if not any(key == free or key.startswith(f"{free}.") for free in _MAY_CHANGE)
+        and not re.match(r"tasks\.[^.]+\.table\.files", key)
     }
     # which there are, and in which order: the first one selects the best weights
     tasks = config.get("tasks")

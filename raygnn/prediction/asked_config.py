@@ -49,7 +49,8 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
 def _values(run: Run, trust: bool) -> dict[str, Any]:
     storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
     recorded = usable(run.config, run.shown, trust, run.files)
-    return {**recorded, "storage": storage, "name": run.name}
+    # a prediction logs nothing, and runs of earlier versions name loggers that are gone
+    return {**recorded, "storage": storage, "name": run.name, "logging": {"loggers": []}}
 
 
 def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:

@@ -19,7 +19,7 @@ from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
-from raygnn.prediction.merge import free_file, merge_rows
+from raygnn.prediction.merge import check_rows, free_file, merge_rows
 from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
@@ -125,6 +125,12 @@ def predict(
     file = free_file(Path(out).expanduser().absolute(), overwrite)
     splits, shown = (*SPLITS, "all"), (verbose, display, started)
     others = None if rows is None else Path(rows).expanduser().absolute()
+    if others is not None:
+        check_rows(others)
+        if split not in (None, "all") or ids is not None:
+            option = "--split" if ids is None else "--ids"
+            what = "all rows of the file are predicted, and they are in no split"
+            raise InputError(what, where=f"{option} with --rows", remedy="leave it out")
     asked = ask(
         *(run, splits, split or "all", storage, overrides, *shown),
         *(new_data, task, True, at, trust, others),
@@ -289,9 +295,10 @@ def _few(
                 remedy="name a file with --ids, or leave --fanout out",
             )
         return {}
-    if task.of_edges:
+    if task.of_edges or config.table is not None:
+        rows = "edges" if task.of_edges else "rows of a training table"
         raise InputError(
-            f"{task.kind} predicts for edges, which have no ids",
+            f"{task.kind} of this run predicts for {rows}, which have no ids",
             where=f"--ids {ids}",
             remedy="leave it out and choose from the file that is written",
         )

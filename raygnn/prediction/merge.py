@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,7 @@ import pyarrow.parquet as pq
 
 from raygnn.config.places import unwritable
 from raygnn.errors import InputError, TrainingError
-from raygnn.graph.tables.duck import connect, text
-from raygnn.graph.tables.queries import scan
+from raygnn.graph.tables.reader import TableReader, is_table
 from raygnn.runs.display import Display
 from raygnn.util.files import replacing, storage_errors
 
@@ -81,15 +81,43 @@ def merge_rows(
 
 def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
     """Write the columns of the rows that were given, and beside them those of the predictions."""
-    without = ", ".join(name for name in pq.read_schema(merged).names if name in _OF_ROWS)
-    with connect(merged.with_suffix(".spill")) as connection:
-        rows = connection.sql(
-            f"select given.*, merged.* exclude ({without}) from ({scan([given])}) given "
-            f"positional join read_parquet({text(merged)}) merged"
-        ).to_arrow_reader(_ROWS)
-        with pq.ParquetWriter(out, rows.schema) as writer:
-            for batch in rows:
-                writer.write_batch(batch)
+    reader = TableReader([given], [])
+    reader.columns = reader.names(given)
+    with pq.ParquetFile(merged) as source, ExitStack() as opened:
+        kept = [name for name in source.schema_arrow.names if not name.startswith(_OF_ROWS)]
+        batches, writer, held = source.iter_batches(_ROWS, columns=kept), None, None
+        for chunk in reader.chunks():
+            while held is None or held.num_rows < chunk.num:
+                batch = next(batches, None)
+                if batch is None:
+                    raise _changed(given)
+                more = pa.Table.from_batches([batch])
+                held = more if held is None else pa.concat_tables([held, more])
+            table = pa.table(chunk.columns)
+            for name in kept:
+                table = table.append_column(name, held.column(name).slice(0, chunk.num))
+            held = held.slice(chunk.num)
+            writer = writer or opened.enter_context(pq.ParquetWriter(out, table.schema))
+            writer.write_table(table)
+        if reader.num != source.metadata.num_rows:
+            raise _changed(given)
+
+
+def _changed(given: Path) -> InputError:
+    what, remedy = "the file changed while its rows were predicted", "start again once it is whole"
+    return InputError(what, where=str(given), remedy=remedy)
+
+
+def check_rows(file: Path) -> None:
+    """Raise InputError unless this is a table beside whose columns predictions fit."""
+    if not file.is_file() or not is_table(file):
+        what = "there is no such file, CSV or Parquet"
+        raise InputError(what, where=f"--rows {file}", remedy="name one")
+    names = TableReader([file], []).names(file)
+    taken = [name for name in names if re.fullmatch(r"prediction|scores|probability(_\d+)?", name)]
+    if taken:
+        what, remedy = f"it has a column {taken[0]!r} already", "rename it, or leave it out"
+        raise InputError(what, where=f"--rows {file}", remedy=remedy)
 
 
 # of merging sorted files

@@ -146,7 +146,8 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
 
 
 def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
-    """Return the URIs of files in the description of tables that a configuration names."""
+    """Return the URIs of files and databases in the description of tables that a configuration
+    names."""
     graph = config.get("graph") or {}
     file = Path(str(graph.get("path")))
     if file.suffix not in (".yaml", ".yml") and graph.get("format") != "tables":
@@ -155,7 +156,7 @@ def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
         described = read_yaml(read_text(file, str(file)), str(file))[0]
     except (RaygnnError, OSError, ValueError):  # reported when the graph is read
         return []
-    return [text for text in _texts(described) if "://" in text]
+    return [text for text in _texts(described) if "://" in text or text.startswith("env:")]
 
 
 def _texts(value: Any) -> Iterator[str]:

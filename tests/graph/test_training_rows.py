@@ -125,6 +125,7 @@ def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
         ({"table": {"files": {"train": "a.csv"}, "split": "fold"}}, "split would be ignored"),
         ({"table": {"files": {"dev": "a.csv"}}}, "train"),
         ({"table": {"entity": ""}}, "entity"),
+        ({"target": "left"}, "target would be ignored"),
     ],
 )
 def test_contradictions_are_refused(task: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 import raygnn
@@ -16,10 +17,16 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError
+from raygnn.prediction.merge import _put_beside, check_rows
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
+from raygnn.sampling.exchange import Exchange
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job
+from raygnn.worker.planes import open_plane
 from tests.prediction.test_predict import ask
-from tests.support.small_jobs import job, train_on_ranks
+from tests.support.ranks import run_ranks
+from tests.support.small_jobs import job, job_of, train_on_ranks
 
 CUSTOMERS, PURCHASES, ROWS = 60, 1500, 600
 FIRST, DAYS = np.datetime64("2024-01-01"), 400
@@ -282,6 +289,101 @@ def test_rows_of_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(InputError, match=r"bad\.csv, row 1 .*'nobody' is no customer"):
             raygnn.predict(run, rows="bad.csv", out="bad.parquet", display=False)
         assert not Path("bad.parquet").exists()
+
+
+def test_fewer_entities_than_ranks(tmp_path: Path) -> None:
+    """A rank owns no node of the type, and none of the rows."""
+    rows = write(tmp_path)
+    one = rows[rows.customer == rows.customer[0]]
+    described = yaml.safe_load((tmp_path / "tables.yaml").read_text())
+    described["nodes"]["customer"]["files"] = "one.csv"
+    described["nodes"]["purchase"]["keys"] = {"customer": {"table": "customer", "missing": "drop"}}
+    (tmp_path / "tables.yaml").write_text(yaml.safe_dump(described))
+    customers = pd.read_csv(tmp_path / "customers.csv")
+    customers[customers.name == rows.customer[0]].to_csv(tmp_path / "one.csv", index=False)
+    for fold in ("train", "val", "test"):
+        one.assign(fold=fold, date="2024-06-01").to_csv(tmp_path / f"{fold}.csv", index=False)
+    run = train_on_ranks(of(tmp_path, "few", train={"epochs": 1}))
+    assert 0 <= run.summary["metrics"]["test/accuracy"] <= 1
+
+
+def test_rows_of_three_classes_without_targets(tmp_path: Path) -> None:
+    """The model has the classes of the training, whatever the rows have."""
+    rows = write(tmp_path)
+    for fold, part in rows.groupby("fold"):
+        part.assign(grew=np.digitize(part["mean"], [-0.3, 0.3])).to_csv(
+            tmp_path / f"{fold}.csv", index=False
+        )
+    config = of(tmp_path, "three", train={"epochs": 1})
+    run = train_on_ranks(config)
+    rows[["customer", "date"]].head(9).to_csv(tmp_path / "next.csv", index=False)
+    frame = asked(run, config.of_rows(tmp_path / "next.csv", ""))
+    assert np.stack(frame["scores"].tolist()).shape == (9, 3)
+    assert frame["label"].isna().all()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_window_is_that_of_other_seeds(tmp_path: Path, strict: bool) -> None:
+    """An edge as old as the window is seen."""
+    write(tmp_path)
+    config = of(tmp_path, "window", time={"window": "10d", "strict": strict})
+    job = job_of(config)
+    windows = run_ranks(1, _window, job)
+    day = 86_400_000_000
+    assert windows == [10 * day + (not strict)]
+
+
+def _window(exchange: Exchange, job: Job) -> int | None:
+    ranks = Ranks.join(job.config, exchange.world, torch.device("cpu"))
+    plane: Any = open_plane(job, ranks)
+    timing = plane.clock.timing
+    return None if timing is None else timing.window
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_predictions_stand_beside_their_rows(kind: str, tmp_path: Path) -> None:
+    """Quotes, empty lines and names that differ by case alone stay as they are."""
+    given = pd.DataFrame({"who": ["'a", "b'", "c"], "Who": ["x, y", "", "'"], "n": [1, 2, 3]})
+    file, merged = tmp_path / f"date=2026.{kind}", tmp_path / "merged.parquet"
+    getattr(given, f"to_{kind}")(file, index=False)
+    chance = pd.DataFrame({"row": range(3), "probability_0": [0.1, 0.2, 0.3], "label_0": 0})
+    chance.to_parquet(merged, index=False)
+    check_rows(file)
+    with (tmp_path / "out").open("wb") as out:
+        _put_beside(file, merged, out)
+    found = pd.read_parquet(tmp_path / "out")
+    assert list(found) == ["who", "Who", "n", "probability_0"]
+    assert found["who"].tolist() == given["who"].tolist()
+    assert found["n"].astype(int).tolist() == [1, 2, 3]
+    assert found["probability_0"].tolist() == [0.1, 0.2, 0.3]
+    chance.head(2).to_parquet(merged, index=False)
+    with pytest.raises(InputError, match="changed"), (tmp_path / "out").open("wb") as out:
+        _put_beside(file, merged, out)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rows": "none.csv"}, "there is no such file"),
+        ({"rows": "m*.csv"}, "there is no such file"),
+        ({"rows": "taken.csv"}, "it has a column 'prediction' already"),
+        ({"rows": "good.csv", "split": "test"}, "they are in no split"),
+        ({"rows": "good.csv", "ids": "ids.txt"}, "they are in no split"),
+        ({"ids": "ids.txt"}, "rows of a training table, which have no ids"),
+    ],
+)
+def test_rows_that_cannot_be_predicted(
+    options: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    Path("good.csv").write_text("customer,date\nc01,2024-06-01\n")
+    Path("taken.csv").write_text("customer,date,prediction\nc01,2024-06-01,yes\n")
+    Path("ids.txt").write_text("c01\n")
+    run = train_on_ranks(of(tmp_path, "trained", train={"epochs": 1}))
+    with pytest.raises(InputError) as refused:
+        raygnn.predict(run, out="scores.parquet", display=False, **options)  # type: ignore[arg-type]
+    assert said in str(refused.value)
 
 
 def test_rows_need_a_table(tmp_path: Path) -> None:

@@ -151,9 +151,13 @@ class Database:
         self._options = {"adbc_stmt_kwargs": _BATCH[kind]}
         with self.errors(where, "check the URL, its user and password, and that the server runs"):
             self.connection = self._dbapi.connect(uri)
-            with self.connection.cursor() as cursor:
-                for statement in _BEGIN[kind]:
-                    cursor.execute(statement)
+            try:
+                with self.connection.cursor() as cursor:
+                    for statement in _BEGIN[kind]:
+                        cursor.execute(statement)
+            except BaseException:
+                self.connection.close()
+                raise
 
     def read(self, sql: str, file: Path, where: str) -> int:
         """Write the rows of a query as Parquet, a batch at a time. Returns their number; raises

@@ -325,7 +325,8 @@ def scan(files: Sequence[Path], delimiter: str | None = None) -> str:
         groups.setdefault(options, []).append(file)
     return " union all by name ".join(
         f"select * from {'read_csv' if options else 'read_parquet'}"
-        f"([{', '.join(map(path_text, group))}], union_by_name=true{options})"
+        f"([{', '.join(map(path_text, group))}], union_by_name=true, "
+        f"hive_partitioning=false{options})"
         for options, group in groups.items()
     )
 

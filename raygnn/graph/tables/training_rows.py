@@ -124,7 +124,7 @@ def read_training_rows(
         targets,
         words,
         times_of.in_microseconds,
-        "".join(sha256(file) for file in files if isinstance(file, Path)),
+        "".join(map(sha256, files)),
     )
     if not config.trains:
         return found

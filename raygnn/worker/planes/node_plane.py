@@ -18,7 +18,7 @@ from raygnn.models.registry import build_model
 from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import Fanout, resolve_fanouts
-from raygnn.sampling.seeds import NodeSeeds, TaskSeeds, gather_seeds, known, owned_nodes
+from raygnn.sampling.seeds import NodeSeeds, TaskSeeds, distinct, gather_seeds, known, owned_nodes
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.metrics import measure
 from raygnn.worker.job import SPLITS, Request
@@ -218,6 +218,8 @@ class RowPlane(NodePlane):
     def _places(self) -> np.ndarray:
         """Position of each row's node among the owned ones, int64 ``[N]``; -1 = another rank's."""
         original = self.shard.original[self.ntype]
+        if not len(original):
+            return np.full(len(self.table.nodes), -1)
         order = np.argsort(original)
         at = np.searchsorted(original, self.table.nodes, sorter=order)
         places = np.append(order, -1)[at]  # the last: above all of them
@@ -252,7 +254,8 @@ class RowPlane(NodePlane):
         of its own time is known (``sampling.time.strict``). Collective."""
         if self.time is None or self.table.times is None:
             return None
-        self.clock.check(self.table.times[self._rows], self.ntype, self.time)
+        own, explicit = self.table.times[self._rows], self.table.in_microseconds
+        self.clock.check(own, self.ntype, self.time, explicit=explicit)
         time = self.config.sampling.time
         return self.table.times + (time is None or not time.strict)
 
@@ -265,12 +268,13 @@ class RowPlane(NodePlane):
         again: bool = False,
     ) -> Tensor:
         ids, times = self._ids(chosen), self._times(chosen)
-        pairs = ids[None] if times is None else np.stack([ids, times])
-        (ids, *rest), back = np.unique(pairs, axis=1, return_inverse=True)
+        nodes, when, back = distinct(ids, times)
         outputs = self.inference.outputs(
-            task.model, self.ntype, ids, fanouts, times=rest[0] if rest else None, again=again
+            *(task.model, self.ntype, nodes, fanouts),
+            times=None if times is None else when,
+            again=again,
         )
-        return outputs[torch.from_numpy(back.reshape(-1))]
+        return outputs[torch.from_numpy(back)]
 
     def _gathered(self) -> NodeSeeds:
         chosen = self._chosen("train")

@@ -356,7 +356,8 @@ class PartitionPlane:
         if self.within is not None:
             return self.within.sizes
         request = self.job.request
-        return Sizes(None if request is None else request.sizes)
+        # also where the data are those of the training: rows to predict may lack some classes
+        return Sizes(None if request is None else request.weights.sizes)
 
     def assigned(self, seeds: Seeds) -> TaskSeeds:
         """Assign the seeds of this task to ranks.
@@ -485,7 +486,8 @@ class PartitionPlane:
         assert not self.config.trains
         if task.classifies:
             return torch.full((own,), -1)
-        width = (request.sizes or {}).get(self.size_name("numbers"), 1) if request else 1
+        sizes = None if request is None else request.weights.sizes
+        width = (sizes or {}).get(self.size_name("numbers"), 1)
         return torch.full((own, width), -1 if task.several_labels else torch.nan)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -72,6 +72,9 @@ class Clock:
         window = time.window
         if isinstance(window, Duration):
             window = max(1, round(window.seconds * per_second(self._typical)))
+        tables = [one.table for one in self.job.config.by_task.values()]
+        if window is not None and any(tables) and not time.strict:
+            window += 1  # rows of training tables see edges before the time after their own
         return Timing(self.latest, window)
 
     @property
@@ -80,7 +83,9 @@ class Clock:
         time = self.job.config.sampling.time
         return time is not None and time.strategy == "latest"
 
-    def check(self, times: np.ndarray, kind: str, name: str) -> None:
+    def check(
+        self, times: np.ndarray, kind: str, name: str, *, explicit: bool | None = None
+    ) -> None:
         """Check that times of seeds and of all edge types have one unit: else seeds would see later
         edges, or none. Collective.
 
@@ -88,11 +93,15 @@ class Clock:
             times: of this rank's seeds, int64 ``[n]``.
             kind: node or edge type of the seeds.
             name: of their array.
+            explicit: whether they are known to be microseconds; None = as of the type's times.
 
         Raises:
             DataError: the units differ.
         """
-        ranges = [*self._ranges, self._range(name, kind, times, " (the seeds)")]
+        of_seeds = self._range(name, kind, times, " (the seeds)")
+        if explicit is not None:
+            of_seeds = replace(of_seeds, is_explicit=explicit)
+        ranges = [*self._ranges, of_seeds]
         check_units(ranges)
         for each in ranges:
             if len(each.far):
