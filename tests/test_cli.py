@@ -201,6 +201,7 @@ def test_predictions_are_given_their_arguments(
         "scores": False,
         "calibrated": False,
         "ids": None,
+        "rows": None,
         "fanout": None,
     }
     assert main(["predict", "first", "--out", "a.parquet"]) == 0
