@@ -90,7 +90,10 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         bought(name=["anna", "zoe", "ben"]),
         ["bought.csv, row 2 (line 3), column 'name'", "'zoe' is no user", "missing"],
     ),
-    "null end": (bought(sku=[1002, None, 1001]), ["row 2 (line 3), column 'sku'", "there is no value"]),
+    "null end": (
+        bought(sku=[1002, None, 1001]),
+        ["row 2 (line 3), column 'sku'", "there is no value"],
+    ),
     "ids int and text": (
         parquet(bought={"sku": ["1002", "1002", "1001"]}),
         ["bought.parquet, row 1, column 'sku'", "'1002' is text"],
