@@ -220,7 +220,7 @@ def _time(config: Config) -> Iterator[Problem]:
     splits: dict[str, str] = {}
     for name, one in config.by_task.items():
         yield from _task_time(one, ("tasks", name) if name else ("task",))
-        if isinstance(one.task, NodeTaskConfig) and one.task.table is None:
+        if isinstance(one.task, NodeTaskConfig) and one.table is None:
             splits.setdefault(str(one.task.split), name)
     if len(splits) > 1:
         names = " and ".join(splits.values())
@@ -241,8 +241,8 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
         if split is not None and split.by == "random":
             message = "nodes are split at random by the graph: see graph.format and its masks"
             yield Problem((*at, "split"), message, "set by to time, or remove split")
-    has_table = isinstance(task, NodeTaskConfig) and task.table is not None
-    if split is not None and split.by == "time" and config.split_time is None and not has_table:
+    timeless = config.split_time is None and config.table is None
+    if split is not None and split.by == "time" and timeless:
         message = "a split by time needs an array of times"
         yield Problem((*at, "split", "time"), message, "name the array, or set sampling.time")
     if not isinstance(task, LinkPrediction):

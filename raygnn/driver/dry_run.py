@@ -63,10 +63,12 @@ def request_of(
 def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget]) -> None:
     """Raise ConfigError unless a task has one class weight per class, if their number is known."""
     for name, goal in goals.items() if config.trains else ():
-        task, kind = config.of(name).task, goal.edges.etype if goal.edges else goal.ntype
+        task, table = config.of(name).task, config.of(name).table
+        kind = goal.edges.etype if goal.edges else goal.ntype
         where = f"tasks.{name}.class_weights" if name else "task.class_weights"
-        has_weights = isinstance(task, ClassTask) and isinstance(task.class_weights, tuple)
-        if isinstance(task, ClassTask) and has_weights and config.of(name).table is None:
+        if table or not isinstance(task, ClassTask):
+            continue
+        if isinstance(task.class_weights, tuple):
             task.check_weights(_classes(given, kind, task), where)
 
 

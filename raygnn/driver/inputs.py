@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -198,6 +198,8 @@ class PartitionInput(Input):
     found: PartitionMeta | Missing
     data: GraphData | None
     just_made: bool = False  # by this command, out of core
+    # task name → what `lists` has read of its training table
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
     def place(self) -> AnyPath:
@@ -257,7 +259,7 @@ class PartitionInput(Input):
                 data = load_graph(self.found.graph)
         assert data is not None
         with show.stage("partition") as detail:
-            return PartitionInput(self.found.make(data, detail), None)
+            return PartitionInput(self.found.make(data, detail), None, tables=self.tables)
 
     def facts(self, config: Config) -> PartitionFacts:
         if isinstance(self.found, Missing):
@@ -308,7 +310,9 @@ class PartitionInput(Input):
 
         if target is None:
             ntype = getattr(config.task, "ntype", None)
-            return {} if config.table is None else rows_of(config, name, *self.ids(ntype))
+            if config.table is not None and name not in self.tables:
+                self.tables[name] = rows_of(config, name, *self.ids(ntype))
+            return self.tables.get(name, {})
         held = self.data if self.data is not None else self.meta
         assert held is not None
         return lists_of(config, target, self.counts[target.etype][:2], held)

@@ -6,7 +6,7 @@ homogeneous graph has node type ``"_N"`` and edge type ``("_N", "_E", "_N")``, D
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -134,6 +134,11 @@ TRAINING = "training"  # key of the negatives to train with, beside those of spl
 TABLE = "table"  # key of the rows of a training table
 
 
+def table_key(task: str) -> str:
+    """Return the key of the classes of a task's training table among all words of a run."""
+    return f"table of task {task}/target"
+
+
 @dataclass(frozen=True)
 class NegativeLists:
     """Listed negative edges of one edge type; nodes are numbered as in the user's graph.
@@ -161,3 +166,32 @@ class NegativeLists:
         """Build the error of the file, or of one list or pair."""
         place = self.where if row is None else f"{self.where}, row {self.rows[row] + 1}"
         return DataError(message, where=place, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows of a training table, in the order of its files.
+
+    Attributes:
+        nodes: number of the entity in the user's graph, int64 ``[N]``.
+        times: int64 ``[N]``; None = the table has none.
+        splits: int8 ``[N]``, positions in `SPLITS`; -1 = in none.
+        targets: classes int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
+            unknown; labels int8 ``[N, K]``, -1 = unknown; None = the rows to predict have none.
+        words: class → what it stands for; empty = the targets are no classes.
+        in_microseconds: True if the times are known to be.
+        digest: SHA-256 of the files.
+    """
+
+    nodes: Any
+    times: Any
+    splits: Any
+    targets: Any
+    words: Sequence[Any]
+    in_microseconds: bool
+    digest: str
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Split → number of rows in it."""
+        return {split: int((self.splits == code).sum()) for code, split in enumerate(SPLITS)}

@@ -24,14 +24,16 @@ from raygnn.graph.data import (
     EdgeType,
     GraphData,
     NegativeLists,
+    TrainingRows,
     etype_str,
+    table_key,
 )
 from raygnn.graph.sources.input_files import check_fits_memory, sha256
 from raygnn.graph.sources.npz_members import members
 from raygnn.graph.tables.columns import first, refuse_nulls, to_numpy
 from raygnn.graph.tables.ids import Ids, Numbers
 from raygnn.graph.tables.reader import Chunk, TableReader, resolve, widened
-from raygnn.graph.tables.training_rows import TrainingRows, read_training_rows, table_key
+from raygnn.graph.tables.training_rows import read_training_rows
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from raygnn.config.places import unwritable
 from raygnn.errors import InputError, TrainingError
-from raygnn.graph.tables.reader import TableReader, is_table
 from raygnn.runs.display import Display
 from raygnn.util.files import replacing, storage_errors
 
@@ -81,6 +80,8 @@ def merge_rows(
 
 def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
     """Write the columns of the rows that were given, and beside them those of the predictions."""
+    from raygnn.graph.tables.reader import TableReader  # which imports DuckDB
+
     reader = TableReader([given], [])
     reader.columns = reader.names(given)
     with pq.ParquetFile(merged) as source, ExitStack() as opened:
@@ -110,6 +111,8 @@ def _changed(given: Path) -> InputError:
 
 def check_rows(file: Path) -> None:
     """Raise InputError unless this is a table beside whose columns predictions fit."""
+    from raygnn.graph.tables.reader import TableReader, is_table  # which imports DuckDB
+
     if not file.is_file() or not is_table(file):
         what = "there is no such file, CSV or Parquet"
         raise InputError(what, where=f"--rows {file}", remedy="name one")

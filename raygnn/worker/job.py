@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, TrainingError
-from raygnn.graph.data import TABLE, EdgeSplit, EdgeTarget, NegativeLists
+from raygnn.graph.data import TABLE, EdgeSplit, EdgeTarget, NegativeLists, TrainingRows
 from raygnn.runs.run_directory import lost
 from raygnn.util.files import AWAY, retry
 from raygnn.worker.control import Control, ControlHandle
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
-    from raygnn.graph.tables.training_rows import TrainingRows
     from raygnn.preflight.facts import PartitionFacts
     from raygnn.storage.remote import AnyPath, RemotePath
 

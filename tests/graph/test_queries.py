@@ -82,6 +82,15 @@ def test_files_of_functions_and_types_of_results(tmp_path: Path) -> None:
     assert load_graph(write_payments(tmp_path, nodes__id=ids)).ids["id"].to_pylist() == [one]
 
 
+def test_directories_change_no_column(tmp_path: Path) -> None:
+    """What is before = in the name of a directory may be the name of a column."""
+    (tmp_path / "name=ben").mkdir()
+    write_table(tmp_path / "name=ben/1.parquet", {"name": ["anna"], "spent": [2.0], "n": [1]})
+    graph = write_payments(tmp_path, "select * from 'name=ben/1.parquet' union all "
+                           "select name, 1.0, 1 from paid where name = 'carl'")  # fmt: skip
+    assert load_graph(graph).ids["customer"].to_pylist() == ["anna", "carl"]
+
+
 def test_the_same_rows_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results do not depend on the number of threads, sums of floats included."""
     random = np.random.default_rng(0)

@@ -13,7 +13,9 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.tables.training_rows import TrainingRows, read_training_rows
+from raygnn.graph.data import TrainingRows
+from raygnn.graph.tables.ids import Ids
+from raygnn.graph.tables.training_rows import read_training_rows
 from tests.support.small_jobs import job
 
 IDS = pa.array(["ann", "bob", "cem"], pa.large_string())
@@ -83,6 +85,17 @@ def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
     found = read_training_rows(asked, IDS, len(IDS), ["maybe", "yes"])
     assert found.targets is not None
     assert found.targets.tolist() == [1]  # as the training numbered them
+
+
+def test_a_table_that_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lookup(*given: Any) -> Any:
+        (tmp_path / "rows.csv").write_text(GOOD + "ann,2024-04-01,no\n")
+        return found(*given)
+
+    found = Ids.lookup
+    monkeypatch.setattr(Ids, "lookup", lookup)
+    with pytest.raises(DataError, match="the file changed while it was read"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

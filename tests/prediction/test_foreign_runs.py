@@ -144,13 +144,25 @@ def test_a_strangers_store_is_not_connected_to(foreign: Run) -> None:
     assert asking.config_of(foreign, [], trust=True).partition.path == Uri(uri)
 
 
-def test_tables_of_a_stranger_are_not_fetched(foreign: Run) -> None:
+@pytest.mark.parametrize(
+    ("rows", "place"),
+    [
+        ('files: ["s3:\\x2F/bucket/u.csv?endpoint_override=evil"]', "s3://bucket/u.csv"),
+        ('sql: select pg_sleep(9), url: "env:DATABASE_URL"', "env:DATABASE_URL"),
+    ],
+)
+def test_tables_of_a_stranger_are_not_fetched(rows: str, place: str, foreign: Run) -> None:
     file = foreign.path.parent / "tables.yaml"
-    file.write_text('nodes: {user: {files: ["s3:\\x2F/bucket/u.csv?endpoint_override=evil"]}}')
+    file.write_text(f"nodes: {{user: {{{rows}}}}}")
     change(foreign, graph={"format": "tables", "path": str(file)})
-    with pytest.raises(InputError, match=r"connect to .s3://bucket/u.csv.*graph.path"):
+    with pytest.raises(InputError, match=rf"connect to .{place}.*graph.path"):
         trust.usable(foreign.config, foreign.shown, False, foreign.path)
     trust.usable(foreign.config, foreign.shown, True, foreign.path)
+
+
+def test_a_run_with_a_logger_of_an_earlier_version_is_read(foreign: Run) -> None:
+    change(foreign, logging={"loggers": {"tensorboard": {}, "csv": {}}})
+    assert asking.config_of(foreign, [], trust=True).logging.loggers == {}
 
 
 def test_a_link_does_not_lead_a_partition_elsewhere(foreign: Run, tmp_path: Path) -> None:

@@ -15,10 +15,15 @@ import raygnn
 from raygnn.checkpoint import weights
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.driver.inputs import PartitionInput
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError
+from raygnn.graph import negative_lists
+from raygnn.graph.partition.make import Missing, find_partition
+from raygnn.graph.sources import load_graph
 from raygnn.prediction.merge import _put_beside, check_rows
 from raygnn.prediction.request import ask as plan
+from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.comm.process_groups import Ranks
@@ -250,10 +255,13 @@ def test_a_resume_is_exact_and_needs_the_same_rows(tmp_path: Path) -> None:
     rest = of(tmp_path, "half", train={"epochs": 2})
     resumed = train_on_ranks(rest, resume=True)
     assert resumed.metrics["train/loss"].equals(whole.metrics["train/loss"])
-    with (tmp_path / "train.csv").open("a") as file:
+    moved = {**files(tmp_path), "train": str((tmp_path / "train.csv").rename(tmp_path / "a.csv"))}
+    longer = {"task": {"table": {"files": moved}}, "train": {"epochs": 3}}
+    assert train_on_ranks(of(tmp_path, "half", **longer), resume=True).metrics["epoch"].max() == 2
+    with (tmp_path / "a.csv").open("a") as file:
         file.write("c01,2024-02-01,0.5,yes,train\n")
-    with pytest.raises(Exception, match="data"):
-        train_on_ranks(of(tmp_path, "half", train={"epochs": 3}), resume=True)
+    with pytest.raises(RuntimeError, match=r"other data|not the data"):
+        train_on_ranks(of(tmp_path, "half", **{**longer, "train": {"epochs": 4}}), resume=True)
 
 
 def test_classes_are_those_of_the_training(tmp_path: Path) -> None:
@@ -356,9 +364,10 @@ def test_predictions_stand_beside_their_rows(kind: str, tmp_path: Path) -> None:
     assert found["who"].tolist() == given["who"].tolist()
     assert found["n"].astype(int).tolist() == [1, 2, 3]
     assert found["probability_0"].tolist() == [0.1, 0.2, 0.3]
-    chance.head(2).to_parquet(merged, index=False)
-    with pytest.raises(InputError, match="changed"), (tmp_path / "out").open("wb") as out:
-        _put_beside(file, merged, out)
+    for other in (chance.head(2), pd.concat([chance, chance])):
+        other.to_parquet(merged, index=False)
+        with pytest.raises(InputError, match="changed"), (tmp_path / "out").open("wb") as out:
+            _put_beside(file, merged, out)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +393,25 @@ def test_rows_that_cannot_be_predicted(
     with pytest.raises(InputError) as refused:
         raygnn.predict(run, out="scores.parquet", display=False, **options)  # type: ignore[arg-type]
     assert said in str(refused.value)
+
+
+def test_a_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read before the partition is made, and not again for the plan."""
+    write(tmp_path)
+    config, reads = of(tmp_path, "once"), list[Any]()
+    found, read = find_partition(config, 2), negative_lists.read_training_rows
+    assert isinstance(found, Missing)
+
+    def count(*given: Any) -> Any:
+        reads.append(given)
+        return read(*given)
+
+    monkeypatch.setattr(negative_lists, "read_training_rows", count)
+    given = PartitionInput(found, load_graph(found.graph, needs_masks=False))
+    given.check(config)
+    made = given.made(NullDisplay())
+    assert made.lists(config, "", None)["table"].counts["train"] > 0
+    assert len(reads) == 1
 
 
 def test_rows_need_a_table(tmp_path: Path) -> None:

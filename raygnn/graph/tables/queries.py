@@ -270,10 +270,8 @@ def named(results: Mapping[Path, str]) -> Iterator[None]:
 
 def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
     """Let a connection open these files alone, and change no setting."""
-    allowed = [
-        *map(text, files),
-        *map(path_text, files),
-    ]  # of what it opens, and of what is written
+    # what it opens, and what is written
+    allowed = [*map(text, files), *map(path_text, files)]
     connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
     connection.execute("set enable_external_access = false")
     connection.execute("set lock_configuration = true")

@@ -12,7 +12,7 @@ import glob
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables.description import ROW, Description, Table
+from raygnn.graph.tables.description import ROW
 from raygnn.graph.tables.duck import batches, path_text, scanner, text
 from raygnn.storage.remote import AnyPath, RemotePath
 
@@ -91,13 +91,12 @@ def _elsewhere(pattern: str) -> list[AnyPath]:
 
 
 @contextmanager
-def unchanged(described: Description, base: Path) -> Iterator[None]:
-    """Raise DataError if a local file changes in the meantime, whatever error that causes."""
+def unchanged(find: Callable[[], Iterable[AnyPath]]) -> Iterator[None]:
+    """Raise DataError if a local file that is found changes in the meantime, whatever error that
+    causes."""
 
     def states() -> dict[Path, tuple[int, int]]:
-        tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
-        files = (file for table in tables for file in resolve(base, table.files))
-        local = (file for file in files if isinstance(file, Path))
+        local = (file for file in find() if isinstance(file, Path))
         return {file: (check_file(file), file.stat().st_mtime_ns) for file in local}
 
     before = states()

@@ -62,7 +62,12 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
-    with named(results), unchanged(described, file.parent):
+    tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
+
+    def files() -> Iterator[AnyPath]:
+        return itertools.chain(*(resolve(file.parent, table.files) for table in tables))
+
+    with named(results), unchanged(files):
         return _read(graph, described, work)
 
 

@@ -6,7 +6,6 @@ Source: Robinson et al., RelBench: A Benchmark for Deep Learning on Relational D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,53 +17,19 @@ from raygnn.config.schema import Config
 from raygnn.config.task import NodeTaskConfig, SplitConfig, TrainingTable
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
-from raygnn.graph.data import SPLITS
+from raygnn.graph.data import SPLITS, TrainingRows
 from raygnn.graph.sources.input_files import sha256
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import Times, first
 from raygnn.graph.tables.description import LabelKind, Table
 from raygnn.graph.tables.frames import read_rows, unknown
 from raygnn.graph.tables.ids import Ids, Numbers
-from raygnn.graph.tables.reader import TableReader, resolve
+from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.times import codes_since, since
 from raygnn.storage.remote import AnyPath
 
 _TARGET = "target"
 _REMEDY = "name nodes that the graph has, as it calls them, or leave the row out"
-
-
-@dataclass(frozen=True)
-class TrainingRows:
-    """Rows of a training table, in the order of its files.
-
-    Attributes:
-        nodes: number of the entity in the user's graph, int64 ``[N]``.
-        times: int64 ``[N]``; None = the table has none.
-        splits: int8 ``[N]``, positions in `SPLITS`; -1 = in none.
-        targets: classes int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
-            unknown; labels int8 ``[N, K]``, -1 = unknown; None = the rows to predict have none.
-        words: class → what it stands for; empty = the targets are no classes.
-        in_microseconds: True if the times are known to be.
-        digest: SHA-256 of the files.
-    """
-
-    nodes: Array
-    times: Array | None
-    splits: Array
-    targets: Array | None
-    words: list[Any]
-    in_microseconds: bool
-    digest: str
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Split → number of rows in it."""
-        return {split: int((self.splits == code).sum()) for code, split in enumerate(SPLITS)}
-
-
-def table_key(task: str) -> str:
-    """Return the key of the classes of a task's training table among all words of a run."""
-    return f"table of task {task}/{_TARGET}"
 
 
 def read_training_rows(
@@ -83,10 +48,22 @@ def read_training_rows(
             another kind, a row for training has no target, or a row of a later split is before one
             of training.
     """
+    table = config.table
+    assert table is not None
+    with unchanged(lambda: _files(table)[0]):
+        return _read(config, table, ids, count, vocabulary)
+
+
+def _read(
+    config: Config,
+    table: TrainingTable,
+    ids: Any,
+    count: int,
+    vocabulary: Sequence[Any] | None,
+) -> TrainingRows:
     task = config.task
     assert isinstance(task, NodeTaskConfig)
-    assert task.table is not None
-    table, ntype = task.table, str(task.ntype)
+    ntype = str(task.ntype)
     files, firsts = _files(table)
     known = Numbers(ntype, count, _REMEDY) if ids is None else Ids(ntype, ids, _REMEDY)
     times_of = Times()
@@ -117,15 +94,8 @@ def read_training_rows(
         split = np.array([SPLITS.index(name) for name in firsts], np.int8)[places]
     elif table.split is None:
         split = _by_time(task.split, when, has_target)
-    found = TrainingRows(
-        nodes,
-        when,
-        split,
-        targets,
-        words,
-        times_of.in_microseconds,
-        "".join(map(sha256, files)),
-    )
+    digest, explicit = "".join(map(sha256, files)), times_of.in_microseconds
+    found = TrainingRows(nodes, when, split, targets, words, explicit, digest)
     if not config.trains:
         return found
     if not (split == 0).any():

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raygnn.errors import InputError
-from raygnn.graph.tables.training_rows import TrainingRows
+from raygnn.graph.data import TrainingRows
 from raygnn.models.heads import NodeHead
 from raygnn.models.network import Direct, Network
 from raygnn.models.registry import build_model
@@ -114,23 +115,32 @@ class NodePlane(PartitionPlane):
         )
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
-        chosen = chosen_nodes(self.job, request, self.shard, ntype)
+        chosen, fanouts = self._asked(request), None
         if not self.control.max(len(chosen)):
             return
-        original = self.shard.original[ntype]
         if request.fanout is not None:
             fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
         outputs = self._outputs(task, chosen, fanouts)
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(chosen), size):
             some = chosen[start : start + size]
-            yield Predictions(
-                ids=original[some].astype(np.int64),
-                outputs=outputs[start : start + size],
-                targets=self.labels[torch.from_numpy(some)],
-                splits=splits[some],
-            )
+            yield self._predictions(some, outputs[start : start + size])
+
+    def _asked(self, request: Request) -> np.ndarray:
+        """Return the positions of the requested seeds of this rank, ascending by their ids."""
+        return chosen_nodes(self.job, request, self.shard, self.ntype)
+
+    def _predictions(self, chosen: np.ndarray, outputs: Tensor) -> Predictions:
+        """Return the outputs of this rank's seeds at these positions, with what is known of
+        them."""
+        ids = self.shard.original[self.ntype][chosen].astype(np.int64)
+        targets = self.labels[torch.from_numpy(chosen)]
+        return Predictions(ids, outputs, targets, self._splits[chosen])
+
+    @cached_property
+    def _splits(self) -> np.ndarray:
+        """Splits of this rank's seeds: see `Predictions`."""
+        return node_splits(self.shard, self.ntype)
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
         """Yield the inputs of the last layer, or of the only, linear one: see `Plane`."""
@@ -237,8 +247,7 @@ class RowPlane(NodePlane):
         return self.labels_of(None if found is None else torch.from_numpy(found[rows]), len(rows))
 
     def _chosen(self, split: str) -> np.ndarray:
-        there = self.table.splits[self._rows] == SPLITS.index(split)
-        return np.flatnonzero(there & known(self.labels).numpy())
+        return np.flatnonzero((self._splits == SPLITS.index(split)) & known(self.labels).numpy())
 
     def _ids(self, chosen: np.ndarray) -> np.ndarray:
         ids: np.ndarray = self._places[self._rows[chosen]] + self.shard.first(self.ntype)
@@ -259,22 +268,10 @@ class RowPlane(NodePlane):
         time = self.config.sampling.time
         return self.table.times + (time is None or not time.strict)
 
-    def _outputs(
-        self,
-        task: TaskModule,
-        chosen: np.ndarray,
-        fanouts: list[Fanout] | None = None,
-        *,
-        again: bool = False,
-    ) -> Tensor:
-        ids, times = self._ids(chosen), self._times(chosen)
-        nodes, when, back = distinct(ids, times)
-        outputs = self.inference.outputs(
-            *(task.model, self.ntype, nodes, fanouts),
-            times=None if times is None else when,
-            again=again,
-        )
-        return outputs[torch.from_numpy(back)]
+    def _outputs(self, task: TaskModule, chosen: np.ndarray, *options: Any, **more: Any) -> Tensor:
+        _, _, back = distinct(self._ids(chosen), self._times(chosen))
+        _, firsts = np.unique(back, return_index=True)  # of rows of one node and time
+        return super()._outputs(task, chosen[firsts], *options, **more)[torch.from_numpy(back)]
 
     def _gathered(self) -> NodeSeeds:
         chosen = self._chosen("train")
@@ -285,24 +282,23 @@ class RowPlane(NodePlane):
         times = None if until is None else until[rows]
         return NodeSeeds(self.ntype, ids[order], self._targets(rows), times, repeated=True)
 
-    def predict(self, task: TaskModule, request: Request) -> Iterator[RowPredictions]:
-        splits = self.table.splits[self._rows]
-        chosen = np.arange(len(self._rows))
-        if request.split != "all":
-            chosen = chosen[splits == SPLITS.index(request.split)]
-        fanouts = None
-        if request.fanout is not None:
-            fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
-        outputs = self._outputs(task, chosen, fanouts)
-        size = chunk_rows(outputs.shape[1])
-        for start in range(0, len(chosen), size):
-            some = chosen[start : start + size]
-            rows = self._rows[some]
-            yield RowPredictions(
-                ids=rows,
-                nodes=self.table.nodes[rows],
-                times=None if self.table.times is None else self.table.times[rows],
-                outputs=outputs[start : start + size],
-                targets=self.labels[torch.from_numpy(some)],
-                splits=splits[some],
-            )
+    def _asked(self, request: Request) -> np.ndarray:
+        if request.split == "all":
+            return np.arange(len(self._rows))
+        return np.flatnonzero(self._splits == SPLITS.index(request.split))
+
+    def _predictions(self, chosen: np.ndarray, outputs: Tensor) -> RowPredictions:
+        rows, times = self._rows[chosen], self.table.times
+        return RowPredictions(
+            rows,
+            outputs,
+            self.labels[torch.from_numpy(chosen)],
+            self._splits[chosen],
+            nodes=self.table.nodes[rows],
+            times=None if times is None else times[rows],
+        )
+
+    @cached_property
+    def _splits(self) -> np.ndarray:
+        splits: np.ndarray = self.table.splits[self._rows]
+        return splits

@@ -17,10 +17,9 @@ from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.data import EdgeType, etype_str, table_key
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads, Shard
-from raygnn.graph.tables.training_rows import table_key
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
