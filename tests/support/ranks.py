@@ -42,6 +42,10 @@ _UNCONNECTED = "Gloo connectFullMesh failed"
 # each trainer asks for the callbacks of all installed packages
 registry.entry_points = functools.cache(registry.entry_points)
 
+# The first backward pass decides for which devices autograd has threads. After torch.export a torch
+# built for CUDA counts one that does not exist, and no fork could run backward.
+torch.ones((), requires_grad=True).backward()
+
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()  # every MonkeyPatch
 
 

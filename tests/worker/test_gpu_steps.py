@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raygnn import compat
@@ -49,9 +48,9 @@ def test_families(family: dict[str, Any], schema: Any) -> None:
     model = build_model(config, schema).to(META)
     blocks = random_blocks(schema, 2)
     x, degree = random_inputs(schema, blocks)
-    there = [block.to(META) for block in blocks]
-    out = model(there, {t: v.to(META).float() for t, v in x.items()}, _there(degree))
-    out.square().sum().backward()
+    x = {name: value.to(META).float() for name, value in x.items()}
+    degree = {name: value.to(META) for name, value in degree.items()}
+    model([block.to(META) for block in blocks], x, degree).square().sum().backward()
     assert callback.not_finite([p.grad for p in model.parameters()]).device == META
 
 
@@ -81,10 +80,6 @@ def test_families_add_in_one_order(family: dict[str, Any], schema: Any) -> None:
     blocks = random_blocks(schema, 2)
     with InOrder():
         model(blocks, *random_inputs(schema, blocks)).square().sum().backward()
-
-
-def _there(values: dict[Any, Tensor]) -> dict[Any, Tensor]:
-    return {name: value.to(META) for name, value in values.items()}
 
 
 def nodes(path: Path, **sections: Any) -> Config:
