@@ -159,14 +159,11 @@ class Startup:
     def _find_phase(self) -> Phase:
         import ray
 
+        room = self._groups("PENDING", "RESCHEDULING")
         actors = compat.actors_of(ray.get_runtime_context().get_job_id())
-        if actors is None:
-            return (
-                "room"
-                if self._groups("PENDING", "RESCHEDULING")
-                else ("done" if self._groups("CREATED") else "controller")
-            )
-        workers = [a["State"] for a in actors if a["ActorClassName"] == WORKER]
+        workers = [a["State"] for a in actors or () if a["ActorClassName"] == WORKER]
+        if actors is None and not room and self._groups("CREATED"):
+            workers = ["ALIVE"] * self._workers
         alive = workers.count("ALIVE")
         coming = len(workers) - alive - workers.count("DEAD")
         if alive >= self._workers and not coming:
@@ -175,10 +172,9 @@ class Startup:
         if alive or coming:
             self.detail = f"starting processes, {alive} of {alive + coming} workers"
             return "processes"
-        controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
+        controllers = [a["State"] for a in actors or () if a["ActorClassName"] == CONTROLLER]
         # our policy waits with a live controller
-        waits = self._workers < self._most and "ALIVE" in controllers
-        room = waits or self._groups("PENDING", "RESCHEDULING")
+        room = room or (self._workers < self._most and "ALIVE" in controllers)
         self.detail = (
             f"waiting for resources for {self._workers} workers" if room else "starting Ray Train"
         )

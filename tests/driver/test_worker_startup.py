@@ -85,6 +85,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.comfort  # the actors' states
 def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
     actor = stand_in("RayTrainWorker")
     startup, show = start(1)
@@ -126,6 +127,7 @@ def test_resources_of_another_job_are_waited_for(controller: None, start: Any, h
 
 
 @pytest.mark.system
+@pytest.mark.comfort  # the actors' states
 def test_resources_for_the_minimum_that_never_become_free(
     controller: None, start: Any, hurry: None
 ) -> None:
@@ -137,6 +139,7 @@ def test_resources_for_the_minimum_that_never_become_free(
 
 
 @pytest.mark.system
+@pytest.mark.comfort  # the actors' states
 def test_fewer_workers_than_the_most_that_come(
     cluster: RayCluster, start: Any, hurry: None
 ) -> None:
@@ -165,6 +168,7 @@ def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) 
 
 
 @pytest.mark.system
+@pytest.mark.comfort  # the actors' states
 def test_workers_that_do_not_register(
     cluster: RayCluster, start: Any, hurry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
