@@ -1,14 +1,18 @@
-"""Handle of a training in the background."""
+"""Handle of a training in the background, and its display: a card in a notebook, else lines."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import DataError, InputError, RaygnnError
-from raygnn.jobs.notebook import card
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run, open_run
 
@@ -16,6 +20,15 @@ if TYPE_CHECKING:
     import pandas
 
 _ENDED = ("done", "failed", "interrupted")
+_COLOURS = {
+    "pending": "#6b7280",
+    "running": "#2563eb",
+    "done": "#15803d",
+    "failed": "#b91c1c",
+    "interrupted": "#b45309",
+}
+_LAST_LINES = 3
+_BETWEEN = 1.0  # seconds between updates
 
 
 class Handle(ABC):
@@ -106,7 +119,7 @@ class Handle(ABC):
 
     def _repr_html_(self) -> str | None:
         try:
-            return card(self.name, self.status, self.told, self.logs(50), self.run)
+            return card(self.name, self.status, self.told, self.logs(50))
         except RaygnnError:
             return None  # a notebook shows the plain text instead
 
@@ -139,3 +152,87 @@ def opened(path: str | Path) -> Run | None:
         return open_run(path)
     except InputError:
         return None
+
+
+def card(name: str, status: str, told: ProgressLine | None, log: str) -> str:
+    """Return a training as HTML: its state, progress, and its last lines.
+
+    Args:
+        told: its last progress line, if any.
+        log: the end of its output.
+    """
+    parts = [
+        f"<b>{escape(name)}</b> <span style='color:#fff;background:{_COLOURS[status]};"
+        f"padding:0 6px;border-radius:3px'>{escape(status)}</span>"
+    ]
+    if told is not None:
+        share = 1.0 if status == "done" else told.share
+        parts.append(
+            f"<progress value='{share:.4f}' max='1' style='width:100%'></progress>"
+            f"<div>{escape(told.text)}</div>"
+        )
+    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [line for line in lines if told is None or not line.startswith("epoch ")]
+    if lines:
+        parts.append(
+            "<pre style='margin:4px 0 0;white-space:pre-wrap;font-size:85%;color:#6b7280'>"
+            f"{escape(chr(10).join(lines[-_LAST_LINES:]))}</pre>"
+        )
+    box = "border:1px solid #d1d5db;border-radius:6px;padding:8px 12px;max-width:640px"
+    return f"<div style='{box}'>{''.join(parts)}</div>"
+
+
+class Lines:
+    """View that prints each line of a training."""
+
+    def line(self, text: str) -> None:
+        """Show a line of its output."""
+        with suppress(OSError, ValueError):  # standard output is closed
+            print(text, flush=True)
+
+    def end(self) -> None:
+        """Show the end of the training."""
+
+
+class Card(Lines):
+    """Card in a notebook's cell, updated once a second.
+
+    Args:
+        draw: returns the card's current HTML.
+    """
+
+    def __init__(self, draw: Callable[[], str | None]):
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._draw = draw
+        self._last = draw()
+        self._shown: Any = display(HTML(self._last), display_id=True)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._redraw, name="raygnn-card", daemon=True).start()
+
+    def line(self, text: str) -> None:
+        pass  # the card has the last lines
+
+    def end(self) -> None:
+        self._over.set()
+        self._update()
+
+    def _redraw(self) -> None:
+        while not self._over.wait(_BETWEEN):
+            self._update()
+
+    def _update(self) -> None:
+        with self._lock, suppress(Exception):  # a failed update ends nothing
+            html = self._draw()
+            if html != self._last:
+                self._shown.update(self._html(html))
+                self._last = html
+
+
+def view(draw: Callable[[], str | None]) -> Lines:
+    """Return a card in a notebook, else lines on standard output."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return Card(draw) if getattr(shell, "kernel", None) is not None else Lines()

@@ -40,7 +40,6 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (card,) = outputs["job = raygnn.launch(config, graph=graph, overwrite=True)"]
     assert "done" in card["text/html"], "the card of the first cell is kept up to date"
     assert "val/accuracy" in card["text/html"]
-    assert "polyline" in card["text/html"]
     assert "<progress value='1.0000'" in card["text/html"]
     assert "\x1b" not in card["text/html"], "no colours of a terminal, which kernels ask for"
     (figure,) = outputs["run.plot()"]

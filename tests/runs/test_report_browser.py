@@ -35,25 +35,9 @@ def test_a_report_draws_its_curves_alone(browser: Browser, tmp_path: Path) -> No
     drawn = "document.querySelectorAll('#chart-{} .{}').length"
     assert browser.ask(drawn.format("loss", "scatterlayer .trace .js-line")) == 2
     assert browser.ask(drawn.format("by-rank", "barlayer .trace.bars")) == 8
-    assert browser.ask(drawn.format("busy", "heatmaplayer image")) == 1
     assert browser.ask("Number(document.body.dataset.drawn)") == browser.ask(
         "document.querySelectorAll('[data-chart]').length"
     )
-
-
-def test_each_rank_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
-    page = write_report(make_run(tmp_path, ranks=3, slow=1))
-    browser.open(page)
-    split = "document.getElementById('chart-split')"
-    backward = f"{split}.data.find((trace) => trace.name === 'backward').y[5]"
-    mean = browser.ask(backward)
-    choose = (
-        "(() => { const select = document.querySelector('select[data-of=split]');"
-        "select.value = '2'; select.dispatchEvent(new Event('change')); })()"
-    )
-    browser.ask(choose)
-    browser.wait(f"{backward} > 1.2 * {mean}")
-    assert browser.complaints == []
 
 
 def test_what_files_say_stays_text(browser: Browser, tmp_path: Path) -> None:

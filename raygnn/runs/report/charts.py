@@ -1,4 +1,4 @@
-"""Charts of a run: training, parts of a step's time, resource use, balance of the partition.
+"""Charts of a run: training, parts of a step's time, resource use.
 
 Shapes: W records, R ranks.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raygnn.runs.metrics_files import LOADER, SHARED_PARTS, STEP, Record, number, values
+from raygnn.runs.metrics_files import LOADER, STEP, Record, number, values
 
 FloatArray = NDArray[np.float64]
 Point = tuple[float, float]  # step, value
@@ -42,11 +42,9 @@ PART_COLORS = {
     "features": "#b06fc0",
     "exchange": "#b59a2a",
 }
-_MOST_NUMBERS = 100_000  # of all ranks' parts over time
-_MOST_BARS = 40  # points of a stack that are drawn as bars
+_MOST_BARS = 400  # windows of a stack
 _FIRST_WINDOWS = 3  # from which on the first one is left out
-_MOST_SHOWN = 512  # ranks, parts
-_CUT = 3.0  # times the 95th percentile, where the axis is cut
+_MOST_SHOWN = 512  # ranks
 _MS = 1e3  # milliseconds of a second
 
 _MOST_LINES = 8  # ranks that have a line each
@@ -73,15 +71,12 @@ class Chart:
     title: str  # with the unit
     traces: Sequence[Trace]  # plotly's, as dicts of plain types
     height: int = 260
-    layout: Mapping[str, Any] = field(default_factory=dict)  # additions to plotly's layout
-    # title → alternative traces to choose from
-    variants: Mapping[str, Sequence[Trace]] = field(default_factory=dict)
+    layout: dict[str, Any] = field(default_factory=dict)  # additions to plotly's layout
     about: str = ""  # how to read it
 
     def data(self) -> dict[str, Any]:
         """Return the data for the page's script."""
-        variants = list(self.variants.values()) or [self.traces]
-        return {"variants": variants, "layout": dict(self.layout), "height": self.height}
+        return {"traces": self.traces, "layout": self.layout, "height": self.height}
 
 
 def training_charts(records: Sequence[Record]) -> list[Chart]:
@@ -177,41 +172,43 @@ def step_charts(
     if not table.columns:
         table = of_means(records)
     parts = [part for part in STEP if part in table.columns]
+    charts = [over_time(table, parts)] if parts else []
+    if parts and table.ranks > 1:
+        charts.append(by_rank(table, parts, hosts))
+    return [*charts, *background(table)]
+
+
+def over_time(table: StepSeries, parts: Sequence[str]) -> Chart:
+    """Chart the parts of a step, stacked: the mean over the ranks."""
+    table = table.thinned(_MOST_BARS)
+    steps = table.steps.tolist()
+    traces = [
+        {
+            "type": "bar",
+            "name": part,
+            "x": steps,
+            "y": plain(_MS * over(np.nanmean, table.columns[part], 1)),
+            "marker": {"color": PART_COLORS[part]},
+            "hovertemplate": "%{y:.4g} ms",
+        }
+        for part in parts
+    ]
+    return Chart(
+        "split",
+        "A step's time, milliseconds, mean over the ranks",
+        traces,
+        height=320,
+        layout={**_FROM_ZERO, "barmode": "stack", "bargap": 0.1},
+    )
+
+
+def by_rank(table: StepSeries, parts: Sequence[str], hosts: Sequence[str]) -> Chart:
+    """Chart each rank's mean over the run as a stacked bar."""
     names = [
         f"rank {rank}, {hosts[rank]}" if rank < len(hosts) and hosts[rank] else f"rank {rank}"
         for rank in range(min(table.ranks, _MOST_SHOWN))
     ]
-    charts: list[Chart | None] = []
-    if parts and table.ranks > 1:
-        charts = [over_time(table, parts, names), by_rank(table, parts, names), busy(table, names)]
-    elif parts:
-        charts = [over_time(table, parts, [])]
-    return [chart for chart in (*charts, background(table)) if chart]
-
-
-def over_time(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
-    """Chart the parts of a step, stacked: the mean over the ranks, or any rank."""
-    budget = _MOST_NUMBERS // max(1, len(parts) * (len(names) + 1))
-    table = table.thinned(min(500, max(_MOST_BARS, budget)))
-    means = {part: over(np.nanmean, table.columns[part], 1) for part in parts}
-    mean = _stack(table, means)
-    variants = {"mean over the ranks": mean}
-    for rank, name in enumerate(names):
-        variants[name] = _stack(table, {part: table.columns[part][:, rank] for part in parts})
-    axis, about = _axis_from_zero(_MS * over(np.nansum, list(means.values()), 0))
-    return Chart(
-        "split",
-        "A step's time, milliseconds",
-        mean,
-        height=320,
-        layout={"yaxis": axis, "barmode": "stack", "bargap": 0.1},
-        variants=variants if names else {},
-        about=about,
-    )
-
-
-def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Chart:
-    """Chart each rank's mean over the run as a stacked bar."""
+    every = math.ceil(len(names) / 64)
     traces = [
         {
             "type": "bar",
@@ -232,7 +229,10 @@ def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Ch
         layout={
             "barmode": "stack",
             "xaxis": {"title": ""},
-            "yaxis": _rank_axis(names),
+            "yaxis": {
+                **{"autorange": "reversed", "type": "category"},
+                **{"dtick": every, "ticklabelstandoff": 6},
+            },
             "hovermode": "closest",
         },
         about="Ranks are in step with each other: who is busy for longer makes the others’ "
@@ -240,95 +240,22 @@ def by_rank(table: StepSeries, parts: Sequence[str], names: Sequence[str]) -> Ch
     )
 
 
-def busy(table: StepSeries, names: Sequence[str]) -> Chart | None:
-    """Chart each rank's busy time per step, relative to the median of the other ranks."""
-    table = table.thinned(min(200, max(20, _MOST_NUMBERS // len(names))))
-    parts = [part for part in STEP if part in table.columns and part not in SHARED_PARTS]
-    if not parts:
-        return None
-    columns = np.stack([table.columns[part] for part in parts])
-    seconds = over(np.nansum, columns, 0)
-    seconds[np.isnan(columns).all(0)] = np.nan  # [W, R]
-    others = [over(np.nanmedian, np.delete(seconds, rank, 1), 1) for rank in range(len(names))]
-    usual = np.stack(others, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(usual > 0, seconds[:, : len(names)] / usual, np.nan)
-    if not np.isfinite(ratio).any():
-        return None
-    trace = {
-        "type": "heatmap",
-        "x": table.steps.tolist(),
-        "y": [escape(name) for name in names],
-        "z": [plain(row) for row in ratio.T],
-        "zmin": 0,
-        "zmax": 2,
-        "colorscale": [[0, "#3f7fd1"], [0.5, "rgba(128,128,128,0.12)"], [1, "#c9485b"]],
-        "colorbar": {"tickvals": [0, 1, 2], "ticksuffix": " ×", "thickness": 10, "outlinewidth": 0},
-        "xgap": 1 if len(table.steps) <= 100 else 0,
-        "ygap": 1,
-        "hovertemplate": "%{y}, step %{x:,}: %{z:.2f} × the others’ median<extra></extra>",
-    }
-    return Chart(
-        "busy",
-        "Slow ranks: time that a rank is busy, against the other ranks’ median",
-        [trace],
-        height=90 + (26 if len(names) <= 16 else 14) * len(names),
-        layout={"yaxis": _rank_axis(names), "hovermode": "closest"},
-        about="Busy is all of a step but waiting for others (peers, communicate). Red rows slow "
-        "down the rest.",
-    )
-
-
-def background(table: StepSeries) -> Chart | None:
-    """Chart the parts of the loader thread's time."""
+def background(table: StepSeries) -> list[Chart]:
+    """Chart the parts of the loader thread's time, if there are any."""
     means = {
         part: _MS * over(np.nanmean, table.columns[part], 1)
         for part in LOADER
         if part in table.columns
     }
-    if not means:
-        return None
-    axis, cut = _axis_from_zero(over(np.nanmax, list(means.values()), 0))
-    return Chart(
+    chart = Chart(
         "loader",
         "Preparing a batch, milliseconds, mean over the ranks",
         [curve(part, table.points(mean), PART_COLORS[part]) for part, mean in means.items()],
-        layout={"yaxis": axis},
+        layout=_FROM_ZERO,
         about="This happens in a thread beside the steps. It costs time where it takes longer than "
-        f"a step, which then waits. {cut}",
+        "a step, which then waits.",
     )
-
-
-def _axis_from_zero(values: FloatArray) -> tuple[dict[str, Any], str]:
-    """Return the axis, and a note if it cuts the longest values, such as a first batch."""
-    finite = values[np.isfinite(values)]
-    usual = float(np.percentile(finite, 95)) if len(finite) > 2 else math.inf
-    longest = finite.max(initial=0.0)
-    if longest <= _CUT * usual:
-        return {"rangemode": "tozero"}, ""
-    cut = f"The longest, {longest:,.0f} ms, is cut; a double-click shows it."
-    return {"range": [0, 1.5 * usual]}, cut
-
-
-def _stack(table: StepSeries, parts: dict[str, FloatArray]) -> list[Trace]:
-    steps, traces = table.steps.tolist(), []
-    for part, seconds in parts.items():
-        color = PART_COLORS[part]
-        trace: Trace = {"name": part, "x": steps, "y": plain(_MS * seconds)}
-        trace["hovertemplate"] = "%{y:.4g} ms"
-        if len(steps) <= _MOST_BARS:
-            trace |= {"type": "bar", "marker": {"color": color}}
-        else:
-            trace |= {"type": "scatter", "mode": "lines", "stackgroup": "one"}
-            trace |= {"line": {"width": 0.5, "color": color}, "fillcolor": color}
-        traces.append(trace)
-    return traces
-
-
-def _rank_axis(names: Sequence[str]) -> dict[str, Any]:
-    """Return an axis of ranks from the top down, with at most 64 labels."""
-    every = math.ceil(len(names) / 64)
-    return {"autorange": "reversed", "type": "category", "dtick": every, "ticklabelstandoff": 6}
+    return [chart] if means else []
 
 
 def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
@@ -362,45 +289,6 @@ def _rank_lines(table: StepSeries, column: FloatArray) -> list[Trace]:
         curve("most", table.points(over(np.nanmax, column, 1)), color, **edge, **fill),
         curve("median", table.points(over(np.nanmedian, column, 1)), color),
     ]
-
-
-def balance(parts: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Chart | None:
-    """Chart the counts of each part of a partition, relative to their means.
-
-    Args:
-        parts: a row per part; NaN = unknown.
-        titles: of the counts to show.
-    """
-    parts = parts[:_MOST_SHOWN]
-    if len(parts) < 2:
-        return None
-    traces = []
-    for (key, title), color in zip(titles.items(), COLORS):
-        counts = np.array([part[key] for part in parts])
-        usual = float(over(np.nanmean, counts, 0))
-        if not usual > 0:
-            continue
-        traces.append(
-            {
-                "type": "bar",
-                "name": title,
-                "x": [f"part {index}" for index in range(len(parts))],
-                "y": [round(n / usual, 4) if math.isfinite(n) else None for n in counts.tolist()],
-                "customdata": [n if math.isfinite(n) else None for n in counts.tolist()],
-                "hovertemplate": "%{x}: %{customdata:,} (%{y:.2f} × the mean)",
-                "marker": {"color": color},
-            }
-        )
-    if not traces:
-        return None
-    return Chart(
-        "balance",
-        "Balance of the parts, against their mean",
-        traces,
-        layout={"xaxis": {"title": ""}, "yaxis": {"rangemode": "tozero"}, "barmode": "group"},
-        about="A part with more training nodes or in-edges gives its rank more to sample; nodes "
-        "and edges of others are what has to be fetched.",
-    )
 
 
 def curve(name: str, points: Sequence[Point], color: str, **more: Any) -> Trace:

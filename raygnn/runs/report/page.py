@@ -83,8 +83,7 @@ def html(source: Source) -> str:
     steps = charts.step_charts(source.records, source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)
     parts = sections.part_counts(source)
-    balance = charts.balance(parts, sections.PART_COUNTS)
-    drawn = [*training, *steps, *used, *([balance] if balance else [])]
+    drawn = [*training, *steps, *used]
     return environment.get_template("page.html").render(
         name=source.path.name,
         path=source.shown,
@@ -98,7 +97,6 @@ def html(source: Source) -> str:
         used=used,
         threshold_tables=sections.threshold_tables(source),
         slow_ranks=sections.slow_ranks(source),
-        balance=balance,
         part_rows=sections.part_table(parts),
         partition=source.partition,
         preflight=source.preflight,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +31,7 @@ from raygnn.util.files import open_regular, read_json
 # bytes of a file's records that are used; of a larger file, every n-th line
 _MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20
 _LONGEST = 16 * 2**20  # bytes of a line
-_EVALUATED = (b'"val/', b'"test/')  # in fewer lines
+_EVALUATED = (b'"val/', b'"test/')  # of few lines
 _MOST_EVENTS = 1000
 
 T = TypeVar("T")
@@ -88,42 +90,21 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
 
     Args:
         most: bytes; of a longer file every n-th line is used, and the last.
-        special: texts of lines that have a limit of the same size for themselves.
+        special: texts of lines that are used in any case.
     """
-    usual, apart = _Some(most), _Some(most)
-    last = (0, b"")
-    try:
-        with open_regular(path) as file:
-            for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
-                if not line.endswith(b"\n"):
-                    break  # incomplete, perhaps only so far
-                last = index, line
-                (apart if any(word in line for word in special) else usual).add(*last)
-    except OSError:
-        pass
-    lines = dict(sorted([*usual.kept, *apart.kept, last]))
-    records = (parse(line) for line in lines.values())
+    kept, last = list[bytes](), b""
+    with suppress(OSError), open_regular(path) as file:
+        every = os.fstat(file.fileno()).st_size // most + 1
+        for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
+            if not line.endswith(b"\n"):
+                break  # incomplete, perhaps only so far
+            last = line
+            if index % every == 0 or any(word in line for word in special):
+                kept.append(line)
+    if kept and kept[-1] is not last:
+        kept.append(last)
+    records = map(parse, kept)
     return [record for record in records if record and type(record.get("step")) is int]
-
-
-class _Some:
-    """Every n-th of the added lines, where n grows with their number."""
-
-    def __init__(self, most: int):
-        self.kept: list[tuple[int, bytes]] = []
-        self._most = most
-        self._size = 0
-        self._count, self._every = 0, 1
-
-    def add(self, index: int, line: bytes) -> None:
-        if self._count % self._every == 0:
-            self.kept.append((index, line))
-            self._size += len(line)
-        self._count += 1
-        while self._size > self._most and len(self.kept) > 1:
-            del self.kept[1::2]
-            self._every *= 2
-            self._size = sum(len(kept) for _, kept in self.kept)
 
 
 def _events(logs: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 (() => {
   const charts = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const shown = {};
 
   function layout(chart) {
     const style = getComputedStyle(document.documentElement);
@@ -27,11 +26,9 @@
   }
 
   function draw(element) {
-    const name = element.dataset.chart;
-    const chart = charts[name];
-    const traces = chart.variants[shown[name] || 0];
+    const chart = charts[element.dataset.chart];
     const options = { displayModeBar: false, responsive: true };
-    return Plotly.react(element, structuredClone(traces), layout(chart), options);
+    return Plotly.react(element, structuredClone(chart.traces), layout(chart), options);
   }
 
   // compressed: it is most of the page
@@ -48,10 +45,4 @@
   const ready = elements.length ? load() : Promise.resolve();
   ready.then(all).then(() => { document.body.dataset.drawn = elements.length; });
   dark.addEventListener("change", () => ready.then(all));
-  for (const select of document.querySelectorAll("select[data-of]")) {
-    select.addEventListener("change", () => {
-      shown[select.dataset.of] = Number(select.value);
-      ready.then(() => draw(document.getElementById("chart-" + select.dataset.of)));
-    });
-  }
 })();
