@@ -70,13 +70,6 @@ ABOUT = {
         f"{_issue('pytorch/torchtitan', 853)}).",
         "`docker run --shm-size=8g`; on Kubernetes an `emptyDir` of medium `Memory`.",
     ),
-    "host_name_resolves": About(
-        "gloo listens on the address that the host name resolves to. In many distributions that"
-        " is 127.0.1.1, which no other node can reach "
-        f"({_issue('aws-samples/aws-do-eks', 69, 'pull')}).",
-        "Correct `/etc/hosts`, or accept it with `cluster.allow`: gloo then uses the interface "
-        "of Ray's address.",
-    ),
     "interfaces_there": About(
         "The same name is often wrong on some nodes, and the error that follows is unclear "
         f"({_issue('NVIDIA/nccl', 1837)}). Ray once set the variable itself, which broke "
@@ -88,14 +81,6 @@ ABOUT = {
         f"fail of ({_issue('pytorch/pytorch', 75011)}) and DistributedDataParallel of torch "
         "2.13 dies of.",
         "Unset it, and set `comm.debug: true`, which compares collectives without it.",
-    ),
-    "clocks_agree": About(
-        "Logs of several nodes are put in order by time.",
-        "Let chrony or ntpd run on the node.",
-    ),
-    "open_files": About(
-        "Ray and the process groups hold a socket for each peer.",
-        "`ulimit -n 65536` before `ray start`, or LimitNOFILE of its service.",
     ),
     "resources_fit": About(
         "Ray waits forever for resources that no node has.",
@@ -164,11 +149,6 @@ ABOUT = {
         "Add the mask to the graph and create the partition again; without validation set "
         "`train.select: last`.",
     ),
-    "fold_is_unseen": About(
-        "The best of many epochs is best on the fold partly by chance.",
-        "Report the last epoch (`train.select: last`), or test on the fold (`graph.fold_for: "
-        "test`) and select by other graphs (`graph.val`).",
-    ),
     "splits_agree": About(
         "All tasks share one network. If one task trains on edges that another is tested on, "
         "the test is not valid.",
@@ -210,10 +190,6 @@ ABOUT = {
     "cache_space": About(
         "Copying would fill the disk.",
         "Free space, or set `staging.path` to another disk.",
-    ),
-    "parts_and_workers": About(
-        "Otherwise workers share parts, and more edges cross between workers.",
-        "Create as many parts as there are workers (`partition.parts: auto`), or a multiple.",
     ),
     "network_reach": About(
         "A firewall, or another MTU on the way, lets a connection open and large messages "

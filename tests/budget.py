@@ -46,27 +46,27 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 255,
-    "compat": 846,
-    "util": 708,
-    "config": 4_601,
+    "compat": 844,
+    "util": 706,
+    "config": 4_499,
     "graph": 15_083,
     "sampling": 5_742,
     "models": 4_233,
     "tasks": 2_776,
-    "preflight": 3_429,
-    "storage": 796,
-    "checkpoint": 1_850,
+    "preflight": 3_232,
+    "storage": 794,
+    "checkpoint": 1_847,
     "worker": 8_262,
     "driver": 4_250,
     "prediction": 1_338,
-    "tuning": 550,
-    "runs": 5_294,
-    "jobs": 1_462,
+    "tuning": 547,
+    "runs": 5_160,
+    "jobs": 1_395,
     "cli": 921,
-    "package": 62_347,
-    "tests": 57_046,
+    "package": 61_858,
+    "tests": 56_856,
 }
-MODULES, MODULES_TODAY = 189, 247
+MODULES, MODULES_TODAY = 189, 246
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +36,6 @@ from raygnn.config.yaml_text import KeyPath
 if TYPE_CHECKING:
     import torch
 
-DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
-
 # The checks of the nodes alone, functions in `raygnn.preflight`; in the order of their findings.
 NODE_CHECKS = (
     "nodes_answer",
@@ -49,11 +46,8 @@ NODE_CHECKS = (
     "environment_uniform",
     "cpus_are_there",
     "shared_memory",
-    "host_name_resolves",
     "interfaces_there",
     "debug_level_safe",
-    "clocks_agree",
-    "open_files",
     "network_reach",
     "network_latency",
     "network_bandwidth",
@@ -73,7 +67,6 @@ JOB_CHECKS = (
     "inputs_exist",
     "embeddings_usable",
     "nodes_to_train_on",
-    "fold_is_unseen",
     "splits_agree",
     "times_usable",
     "batch_size_fits",
@@ -82,7 +75,6 @@ JOB_CHECKS = (
     "disk_space",
     "cache_usable",
     "cache_space",
-    "parts_and_workers",
 )
 # Of what these find the job would surely fail, or wait for ever.
 BINDING = frozenset(
@@ -198,23 +190,10 @@ class CommConfig(Section):
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, value in self.env.items():
-            yield from _variable_problems((*at, "env", name), value)
-
-
-def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
-    """Check the value of an environment variable of ``comm.env``."""
-    name = at[-1]
-    if value == HIDDEN:
-        message = f"{HIDDEN} stands for a value that a run's config.yaml does not keep"
-        remedy = f"give the value, with --set comm.env.{name}=… or in your own file"
-        yield Problem(at, message, remedy)
-    elif name == "OMP_NUM_THREADS" and not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-        message = f"expected a whole number from 1, got {show(value)}"
-        yield Problem(at, message, "correct it or leave it out: it is cluster.cpus_per_worker then")
-    elif name == "TORCH_DISTRIBUTED_DEBUG" and value.upper() not in DEBUG_LEVELS:
-        message = f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}"
-        remedy = "remove it, and set comm.debug to true for what an investigation needs"
-        yield Problem(at, message, remedy)
+            if value == HIDDEN:
+                message = f"{HIDDEN} stands for a value that a run's config.yaml does not keep"
+                remedy = f"give the value, with --set comm.env.{name}=… or in your own file"
+                yield Problem((*at, "env", name), message, remedy)
 
 
 class ClusterConfig(Section):

@@ -20,13 +20,12 @@ from raygnn.config.problems import (
     nearest,
     one_of,
     our_name,
-    removed,
     show,
     unknown_key,
     wanted,
     wrong_value,
 )
-from raygnn.config.rules import contradictions, garbled_paths, missing_paths
+from raygnn.config.rules import contradictions, missing_paths
 from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.values import Duration, Section, classes_of, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
@@ -313,7 +312,7 @@ def _load(
     config._file = document.file
     problems = contradictions(config)
     if here:
-        problems += [*missing_paths(config), *garbled_paths(config)]
+        problems += missing_paths(config)
     if problems:
         raise document.error(problems)
     return config, document
@@ -395,8 +394,6 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     """Translate an error of pydantic's."""
     error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
     key, field = place.key, place.key_info
-    if problem := removed(key, value):
-        return problem
     if error.startswith("union_tag"):
         if not isinstance(value, dict):
             return wrong_value(key, {**detail, "type": "dict_type"}, field)
@@ -406,8 +403,6 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
         if value.get(name) is None:
             remedy = f"give one of {', '.join(place.kinds)}"
             return Problem((*key, name), f"{name!r} is missing", remedy)
-        if problem := removed((*key, name), value[name]):
-            return problem
         what = f"unknown {name} {show(value[name])}"
         return Problem((*key, name), what, one_of(value[name], place.kinds))
     if error == "extra_forbidden":

@@ -75,51 +75,6 @@ _SYNONYMS = {
     for other in others.split()
 }
 
-# also what reading GIN's text says
-GIN_TEXT = (
-    "read GIN's text with a dataset class, as examples/gin_text.py does: graph: {format: dataset, "
-    'dataset: "examples.gin_text:GinText", args: {root: DIRECTORY, name: MUTAG}}'
-)
-
-# Key, or key and value, of an earlier version → what to do instead.
-_REMOVED = {
-    "task.labels: 'several'": "write multi",
-    "comm.compression: 'powersgd'": "use fp16 or bf16",
-    "comm.gradient_as_bucket_view": "remove the key: it is always true",
-    "comm.powersgd_rank": "remove the key; set comm.compression to fp16 or bf16",
-    "comm.powersgd_start": "remove the key; set comm.compression to fp16 or bf16",
-    "comm.shard: 'full'": "use optimizer",
-    "comm.static_graph": "remove the key",
-    "graph.format: 'planetoid'": "write graph: {format: dataset, dataset: "
-    '"torch_geometric.datasets:Planetoid", args: {root: DIRECTORY, name: Cora}, normalize: row}; '
-    "the files ind.cora.* belong in DIRECTORY/Cora/raw",
-    "graph.format: 'npz'": "write graph: {format: dataset, dataset: "
-    '"torch_geometric.datasets:HeterophilousGraphDataset", args: {root: DIRECTORY, name: '
-    "Tolokers}, split: 0}; tolokers.npz belongs in DIRECTORY/tolokers/raw; an archive of your own "
-    "is read by a class of your own, dataset: package.module:Class",
-    "graph.tags": GIN_TEXT,
-    "task.ranking.candidates: 'ogb'": "write the dataset's negatives to a file, and name it in "
-    "task.ranking.file",
-    "graph.labels": GIN_TEXT,
-    "fault.mirror": "set storage to an object store, such as s3://bucket/prefix",
-    "guard.on_bad_sample": "set guard.bad_samples to how many graphs may be skipped; 0 = none",
-    "logging.loggers.csv": "leave it out: metrics.jsonl has every record, and "
-    "raygnn.open_run(NAME).metrics is a DataFrame of them",
-    "logging.mlflow": "give the arguments in logging.loggers: {mlflow: {…}}",
-    "logging.wandb": "give the arguments in logging.loggers: {wandb: {…}}",
-    "logging.prometheus": "remove the key; loggers such as mlflow show a run while it trains",
-    "model.kernels": "remove the key: message passing needs no DGL",
-    "sampling.cache_policy": "remove the key: the rows most likely to be read are cached",
-    "sampling.method": "neighbours are sampled uniformly without replacement; remove the key",
-    "sampling.pad": "remove the key",
-    "sampling.pin_memory": "remove the key: batches for GPUs are in page-locked memory",
-    "train.schedule.factor": "use gamma",
-    "train.schedule.kind: 'cyclic'": "use one_cycle, or cosine with a warm-up",
-    "train.schedule.mode": "remove the key",
-    "train.schedule.momentum": "remove the key",
-    "train.schedule.threshold": "use train.min_delta",
-}
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -187,15 +142,6 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
     else:
         remedy = f"remove it; known here: {', '.join(names)}"
     return Problem(key, f"unknown key {show(key[-1])}", remedy)
-
-
-def removed(key: KeyPath, value: Any) -> Problem | None:
-    """Return the problem of a key or value that only earlier versions had; None for all others."""
-    name = dotted(("task", *key[2:]) if key[:1] == ("tasks",) else key)
-    if remedy := _REMOVED.get(name):
-        return Problem(key, "this key was removed", remedy)
-    remedy = _REMOVED.get(f"{name}: {show(value)}")
-    return Problem(key, f"{show(value)} was removed", remedy) if remedy else None
 
 
 def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:

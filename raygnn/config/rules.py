@@ -352,28 +352,6 @@ def missing_paths(config: Config) -> list[Problem]:
     return [*_input_paths(config), *there]
 
 
-def garbled_paths(config: Config) -> Iterator[Problem]:
-    """Yield paths that are not UTF-8, as a run's files, Ray's messages and the report are."""
-    places = {
-        "storage": config.storage,
-        "graph.path": getattr(config.graph, "path", None),
-        "partition.path": config.partition.path,
-        "staging.path": config.staging.path,
-    }
-    for key, place in places.items():
-        if place is not None and _is_garbled(str(place)):
-            message = f"{str(place)!a} has bytes that are not UTF-8"
-            remedy = "rename the directory or file, or take another"
-            yield Problem(tuple(key.split(".")), message, remedy)
-    if _is_garbled(cwd := os.getcwd()) and not _is_garbled(str(config.storage)):
-        message = f"the working directory {cwd!a} has bytes that are not UTF-8"
-        yield Problem(("storage",), message, "start in another directory, or rename it")
-
-
-def _is_garbled(place: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in place)
-
-
 def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
     if isinstance(graph, (DglGraph, TablesGraph)):

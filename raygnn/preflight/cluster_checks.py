@@ -39,8 +39,6 @@ _PER_NODE = (
 )
 _SHM_SMALL = 256 * 2**20
 _SHM_NONE = 64 * 2**20
-_CLOCK = 5.0  # seconds
-_FILES = 4096
 _LARGE_BUCKET_MB = 100
 
 
@@ -82,12 +80,11 @@ def versions_supported(job: JobFacts) -> Iterator[Finding]:
                 + ", with Python 3.12 or older, or uninstall it" * (name == "dgl"),
                 nodes,
             )
-    newer = {
-        f"{name} {version}"
+    newer = any(
+        (version := node.versions.get(name)) and not supported(version, "0", limit)
         for name, limit in UNSEEN.items()
         for node in job.nodes
-        if (version := node.versions.get(name)) and not supported(version, "0", limit)
-    }
+    )
     if not newer and not os.environ.get(compat.PLAIN):
         return
     lost: dict[str, list[str]] = defaultdict(list)
@@ -95,12 +92,6 @@ def versions_supported(job: JobFacts) -> Iterator[Finding]:
         lost[why].append(loses)
     for why, losses in lost.items():
         yield info(f"{why}, so public names are used: {'; '.join(losses)}")
-    for name in sorted(newer) if not lost else ():
-        yield info(
-            f"{name} is newer than the versions that raygnn was compared with; the private names "
-            "that it uses are all there",
-            f"if the job fails inside of that package, set {compat.PLAIN}=1",
-        )
 
 
 def versions_uniform(job: JobFacts) -> Iterator[Finding]:
@@ -205,27 +196,9 @@ def shared_memory(job: JobFacts) -> Iterator[Finding]:
         )
 
 
-def host_name_resolves(job: JobFacts) -> Iterator[Finding]:
-    """A node's host name does not resolve to loopback."""
-    if not _several_addresses(job):
-        return
-    for node in job.holding:
-        if "GLOO_SOCKET_IFNAME" in {**node.environment, **job.config.comm.env}:
-            continue  # the name does not matter then
-        loopback = [a for a in node.network.resolves_to if a.startswith("127.")]
-        if loopback:
-            address = node.network.address
-            yield error(
-                f"the host name resolves to {loopback[0]} there, its address is {address}",
-                f"let it resolve to {address} (/etc/hosts), or accept it with cluster.allow: "
-                "[host_name_resolves]; gloo is told the interface then",
-                [node.node],
-            )
-
-
 def interfaces_there(job: JobFacts) -> Iterator[Finding]:
-    """Every interface in `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` exists and is up, and one of
-    them has Ray's address."""
+    """Every interface in `GLOO_SOCKET_IFNAME` exists and is up, and one interface has Ray's
+    address."""
     several, env = _several_addresses(job), job.config.comm.env
     for node in job.holding:
         interfaces = {interface.name: interface for interface in node.network.interfaces}
@@ -238,21 +211,15 @@ def interfaces_there(job: JobFacts) -> Iterator[Finding]:
                 "start Ray there with --node-ip-address of the interface to train over",
                 [node.node],
             )
-        names = {**node.environment, **env}
-        problems = {}
-        if (given := names.get("GLOO_SOCKET_IFNAME")) is not None:
-            problems["GLOO_SOCKET_IFNAME"] = _gloo_problem(given, interfaces, several)
-        given = names.get("NCCL_SOCKET_IFNAME")
-        if given is not None and job.config.cluster.gpus_per_worker:
-            problems["NCCL_SOCKET_IFNAME"] = _nccl_problem(given, interfaces)
-        for variable, problem in problems.items():
-            if problem:
-                whose = "comm.env" if variable in env else "that node's environment"
-                yield error(
-                    f"{variable} is {names[variable]!r}: {problem}",
-                    f"remove it from {whose}: raygnn finds the interface of each node itself",
-                    [node.node],
-                )
+        given = {**node.environment, **env}.get("GLOO_SOCKET_IFNAME")
+        problem = None if given is None else _gloo_problem(given, interfaces, several)
+        if problem:
+            whose = "comm.env" if "GLOO_SOCKET_IFNAME" in env else "that node's environment"
+            yield error(
+                f"GLOO_SOCKET_IFNAME is {given!r}: {problem}",
+                f"remove it from {whose}: raygnn finds the interface of each node itself",
+                [node.node],
+            )
 
 
 def _several_addresses(job: JobFacts) -> bool:
@@ -271,20 +238,6 @@ def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool
         if several and interfaces[name].loopback:
             return f"{name} reaches nothing but the node itself"
     return None
-
-
-def _nccl_problem(given: str, interfaces: Mapping[str, Interface]) -> str | None:
-    """Return the problem with ``NCCL_SOCKET_IFNAME``: any of a list of prefixes must exist; ``=``
-    before it means complete names, ``^`` all others."""
-    names = [name for name in given.lstrip("=").split(",") if name]
-    if given.startswith("^") or not names:
-        return None
-    if given.startswith("="):
-        fits = not interfaces.keys().isdisjoint(names)
-    else:
-        fits = any(interface.startswith(tuple(names)) for interface in interfaces)
-    listed = ", ".join(sorted(interfaces))
-    return None if fits else f"there is no such interface; there are: {listed}"
 
 
 def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
@@ -306,26 +259,6 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
             "unset it, and set comm.debug to true: collectives are compared then, too",
             nodes if for_all is None else (),
         )
-
-
-def clocks_agree(job: JobFacts) -> Iterator[Finding]:
-    """All clocks are within 5 s of this machine's."""
-    for node in job.nodes:
-        if node.clock is not None and abs(node.clock) > _CLOCK:
-            ahead = "ahead of" if node.clock > 0 else "behind"
-            yield warn(
-                f"its clock is {abs(node.clock):.1f} s {ahead} this machine's: logs will mislead",
-                "let chrony or ntpd run there",
-                [node.node],
-            )
-
-
-def open_files(job: JobFacts) -> Iterator[Finding]:
-    """The limit of open files is high enough for the sockets of Ray and the process groups."""
-    for node in job.holding if len(job.holding) > 1 else ():
-        if node.open_files is not None and node.open_files < _FILES:
-            what = f"at most {node.open_files} files may be open there"
-            yield warn(what, "start Ray after ulimit -n 65536", [node.node])
 
 
 def network_reach(job: JobFacts) -> Iterator[Finding]:

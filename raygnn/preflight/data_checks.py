@@ -16,7 +16,7 @@ from raygnn.preflight.findings import Finding, JobFacts, error, info, warn
 
 
 def partition_visible(job: JobFacts) -> Iterator[Finding]:
-    """Every node sees the same complete and undamaged partition."""
+    """Every node sees the same complete partition."""
     if not job.partition.directory:
         return  # not made yet
     remedy = "put the partition where every node sees it (partition.path), or copy it there whole"
@@ -35,9 +35,6 @@ def partition_visible(job: JobFacts) -> Iterator[Finding]:
             what = f"{name} of the partition has {seen[name]} bytes, expected {expected[name]}"
         elif node.partition_fingerprint != job.partition.fingerprint:
             what = "another partition lies at the same place there"
-        elif node.damaged:
-            name = min(node.damaged)
-            what = f"{name} of the partition {node.damaged[name]}"
         else:
             continue
         yield error(f"{job.partition.directory}: {what}", remedy, [node.node])
@@ -304,20 +301,6 @@ def _enough(job: JobFacts) -> Iterator[Finding]:
         yield warn(f"the {whole} has no test {seeds} to report on")
 
 
-def fold_is_unseen(job: JobFacts) -> Iterator[Finding]:
-    """The reported fold was not used to select the weights."""
-    graph, train = job.config.graph, job.config.train
-    if not job.config.trains or not isinstance(graph, GraphSplit):
-        return
-    if graph.folds is not None and graph.fold_for == "val" and train.select == "best":
-        yield warn(
-            "the fold is validated on (graph.fold_for: val) and selects the best epoch "
-            "(train.select: best): the best epoch's metric is higher than that of unseen graphs",
-            "set train.select to last, or graph.fold_for to test; the summary has the last "
-            "epoch's metric, too",
-        )
-
-
 def splits_agree(job: JobFacts) -> Iterator[Finding]:
     """Tasks on the same edges split them alike into training, validation and test."""
     if not job.config.trains:
@@ -413,19 +396,6 @@ def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> It
     if not _is_number(arrays[name], whole=True):
         what = f"array {name!r} of {kind} ({key}) is {arrays[name]}, expected one whole number each"
         yield error(what, f"set {key} to an array of whole numbers")
-
-
-def parts_and_workers(job: JobFacts) -> Iterator[Finding]:
-    """The number of parts is a multiple of the number of workers."""
-    parts = job.partition.num_parts
-    if job.config.task.of_graphs:
-        return  # every rank reads all graphs
-    workers = job.most
-    if parts % workers and workers % parts:
-        yield info(
-            f"{parts} parts do not divide evenly between {workers} workers: more edges are cut",
-            "set partition.parts to a multiple of cluster.workers, or to auto",
-        )
 
 
 def batch_size_fits(job: JobFacts) -> Iterator[Finding]:

@@ -40,11 +40,9 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()  # available to a process
     memory: int | None = None  # of the machine or the container, whichever has less
     memory_available: int | None = None  # likewise
-    open_files: int | None = None  # limit of open files; None = no limit
     network: NodeNetwork = field(default_factory=NodeNetwork)
     # variables of communication and threads that are set already
     environment: Mapping[str, str] = field(default_factory=dict)
-    clock: float | None = None  # seconds that its clock is ahead of the driver's
     shm_free: int | None = None  # free space in ``/dev/shm``
     cache: str | None = None  # why the node cannot cache parts in ``staging.path``; None = it can
     cache_free: int | None = None  # free space in ``staging.path``
@@ -57,8 +55,6 @@ class NodeFacts:
     # path within the partition → size, of the files that the node sees
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None  # SHA-256 over the partition's json files
-    # path within the partition → problem, of the files that there was time to read
-    damaged: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None  # why there are no facts, if there are none
 
 

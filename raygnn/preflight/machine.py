@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import resource
 import shutil
 import socket
 import threading
@@ -36,7 +35,6 @@ _VARIABLES = re.compile(
 )
 
 _RESOLVE = 2.0  # seconds for a name to be resolved
-_DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
 _UNNAMED = "GPU"
 
 
@@ -73,12 +71,6 @@ def free_space(path: Path) -> int | None:
         return shutil.disk_usage(nearest_existing(path)).free
     except OSError:
         return None
-
-
-def open_files() -> int | None:
-    """Return how many files a process may have open; None = no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def environment() -> dict[str, str]:
@@ -169,22 +161,20 @@ def _fields(file: Path) -> dict[str, str]:
 def gpus() -> tuple[Gpu, ...]:
     """Return the NVIDIA GPUs that the process may use, in the order of ``CUDA_VISIBLE_DEVICES``.
 
-    They are read from NVML, without a CUDA context, which would allocate memory on every GPU, or
-    else from the driver's files. Unknown facts are None; in a container, NVML may hide processes.
+    They are read from NVML, without a CUDA context, which would allocate memory on every GPU.
+    Unknown facts are None; in a container, NVML may hide processes.
 
     ``CUDA_VISIBLE_DEVICES`` is parsed as torch does: GPU indices, (prefixes of) ``GPU-`` UUIDs or
     complete ``MIG-`` UUIDs, up to the first invalid one; one that is named twice hides all. Indices
     are in PCI bus order, which is CUDA's if all GPUs are of one model. A GPU that is cut into MIG
     slices counts as one unless the variable names slices.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return _from_files()
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # no driver, or not the one that its library belongs to
-        return _from_files()
+        return ()
     try:
         return _from_nvml(pynvml)
     finally:
@@ -251,19 +241,6 @@ def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
 def _text(answer: str | bytes | None) -> str | None:
     """Decode bytes, which older versions of NVML return."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-def _from_files() -> tuple[Gpu, ...]:
-    known = []
-    for file in sorted(_DRIVER_FILES.glob("*/information")):  # named after the PCI bus
-        fields = _fields(file)
-        uuid = fields.get("GPU UUID", "")
-        # question marks: the driver has not read it from the GPU yet
-        known.append(
-            Gpu(fields.get("Model") or _UNNAMED, uuid if uuid and "?" not in uuid else None)
-        )
-    chosen = _visible([gpu.uuid for gpu in known])
-    return tuple(known[one] if isinstance(one, int) else Gpu(_UNNAMED, one) for one in chosen)
 
 
 def _visible(uuids: list[str | None]) -> list[int | str]:

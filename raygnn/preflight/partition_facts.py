@@ -38,7 +38,6 @@ class StoredFiles(NamedTuple):
     sizes: Mapping[str, int]  # path within the directory → bytes, of every file that a node needs
     # its description; of a partition DGL's json, and our manifest if it has one
     jsons: tuple[str, ...]
-    digests: Mapping[str, str]  # known SHA-256 of the files
 
     @property
     def fingerprint(self) -> str | None:
@@ -67,16 +66,14 @@ def stored_files(meta: Stored) -> StoredFiles:
     root = meta.directory
     if isinstance(meta, CollectionMeta):
         jsons: tuple[str, ...] = (OF_COLLECTION,)
-        recorded = meta.files
-        sizes = {name: file.bytes for name, file in recorded.items()}
+        sizes = {name: file.bytes for name, file in meta.files.items()}
         sizes |= {name: (root / name).stat().st_size for name in jsons}
     else:
-        recorded = meta.manifest.files if meta.manifest else {}
         jsons = (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
         paths = [path for part in meta.files for path in part.all()]
         paths += [root / name for name in jsons]
         sizes = {name: path.stat().st_size for path in paths if (name := within(path, root))}
-    return StoredFiles(root, sizes, jsons, {name: file.sha256 for name, file in recorded.items()})
+    return StoredFiles(root, sizes, jsons)
 
 
 def collection_facts(

@@ -6,7 +6,6 @@ and has a deadline: a node that does not answer is a fact, too.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -14,11 +13,10 @@ import secrets
 import socket
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -44,9 +42,7 @@ PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
 _FIRST = 30.0  # seconds for the first answer: Python starts slowly on busy or remote disks
 _NETWORK = 8.0  # seconds for one round of measurements between nodes
-_CLOCKS = 64  # nodes whose clocks are compared with the driver's, one by one
-_READING = 2.0  # seconds for reading the partition's files; staging reads all of them
-_CHUNK = 1 << 20
+_AWAY = 2.0  # seconds for storage that is away
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,6 @@ class Question:
     token: AnyPath | None
     cache: str | None  # ``staging.path``; None = the temporary directory
     partition: StoredFiles | None = None  # its files; None before it is built
-    # number of this node, and of all: each starts to read at another file
-    share: tuple[int, int] = (0, 1)
 
     @classmethod
     def about(cls, config: Config, meta: Stored | None, token: AnyPath | None) -> Question:
@@ -147,11 +141,10 @@ class Probes:
             self._end()
             self._actors = {node["NodeID"]: _start(node) for node in alive}
         tasks = {}
-        for number, node in enumerate(alive):
+        for node in alive:
             key = node["NodeID"]
-            asked = replace(question, share=(number, len(alive)))
             look = self._actors[key].facts
-            tasks[key] = look.remote(asked, names[key], key, node["NodeManagerAddress"])
+            tasks[key] = look.remote(question, names[key], key, node["NodeManagerAddress"])
         # the first answer shows how long starting Python takes here
         _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
         if late:
@@ -166,10 +159,6 @@ class Probes:
                 facts.append(ray.get(task, timeout=deadline))
             except RayError as error:
                 facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
-                continue
-            if len(facts) <= _CLOCKS:
-                with suppress(RayError):  # then its clock is unknown
-                    facts[-1] = replace(facts[-1], clock=_clock(self._actors[key], deadline))
         if changed:
             # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
@@ -194,10 +183,7 @@ class _Prober:
 
     def facts(self, question: Question, name: str, id: str, address: str) -> NodeFacts:
         look = partial(node_facts, question, name, id, address)
-        return retry(look, _READING, is_away)
-
-    def clock(self) -> float:
-        return time.time()
+        return retry(look, _AWAY, is_away)
 
     def listen(self, address: str, token: bytes) -> int:
         """Listen for one peer's measurement; returns the port."""
@@ -225,15 +211,6 @@ def _start(node: dict[str, Any]) -> Any:
     if node["Resources"].get("GPU"):  # older Rays hide GPUs from actors that request none
         options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     return ray.remote(_Prober).options(**options).remote()
-
-
-def _clock(prober: Any, deadline: float) -> float:
-    """Return the seconds that a node's clock is ahead of this one's, ± half a round trip."""
-    import ray
-
-    before = time.time()
-    clock: float = ray.get(prober.clock.remote(), timeout=deadline)
-    return clock - (before + time.time()) / 2
 
 
 def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
@@ -379,7 +356,6 @@ def node_facts(
         gpus=machine.gpus(),
         memory=total,
         memory_available=available,
-        open_files=machine.open_files(),
         network=machine.network(address),
         environment=machine.environment(),
         shm_free=machine.free_space(_SHM) if _SHM.is_dir() else None,
@@ -390,7 +366,6 @@ def node_facts(
         storage_error=why,
         partition_files=_sizes(partition) if partition else {},
         partition_fingerprint=partition.fingerprint if partition else None,
-        damaged=_damaged(partition, *question.share) if partition else {},
     )
 
 
@@ -454,32 +429,6 @@ def _sizes(partition: StoredFiles) -> dict[str, int]:
         root = root.listed()  # one request instead of one per file
     paths = {name: root / name for name in partition.sizes}
     return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
-
-
-def _damaged(partition: StoredFiles, number: int, of: int) -> dict[str, str]:
-    """Return the problems of files, as many as can be read in 2 s."""
-    root, names, damaged = partition.directory, [*partition.sizes], dict[str, str]()
-    if not isinstance(root, Path):
-        return {}  # staging downloads and checks it
-    first, end = number * len(names) // of, time.monotonic() + _READING
-    for name in [*names[first:], *names[:first]]:
-        if name not in partition.digests or not (root / name).is_file():
-            continue
-        digest, size = hashlib.sha256(), 0
-        try:
-            with (root / name).open("rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    if time.monotonic() > end:
-                        return damaged
-        except OSError as error:
-            if not is_away(error):  # staging waits for storage that is away
-                damaged[name] = f"cannot be read: {error.strerror or error}"
-            continue
-        if size == partition.sizes[name] and digest.hexdigest() != partition.digests[name]:
-            damaged[name] = "has changed since it was written"
-    return damaged
 
 
 def _versions() -> dict[str, str | None]:

@@ -89,22 +89,10 @@ class Report:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row per node, under `COLUMNS`; "≠" marks a value unlike that of most nodes.
-        Memory and disk are free space; the link is one TCP connection to the next node around a
-        ring. Unknown values are empty."""
+        """Return a row per node, under `COLUMNS`. Memory and disk are free space; the link is one
+        TCP connection to the next node around a ring. Unknown values are empty."""
         links = {link.source: link for link in self.links}
-        rows = [_row(node, links.get(node.node)) for node in self.nodes]
-        answered = [row for node, row in zip(self.nodes, rows) if not node.problem]
-        usual = [Counter(column).most_common(1)[0][0] for column in zip(*answered)]
-        return [
-            row
-            if node.problem
-            else tuple(
-                f"≠ {cell}" if i in self.COMPARED and cell != usual[i] else cell
-                for i, cell in enumerate(row)
-            )
-            for node, row in zip(self.nodes, rows)
-        ]
+        return [_row(node, links.get(node.node)) for node in self.nodes]
 
 
 def refuse(findings: Sequence[Finding], config: Config) -> None:

@@ -151,28 +151,6 @@ def test_storage_may_be_a_file_uri(storage: str) -> None:
     assert load_config(PLANTED, storage=storage).storage == Path("/a b/runs")
 
 
-@pytest.mark.parametrize("key", ["storage", "staging.path", "partition.path"])
-def test_paths_that_are_not_utf8_are_refused(key: str, here: Path) -> None:
-    """No file of a run and no message of Ray could contain them."""
-    place = here / "d\udcff"
-    with pytest.raises(ConfigError) as caught:
-        load_config(PLANTED, {key: str(place)})
-    assert key in str(caught.value.where)
-    assert "d\\udcff' has bytes that are not UTF-8" in caught.value.what
-    str(caught.value).encode()
-
-
-def test_a_working_directory_that_is_not_utf8_is_refused(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = here / "d\udcff\udce9"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    for storage in ("runs", str(here)):
-        with pytest.raises(ConfigError, match="not UTF-8"):
-            load_config(PLANTED, {"storage": storage})
-
-
 def test_home_is_expanded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     (here / "job.yaml").write_text(DGL.replace("graph.dgl", "~/graph.dgl"))

@@ -29,7 +29,6 @@ def test_defaults_and_overrides() -> None:
     ("loggers", "key", "said"),
     [
         (["tensorbord"], "loggers", "expected 'tensorboard'"),
-        (["csv"], "loggers.csv", "metrics.jsonl has every record"),
         (["wandb", "wandb"], "loggers", "each name once"),
         ({"tensorboard": {"name": "a"}}, "loggers.tensorboard", "takes no arguments"),
         ({"wandb": {"api_key": "a"}}, "loggers.wandb.api_key", "WANDB_API_KEY"),
@@ -50,13 +49,6 @@ def test_invalid_loggers_are_refused(loggers: Any, key: str, said: str) -> None:
     assert f"logging.{key}" in str(refused.value)
     assert said in str(refused.value)
     assert "u:p" not in str(refused.value)
-
-
-def test_arguments_have_moved() -> None:
-    with pytest.raises(
-        ConfigError, match=r"(?s)logging\.wandb: .*removed.*logging\.loggers: {wandb"
-    ):
-        load({"wandb": {"project": "a"}})
 
 
 def test_a_resumed_run_may_log_elsewhere() -> None:

@@ -58,8 +58,6 @@ def test_valid_sections(graph: dict[str, Any], file: str, tmp_path: Path) -> Non
     ("graph", "key", "what"),
     [
         ({}, "graph.path", "neither path nor dataset"),
-        ({"path": "graphs.bin", "tags": [1]}, "graph.tags", "was removed"),
-        ({"path": "graphs.bin", "labels": None}, "graph.labels", "was removed"),
         ({"format": "dataset", "dataset": "mine:Molecules", "index": 1}, "graph.index", "ignored"),
         ({"format": "dataset", "dataset": "mine:Moleclues"}, "graph.dataset", "no Moleclues"),
         ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),

@@ -107,7 +107,7 @@ def test_no_variable_of_a_run_reaches_a_process(
     assert marker.exists(), "else this test could not fail"
 
 
-def test_a_run_with_a_removed_format_uses_its_partition(foreign: Run, trained: Run) -> None:
+def test_a_run_with_an_unknown_format_uses_its_partition(foreign: Run, trained: Run) -> None:
     (place,) = (trained.path.parent / "partitions").iterdir()
     made = {"directory": str(place), "parts": [{}, {}]}
     (foreign.path / "partition.json").write_text(json.dumps(made))
@@ -117,7 +117,7 @@ def test_a_run_with_a_removed_format_uses_its_partition(foreign: Run, trained: R
     assert config.graph is None
     assert len(ask(foreign, config, 1))
     (foreign.path / "partition.json").write_text(json.dumps({**made, "directory": "/gone"}))
-    with pytest.raises(InputError, match="'planetoid' was removed"):
+    with pytest.raises(InputError, match="unknown format 'planetoid'"):
         asking.config_of(foreign, [])
 
 

@@ -264,11 +264,6 @@ SPEAKS = {
         "error model_runs: m:Net fails on a batch",
         job=replace(make_job(), dry_run=error("m:Net fails on a batch", "mend it")),
     ),
-    "a fold that selects and is reported": speaks(
-        "warn fold_is_unseen: selects the best epoch",
-        task__kind="graph_classification",
-        graph={"format": "graphs", "path": ".", "folds": 5, "fold_for": "val"},
-    ),
     "a batch of all training nodes": speaks(
         "info batch_size_fits: a batch of 2 × 512 seeds | 1,023 training nodes",
         partition=make_partition(splits={"train": 1023, "val": 1, "test": 1}),
@@ -458,10 +453,6 @@ SPEAKS = {
     "GPUs without CUDA": speaks(
         "error devices_suit: torch is a build without CUDA | on a", resources=WITH_GPUS, **GPU_JOB
     ),
-    "parts that do not divide": speaks(
-        "info parts_and_workers: 3 parts do not divide evenly between 2 workers",
-        partition=make_partition(num_parts=3),
-    ),
     "another checkout": speaks(
         "error code_uniform: cccccccccccc on a | dddddddddddd on b", nodes=two(code="d" * 64)
     ),
@@ -484,10 +475,6 @@ SPEAKS = {
     ),
     "no shared memory": speaks(
         "error shared_memory: /dev/shm has 1 MiB free | (on b)", nodes=two(shm_free=2**20)
-    ),
-    "a name that is loopback": speaks(
-        "error host_name_resolves: 127.0.1.1 | 10.0.0.2 | (on b)",
-        nodes=two(network=make_network(2, resolves_to=("127.0.1.1",))),
     ),
     "an interface that is not there": speaks(
         "error interfaces_there: GLOO_SOCKET_IFNAME is 'eth1' | eth2 | (on b)",
@@ -518,10 +505,6 @@ SPEAKS = {
     "an interface without an address": speaks(
         "error interfaces_there: eth0 has no IPv4 address", job=with_interface(Interface("eth0"))
     ),
-    "an interface that NCCL does not find": speaks(
-        "error interfaces_there: NCCL_SOCKET_IFNAME is '=eth' | eth1, lo",
-        job=on_gpus(make_node(gpus=(NEW,)), comm__env={"NCCL_SOCKET_IFNAME": "=eth"}),
-    ),
     "a level of debugging that there is none of": speaks(
         "error debug_level_safe: LOTS | torch knows OFF | (on b)",
         nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "lots"}),
@@ -533,12 +516,6 @@ SPEAKS = {
     "a full cache": speaks(
         "warn cache_space: takes up to 10 KiB | has 1 KiB free | (on b)",
         nodes=two(cache_free=2**10),
-    ),
-    "a clock of its own": speaks(
-        "warn clocks_agree: 60.0 s behind | (on b)", nodes=two(clock=-60.0)
-    ),
-    "few open files": speaks(
-        "warn open_files: at most 1024 files | (on b)", nodes=two(open_files=1024)
     ),
     "a slow link": speaks(
         "warn network_bandwidth: 100", nodes=two(), links=(Link("a", "b", 0.1, 100.0),)
@@ -564,10 +541,6 @@ SPEAKS = {
     ),
     "a GPU in use": speaks(
         "warn gpus_are_free: 77", job=on_gpus(make_node(gpus=(replace(NEW, processes=(77,)), OLD)))
-    ),
-    "a damaged part": speaks(
-        "error partition_visible: part1/graph.dgl | has changed | (on b)",
-        nodes=two(damaged={"part1/graph.dgl": "has changed"}),
     ),
 }
 
@@ -684,8 +657,9 @@ def test_a_node_is_named_once() -> None:
 
 def test_errors_come_first() -> None:
     job = make_job(
-        partition=make_partition(num_parts=3, splits={"train": 0}),
-        nodes=(make_node(shm_free=2**27),),
+        make_config(precision="bf16"),
+        partition=make_partition(splits={"train": 0}),
+        nodes=(make_node(shm_free=2**27, cpu_flags=("avx2",)),),
     )
     severities = [finding.severity for finding in check(job)]
     assert severities == ["error", *["error"] * (len(severities) - 3), "warn", "info"]
@@ -868,16 +842,6 @@ def test_interfaces_that_are_there(variable: str, value: str) -> None:
     assert check(on_gpus(node, comm__env={variable: value})) == ()
 
 
-def test_the_name_of_a_host_does_not_matter_where_the_interface_is_said() -> None:
-    network = make_network(2, resolves_to=("127.0.1.1",))
-    said = two(network=network, environment={"GLOO_SOCKET_IFNAME": "eth2"})
-    config = make_config(cluster__uniform="off")
-    assert check(make_job(config, said)) == ()
-    assert [f.check for f in check(make_job(config, two(network=network)))] == [
-        "host_name_resolves"
-    ]
-
-
 def test_the_names_that_can_be_allowed_are_those_of_the_checks() -> None:
     names = {*described(), "name_free"}
     assert sorted(names) == sorted((*ALLOWABLE, *BINDING))
@@ -921,7 +885,7 @@ def test_the_odd_node_is_named() -> None:
 
 
 def test_one_node_alone_needs_no_network() -> None:
-    alone = make_node(network=make_network(resolves_to=("127.0.0.1",)), open_files=256)
+    alone = make_node(network=make_network(resolves_to=("127.0.0.1",)))
     assert check(make_job(nodes=(alone,))) == ()
 
 
@@ -932,8 +896,6 @@ def test_the_cluster_alone() -> None:
     assert [finding.check for finding in report.findings] == ["shared_memory"]
     assert (report.ok, report.verdict) == (False, "refused: 1 error")
     assert report.to_dict()["communication"] is None
-    marked = inspect(make_config(), replace(found, nodes=two(python="3.12.1"))).rows()
-    assert marked[1][2] == "≠ 3.12.1"
 
 
 def test_a_thousand_nodes_are_judged_one_by_one() -> None:
@@ -952,7 +914,7 @@ def test_a_thousand_nodes_are_judged_one_by_one() -> None:
     given = make_resources(*((node.node, 2, 0) for node in nodes))
     links = tuple(Link(f"n{i}", f"n{(i + 1) % 1000}", 20.0, 100.0) for i in range(1000))
     report = preflight(make_config(), make_partition(), Survey(nodes, given, links))
-    assert {f.check for f in report.findings} >= {"host_name_resolves", "hardware_uniform"}
+    assert {f.check for f in report.findings} >= {"environment_uniform", "hardware_uniform"}
     assert len([f for f in report.findings if f.check == "hardware_uniform"]) == 1
     assert len(report.rows()) == len(report.comm.nodes) == 1000
     print(f"{report.seconds:.2f} s for 1,000 nodes")

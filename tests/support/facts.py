@@ -45,7 +45,6 @@ def make_node(name: str = "a", **changes: object) -> NodeFacts:
         code="c" * 64,
         cpu="A processor",
         cpu_flags=("avx2", "avx512_bf16"),
-        open_files=65536,
         python="3.11.7",
         versions=VERSIONS,
         cpus=2,

@@ -315,8 +315,6 @@ def test_a_list_for_all_edges(tmp_path: Path) -> None:
 
 
 def test_candidates_are_in_one_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ranking\.candidates.*'ogb' was removed"):
-        config_of(tmp_path, "no", task={**LINKS, "ranking": {"candidates": "ogb"}})
     with pytest.raises(ConfigError, match="no file gives any"):
         config_of(tmp_path, "no", task={**LINKS, "negatives": {"kind": "none"}})
     ranking = {"candidates": 5, "file": "a.csv"}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.config.graph import DatasetGraph, ManyGraphs
-from raygnn.config.problems import GIN_TEXT
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.collection.collection_manifest import (
@@ -96,7 +95,8 @@ class MissingCollection:
         for file in _input_files(self.graph.path):
             if file.suffix == ".txt":
                 message = "text is not a file that dgl.save_graphs wrote"
-                raise DataError(message, where=str(file), remedy=GIN_TEXT)
+                remedy = "read GIN's text with a dataset class, as examples/gin_text.py does"
+                raise DataError(message, where=str(file), remedy=remedy)
             yield saved_graphs.read_all(file)
 
 
