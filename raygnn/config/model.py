@@ -78,11 +78,12 @@ class EmbeddingConfig(Section):
 
 
 class _FixedWidth:
-    """Width, dropout and categories of a model that has no keys for them."""
+    """Width, dropout and columns of a model that has no keys for them."""
 
     hidden: ClassVar[int] = 64
     dropout: ClassVar[float] = 0.5
     categories: ClassVar[dict[str, int]] = {}
+    columns: ClassVar[str] = "raw"
 
 
 class _Model(Section):
@@ -227,6 +228,11 @@ class FamilyConfig(_Layers):
         {},
         description="Categorical node features: integer array → width of its embedding, which "
         "is joined to the other features.",
+    )
+    columns: Literal["raw", "learned"] = Field(
+        "raw",
+        description="Input of the first layer: raw = features and embedded categories side by "
+        "side; learned = a column encoder of these for each node type, to the width hidden.",
     )
     activation: Literal["relu", "elu"] | None = Field(
         None, description="Activation of hidden layers; null = the usual one of the model."

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from raygnn.config.model import FamilyConfig
 from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, widened
 from raygnn.models.linear import join
-from raygnn.models.network import Categories, Stack, Typed
+from raygnn.models.network import Categories, Stack, Typed, first_widths
 from raygnn.models.typed_layers import Family, Hidden, stack
 from raygnn.sampling.batch import Adjacency, Block, GraphBatch
 
@@ -53,7 +53,7 @@ class GraphNetwork(Stack):
     kernels: Kernels = NATIVE
 
     def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
-        widths, num = schema.widths, config.layers
+        widths, num = first_widths(config, schema), config.layers
         every = [set(widths)] * num
         edges = schema.edge_widths
         layers = stack(family, schema.etypes, widths, every, config.hidden, edges=edges)

@@ -51,7 +51,7 @@ class Typed:
 
     @property
     def widths(self) -> dict[str, int]:
-        """Node type → width of the first layer's input."""
+        """Node type → width of features and embedded categories side by side."""
         return _with_embeddings(self.in_features, self.categories)
 
     @property
@@ -95,8 +95,8 @@ class Stack(nn.Module):
     """Dropout → typed layer → (residual, normalisation, activation) for each layer.
 
     Categories are embedded and joined to the other features before the first layer, those of edges
-    for every layer. Dropout of nodes is ``model.input_dropout`` before the first layer and
-    ``model.dropout`` before the others.
+    for every layer. With ``model.columns: learned`` an encoder follows. Dropout of nodes is
+    ``model.input_dropout`` before the first layer and ``model.dropout`` before the others.
 
     Args:
         layers: see `stack`.
@@ -148,6 +148,10 @@ class Stack(nn.Module):
         self._edge_times = {e: width for e, width in schema.edge_times.items() if e in into}
         widths = set(self._edge_times.values())
         self.clock = TimeEncoding(max(widths)) if widths else None
+        self.encoders = nn.ModuleDict()
+        if config.columns == "learned":
+            wide = {t: width for t, width in schema.widths.items() if width and t in read}
+            self.encoders.update({key(t): ColumnEncoder(n, config.hidden) for t, n in wide.items()})
         self.dropout = Dropout(config.dropout)
         self.input_dropout = Dropout(config.first_dropout)
         kind = config.activation or family.activation
@@ -173,14 +177,15 @@ class Stack(nn.Module):
         return outputs
 
     def inputs(self, x: Hidden, categories: Categories | None = None) -> Hidden:
-        """Return the first layer's input: features and embedded categories side by side.
+        """Return the first layer's input: features and embedded categories side by side, encoded
+        if there is an encoder.
 
         Args:
             x: node type → ``[S, F]``; no entry for a type with categories alone.
             categories: node type → name → int64 ``[S]``, from 0.
 
         Returns:
-            node type → ``[S, F + widths of the embeddings]``.
+            node type → ``[S, F + widths of the embeddings]``; encoded ``[S, hidden]``.
         """
         h = dict(x)
         for ntype, named in self._categories.items():
@@ -189,7 +194,8 @@ class Stack(nn.Module):
             parts = [h[ntype]] if ntype in h else []
             parts += [self.embeddings[key(ntype, name)](numbers[name]) for name in named]
             h[ntype] = join(parts)
-        return h
+        encoders = self.encoders
+        return {t: encoders[key(t)](v) if key(t) in encoders else v for t, v in h.items()}
 
     def layer(
         self,
@@ -271,6 +277,31 @@ class Stack(nn.Module):
         return replace(block, adj=adj)
 
 
+class ColumnEncoder(nn.Module):
+    """Encoder of a node type's columns: a linear layer, then a residual block.
+
+    As the ResNet encoder of Robinson et al., "RelBench" (NeurIPS 2024), after Gorishniy et al.,
+    "Revisiting deep learning models for tabular data" (NeurIPS 2021), with one block. A linear
+    layer of features side by side is the sum of an embedding of each.
+    """
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.first = nn.Linear(width, hidden)
+        self.block = nn.Sequential(
+            nn.Linear(hidden, hidden),
+            nn.LayerNorm(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode ``[N, width]`` as ``[N, hidden]``."""
+        h = self.first(x)
+        out: Tensor = h + self.block(h)
+        return out
+
+
 class TimeEncoding(nn.Module):
     """Time encoding ``cos(w · log(1 + t) + b)`` of durations t, with learned w and b.
 
@@ -339,7 +370,7 @@ class Network(Stack, Encoder):
 
     def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
-        widths, out = schema.widths, schema.out_features
+        widths, out = first_widths(config, schema), schema.out_features
         more = schema.relations, schema.edge_widths
         layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, *more)
         super().__init__(config, family, schema, layers, config.layers - 1)
@@ -354,7 +385,7 @@ class Network(Stack, Encoder):
         "mean", "sum" or "max" of the features of each destination's sampled sources, or "gcn",
         their weighted sum as in `raygnn.models.convolutions.GCNConv`, for every edge type.
         """
-        if self._categories or (self.training and self.input_dropout.p):
+        if self._categories or len(self.encoders) or (self.training and self.input_dropout.p):
             return None
         return self._combine
 
@@ -370,6 +401,12 @@ class Network(Stack, Encoder):
         for number, block in enumerate(blocks):
             h = self.layer(number, block, h, degree, None if number else combined)
         return h
+
+
+def first_widths(config: FamilyConfig, schema: Typed) -> dict[str, int]:
+    """Return node type → width of the first layer's input."""
+    learned = config.columns == "learned"
+    return {t: config.hidden if learned and n else n for t, n in schema.widths.items()}
 
 
 def _needed(schema: Schema, num_layers: int) -> list[set[str]]:

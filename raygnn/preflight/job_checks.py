@@ -343,18 +343,21 @@ def weight_bytes(job: JobFacts, workers: int) -> float:
 
 
 def parameters(config: Config, facts: PartitionFacts) -> int:
-    """Estimate the number of weights: a matrix for each layer and edge type; 0 for a user-defined
-    class or dataset."""
+    """Estimate the number of weights: a matrix for each layer and edge type, and column
+    encoders; 0 for a user-defined class or dataset."""
     model, task = config.model, config.task
     if ":" in model.kind or model.kind == NO_LAYERS:
         return 0
-    widths = _widths(config, facts)
+    widths, encoders = _widths(config, facts), 0
+    if model.columns == "learned":
+        encoders = sum((width + 2 * model.hidden) * model.hidden for width in widths.values())
+        widths = dict.fromkeys(widths, model.hidden)
     into = [widths[etype[0]] for etype in facts.edges] or list(widths.values())
     # the number of classes is not known yet; decoders and readouts get a hidden layer's output
     last = model.hidden if config.tasks or task.of_edges or task.of_graphs else 1
     inputs = [sum(into), *[len(into) * model.hidden] * (model.depth - 1)]
     outputs = [*[model.hidden] * (model.depth - 1), last]
-    return sum(width * out for width, out in zip(inputs, outputs, strict=True))
+    return encoders + sum(width * out for width, out in zip(inputs, outputs, strict=True))
 
 
 def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:

@@ -281,6 +281,12 @@ ONE_BY_ONE: dict[str, tuple[dict[str, Any], list[Any], int | None, list[Any]]] =
         None,
         [0, 1, 0.5],
     ),
+    "missing ones have a feature of their own": (
+        {"impute": "mean", "indicator": True, "scale": "minmax"},
+        [1, None, 3],
+        None,
+        [[0, 0], [0.5, 1], [1, 0]],
+    ),
     "impute alone": ({"impute": -1}, [1, None], None, [1, -1]),
     "a bound is in the bucket above": (
         {"bucket": [1, 2]},
@@ -506,6 +512,7 @@ DESCRIBED = {
     "unknown of what": ({"scale": "log", "unknown": "bucket"}, "unknown 'bucket' would be ignored"),
     "count of what": ({"onehot": True, "min_count": 2}, "min_count 2 would be ignored"),
     "mean of words": ({"hash": 3, "impute": "mean"}, "there is no mean of words"),
+    "an indicator of words": ({"onehot": True, "indicator": True}, "indicator true would be ign"),
     "a word for a number": ({"scale": "log", "impute": "none"}, "'none' is no number"),
     "no such scale": ({"scale": "standart"}, "standard"),
     "no such part": ({"parts": "decade"}, "weekday"),

@@ -125,10 +125,11 @@ def test_relations_are_inputs(regularizer: str, mean_over: str, tmp_path: Path) 
     compare(RELATED, family, SIZES, tmp_path / "a.pt2")
 
 
-def test_categories_are_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", ["raw", "learned"])
+def test_categories_are_inputs(columns: str, tmp_path: Path) -> None:
     sizes = {t: 5 + len(t) for t in CATEGORICAL.widths}
     assert CATEGORICAL.in_features[USER] == 0
-    compare(CATEGORICAL, {"kind": "sage"}, sizes, tmp_path / "a.pt2")
+    compare(CATEGORICAL, {"kind": "sage", "columns": columns}, sizes, tmp_path / "a.pt2")
 
 
 EDGES = {"edge_features": "w", "edge_categories": {"sort": 2}}

@@ -40,6 +40,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"kind": "gatv2", "heads": 2, "residual": True},
     {"kind": "gin"},
     {"kind": "gin", "norm": "batch", "readout": "max"},
+    {"kind": "gin", "columns": "learned"},
 ]
 names = {"ids": lambda f: "-".join(map(str, f.values()))}
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

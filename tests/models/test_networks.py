@@ -54,8 +54,9 @@ FAMILIES = [
     {"kind": "hgt", "heads": 2},
     {"kind": "hgt", "heads": 4, "norm": "batch", "residual": True},
     {"kind": "han", "heads": 2},
+    {"kind": "sage", "columns": "learned", "residual": True},
 ]
-LINEAR = [family for family in FAMILIES if family["kind"] in ("gcn", "sage", "gin")]
+LINEAR = [f for f in FAMILIES[:-1] if f["kind"] in ("gcn", "sage", "gin")]
 names = {"ids": lambda f: "-".join(map(str, f.values()))}
 
 
@@ -274,6 +275,7 @@ def test_first_combine() -> None:
     assert of(kind="gin") == "sum"
     assert of(kind="gat", heads=2) is None
     assert of(kind="gatv2", heads=2) is None
+    assert of(kind="sage", columns="learned") is None
     # what is dropped of a source is another share for each of its edges' batches
     assert of(kind="sage", dropout=0.5) is None
     assert of(kind="sage", input_dropout=0.1) is None
@@ -401,6 +403,25 @@ class TestCategories:
             h = model.layer(number, block, h, degree)
         x.pop(USER)
         assert torch.equal(h[ITEM], model(blocks, x, degree, None, numbers))
+
+    def test_columns_are_encoded(self) -> None:
+        """A linear layer of each type's columns, and a residual block."""
+        model = network({"kind": "sage", "columns": "learned"}, CATEGORICAL)
+        assert not any("type" in name for name in model.encoders)  # no item depends on a tag
+        x, numbers = {ITEM: torch.randn(2, 6)}, self.numbers({ITEM: 2, USER: 3, TAG: 1})
+        plain = network({"kind": "sage"}, CATEGORICAL)
+        plain.embeddings.load_state_dict(model.embeddings.state_dict())
+        joined, encoded = plain.inputs(x, numbers), model.inputs(x, numbers)
+        assert encoded.keys() == joined.keys() == {ITEM, USER}
+        for ntype, rows in joined.items():
+            (encoder,) = (e for n, e in model.encoders.items() if ntype[-3:] in n)
+            values = encoder.state_dict()
+            h = rows @ values["first.weight"].T + values["first.bias"]
+            inner = h @ values["block.0.weight"].T + values["block.0.bias"]
+            inner = (inner - inner.mean(1, keepdim=True)) / inner.std(1, False, keepdim=True)
+            out = h + inner.clamp(min=0) @ values["block.3.weight"].T + values["block.3.bias"]
+            torch.testing.assert_close(encoded[ntype], out, atol=1e-3, rtol=1e-3)
+            assert out.shape[1] == 8
 
     def test_a_users_class_is_not_given_them(self) -> None:
         config = read_model(kind="torch.nn:Linear")

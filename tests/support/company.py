@@ -16,7 +16,7 @@ FEATURES: list[Any] = [
     "visits",
     {"column": "visits", "scale": "standard"},
     {"column": "income", "impute": "median", "scale": ["log", "standard"]},
-    {"column": "income", "impute": "mean", "scale": "minmax"},
+    {"column": "income", "impute": "mean", "indicator": True, "scale": "minmax"},
     {"column": "income", "impute": -0.5, "scale": "rank_gauss"},
     {"column": "income", "impute": "median", "bucket": 5},
     {"column": "visits", "bucket": [2, 5]},
@@ -146,6 +146,7 @@ def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
     columns.append(standard(*logs))
     mean = train["income"].mean()
     columns.append(minmax(train["income"].fillna(mean), frame["income"].fillna(mean)))
+    columns.append(frame["income"].isna())
     columns.append(_rank_gauss(train["income"].fillna(-0.5), frame["income"].fillna(-0.5)))
     bounds = np.quantile(train["income"].fillna(median), [0.2, 0.4, 0.6, 0.8])
     columns += _indicators(np.digitize(frame["income"].fillna(median), bounds), 5)

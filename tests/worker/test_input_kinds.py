@@ -32,14 +32,22 @@ def losses(config: Config, *, replicated: bool) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("sage", "fp32"), ("gcn", "bf16"), ("gat", "fp32"), ("gat", "bf16")]
+    ("kind", "precision", "columns"),
+    [
+        ("sage", "fp32", "raw"),
+        ("gcn", "bf16", "raw"),
+        ("gat", "fp32", "raw"),
+        ("gat", "bf16", "raw"),
+        ("sage", "fp32", "learned"),
+        ("gat", "bf16", "learned"),
+    ],
 )
 def test_every_kind_of_input(
-    kind: str, precision: str, make_job: JobFactory, tmp_path: Path
+    kind: str, precision: str, columns: str, make_job: JobFactory, tmp_path: Path
 ) -> None:
     """Losses are the same for any number of workers and either topology."""
     directory = partitioned(weighted_graph(), tmp_path, 2).directory
-    heads = {"heads": 4} if kind == "gat" else {}
+    heads = {"columns": columns, **({"heads": 4} if kind == "gat" else {})}
 
     def job(workers: int, name: str, **sampling: Any) -> Config:
         return make_job(

@@ -129,6 +129,9 @@ class FeatureColumn(Category):
     impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
         Field(None, description="In place of missing values: mean, median, or the value itself.")
     )
+    indicator: bool = Field(
+        False, description="Also a feature that is 1 where a value is missing, else 0."
+    )
     scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
         (), description="log, standard, minmax, rank_gauss, or several, one after the other."
     )
@@ -462,6 +465,9 @@ def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
         yield from column.unused(key, "unknown", "min_count", why="there is no onehot")
     elif column.unknown == "error":
         yield from column.unused(key, "min_count", why="there is no bucket")
+    if column.of_words:
+        why = "unknown: bucket gives missing values a feature"
+        yield from column.unused(key, "indicator", why=why)
     average = column.impute in AVERAGES
     if average if column.of_words else isinstance(column.impute, str) and not average:
         message = (

@@ -113,6 +113,8 @@ class Transformed:
             blocks = [
                 self._stepped(column, one) for column, one in zip(values.T, state, strict=True)
             ]
+            if self.described.indicator:
+                blocks.append(np.isnan(values).any(axis=1).reshape(-1, 1))
         return np.concatenate(blocks, axis=1, dtype=np.float32)
 
     def _stepped(self, values: Array, state: list[Any]) -> Array:
@@ -354,7 +356,10 @@ class Features:
     @property
     def widening(self) -> int:
         """Bytes of a row beyond those of its columns, as far as that is known beforehand."""
-        given = [(one.bucket or 0, one.hash or 0, len(one.parts)) for one in self.described]
+        given = [
+            (one.bucket or 0, one.hash or 0, len(one.parts), int(one.indicator))
+            for one in self.described
+        ]
         return 4 * sum(n if isinstance(n, int) else len(n) for made in given for n in made)
 
     @property
