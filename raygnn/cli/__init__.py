@@ -17,11 +17,11 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from raygnn import __version__
-from raygnn.cli import job_commands, predict_commands, run_commands, train_commands
+from raygnn.cli import job_commands, run_commands, train_commands
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import stoppable, take_pending
 from raygnn.runs.output import LOGGER_THREAD, OutputLost, drop_output, open_streams, say
-from raygnn.runs.storage_away import storage_error
+from raygnn.util.files import storage_error
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
@@ -147,6 +147,6 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"raygnn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (train_commands, job_commands, run_commands, predict_commands):
+    for module in (train_commands, job_commands, run_commands):
         module.add(commands)
     return parser

@@ -1,4 +1,5 @@
-"""Commands about runs: runs, diagnose, report."""
+"""Commands about runs: runs, diagnose, report; and with their models: predict, embed, evaluate,
+export."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import argparse
 import os
 from typing import Any
 
-from raygnn.cli.options import command, print_json, print_result, run_command, storage
+from raygnn.cli.options import (
+    command,
+    overrides,
+    print_json,
+    print_result,
+    run_command,
+    storage,
+)
 from raygnn.runs.output import say
 
 
@@ -30,6 +38,111 @@ def add(commands: Any) -> None:
     report.add_argument(
         "--out", metavar="FILE", help="where to write it (default: report.html in the run)"
     )
+    _add_models(commands)
+
+
+def _add_models(commands: Any) -> None:
+    """Add the commands that use a trained model."""
+    predict = run_command(
+        commands,
+        "predict",
+        _predict,
+        "predict with a run's tested weights, and write a row for each node or graph",
+    )
+    predict.add_argument("--scores", action="store_true", help="also a probability for each class")
+    predict.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="probabilities that come true, as fitted to the validation split",
+    )
+    predict.add_argument(
+        "--ids",
+        metavar="LIST",
+        help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
+    )
+    predict.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="predict for these rows, CSV or Parquet with the entity and time of the training "
+        "table (task.table): the same columns, and the prediction",
+    )
+    predict.add_argument(
+        "--fanout",
+        metavar="N,N…",
+        type=_fanout,
+        help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
+    )
+    predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+    predict.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only edges at this time or later, a time as of --at; with --new-data, without "
+        "--split and --at: those later than all of the training",
+    )
+
+    embed = run_command(
+        commands,
+        "embed",
+        _embed,
+        "write what a run's tested model makes of each node or graph before its last step",
+    )
+    embed.add_argument("--ntype", metavar="TYPE", help="of nodes; default: the task's own")
+
+    evaluate = run_command(
+        commands,
+        "evaluate",
+        _evaluate,
+        "measure a run's tested weights again, as when training ended",
+    )
+    evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
+
+    export = run_command(
+        commands,
+        "export",
+        _export,
+        "write a run's tested model as programs of torch's, to serve it without raygnn",
+    )
+    _out(export, "the directory to write", "DIR")
+    for parser in (predict, embed):
+        _out(parser, "the Parquet file to write")
+    _split(predict, None, "train, val, test or all (default: all, but see --since)")
+    _split(embed, "all", "train, val, test or all (default: all)")
+    _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
+           "all)")  # fmt: skip
+    for parser in (predict, embed, evaluate):
+        parser.add_argument(
+            "--new-data",
+            action="store_true",
+            help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
+        )
+        parser.add_argument(
+            "--at",
+            metavar="TIME",
+            help="from what was before this time, such as 2026-01-31, or a number in the units of "
+            "the data's times; without: of each at its own (sampling.time)",
+        )
+        parser.add_argument(
+            "--trust",
+            action="store_true",
+            help="import the classes that the run names, though another user or machine trained it",
+        )
+        overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
+
+
+def _out(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
+    parser.add_argument("--out", metavar=metavar, required=True, help=text)
+    parser.add_argument("--overwrite", action="store_true", help=f"replace {metavar}")
+
+
+def _split(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
+    parser.add_argument("--split", metavar="SPLIT", default=default, help=text)
+
+
+def _fanout(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.lstrip("-").isdecimal() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 10,10, got {text}")
+    return [int(part) for part in parts]
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -64,13 +177,12 @@ def _table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
-    from raygnn.runs.diagnose import diagnose
+    from raygnn.runs.diagnose import diagnose, show
 
     diagnosis = diagnose(args.name, args.storage)
     if args.json:
         print_json(args, diagnosis.to_dict())
     else:
-        from raygnn.runs.diagnose.diagnosis_display import show
         from raygnn.runs.display import Display
 
         show(diagnosis, Display())
@@ -83,3 +195,42 @@ def _report(args: argparse.Namespace) -> int:
     file = str(open_remains(args.name, args.storage).report(args.out))
     print_result(args, {"report": file}, file)
     return 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from raygnn.prediction.driver_side import predict
+
+    names = ("out", "task", "scores", "calibrated", "ids", "rows", "fanout", "since", "overwrite")
+    print_json(args, predict(args.name, **_options(args, *names)).to_dict())
+    return 0
+
+
+def _embed(args: argparse.Namespace) -> int:
+    from raygnn.prediction.driver_side import embed
+
+    print_json(args, embed(args.name, **_options(args, "out", "ntype", "overwrite")).to_dict())
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from raygnn.prediction.driver_side import evaluate
+
+    metrics = evaluate(args.name, **_options(args, "task"))
+    split = next(iter(metrics)).partition("/")[0]
+    print_json(args, {"split": split, "metrics": metrics})
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from raygnn.prediction.export import export
+
+    made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
+    print_result(args, made.to_dict(), f"{made.path}: {', '.join(made.programs)}")
+    return 0
+
+
+def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The arguments of these names, and those of all three, as their functions take them."""
+    names += ("split", "at", "new_data", "trust", "storage", "verbose", "started")
+    options = {name: getattr(args, name) for name in names}
+    return {**options, "overrides": args.set, "display": not args.json}

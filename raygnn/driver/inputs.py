@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,12 +31,14 @@ from raygnn.preflight.partition_facts import (
     partition_facts,
 )
 from raygnn.runs.display import Display
-from raygnn.runs.storage_away import patient
 from raygnn.sampling.plan import resolve_fanouts
+from raygnn.util.files import retry, storage_error
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
     from raygnn.storage.remote import AnyPath
+
+T = TypeVar("T")
 
 # bytes per edge, measured with 50 edges per node: METIS takes 100 for 4 parts and 110 for 16, and
 # ends before parts are assembled, which takes 33 to 53
@@ -43,6 +46,18 @@ _PARTITIONING = 112
 # with `cluster.workers: auto`, graphs with fewer nodes than this get one worker
 FEW_NODES = 50_000
 _EARLY = 1 << 30  # bytes of a graph that is read to count its nodes
+
+
+def patient(act: Callable[..., T]) -> Callable[..., T]:
+    """Let a function of a config and more wait ``fault.storage_timeout`` for storage that is away:
+    it is called again."""
+
+    @wraps(act)
+    def waiting(config: Config, *args: Any, **options: Any) -> T:
+        seconds = config.fault.storage_timeout.seconds
+        return retry(partial(act, config, *args, **options), seconds, storage_error)
+
+    return waiting
 
 
 class Input:
@@ -133,7 +148,7 @@ def read_input(
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     # imports numba and pyarrow, a third of all import time; by now Ray may be starting meanwhile
-    from raygnn.driver.partitioning.out_of_core import is_out_of_core, make_out_of_core
+    from raygnn.driver.out_of_core import is_out_of_core, make_out_of_core
 
     if is_out_of_core(config, found):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)

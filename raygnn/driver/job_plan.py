@@ -11,7 +11,7 @@ from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import Input, PartitionInput, read_early, with_rows
+from raygnn.driver.inputs import Input, PartitionInput, patient, read_early, with_rows
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
@@ -19,7 +19,6 @@ from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.runs.storage_away import patient
 from raygnn.worker.job import TaskTarget
 
 # share of a node's free memory that the whole structure may take; its workers map one copy

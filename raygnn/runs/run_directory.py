@@ -24,11 +24,9 @@ from urllib.parse import unquote, urlsplit
 from raygnn.config.places import SCHEMES, Uri, without_users
 from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
-from raygnn.runs.storage_away import storage_error
 from raygnn.storage.claim import CLAIMS, Claim
-from raygnn.storage.publisher import Publisher
 from raygnn.storage.remote import RemotePath, Stat
-from raygnn.storage.replica import bring, clear, private_directory, upload_run
+from raygnn.storage.replica import Publisher, bring, clear, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
     open_regular,
@@ -37,6 +35,7 @@ from raygnn.util.files import (
     read_regular,
     remove,
     retry,
+    storage_error,
     storage_errors,
     write_atomic,
     write_json,

@@ -25,8 +25,7 @@ from raygnn.errors import (
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state_file import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
-from raygnn.runs.storage_away import storage_error
-from raygnn.util.files import write_json
+from raygnn.util.files import storage_error, write_json
 from raygnn.worker.ray_nodes import Lost
 
 _LONGEST = 4000  # characters of an error's text

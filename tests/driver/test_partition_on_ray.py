@@ -12,9 +12,8 @@ import pytest
 import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.driver.partitioning import out_of_core
-from raygnn.driver.partitioning.out_of_core import is_out_of_core
-from raygnn.driver.partitioning.ray_tasks import RayTasks
+from raygnn.driver import out_of_core
+from raygnn.driver.out_of_core import RayTasks, is_out_of_core
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError, DataError, PreflightError
 from raygnn.graph.partition.make import Missing, find_partition

@@ -14,8 +14,8 @@ from rich.console import Console
 
 import raygnn
 from raygnn.errors import DataError, InputError
+from raygnn.runs.diagnose import show
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
-from raygnn.runs.diagnose.diagnosis_display import show
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.judge import Diagnosis, judge
 from raygnn.runs.diagnose.rank_reports import first_difference

@@ -30,11 +30,10 @@ from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import list_runs, open_run
 from raygnn.runs.run_directory import EVENTS, Events, RunDir
-from raygnn.storage import claim, publisher, replica
+from raygnn.storage import claim, replica
 from raygnn.storage.claim import CLAIMS, Claim
-from raygnn.storage.publisher import Publisher
 from raygnn.storage.remote import RemotePath
-from raygnn.storage.replica import bring, download_directory
+from raygnn.storage.replica import Publisher, bring, download_directory
 from raygnn.util.locks import Holder
 from raygnn.worker.node_files import FileServer, Forwarder, is_away
 from tests.support.small_jobs import about, job, until
@@ -47,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(claim, "_POLL", 0.05)
     monkeypatch.setattr(claim, "BEAT", 0.5)
     monkeypatch.setattr(claim, "SILENCE", 5.0)
-    monkeypatch.setattr(publisher, "_EVERY", 0.1)
+    monkeypatch.setattr(replica, "_EVERY", 0.1)
     monkeypatch.setattr(replica, "_FRESH", 0.0)
     monkeypatch.setattr("raygnn.checkpoint.remote_checkpoints._AGAIN", 0.1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -229,7 +228,7 @@ def test_objects_that_no_directory_can_hold_are_named_and_ignored(
 def test_an_outage_is_reported_once_and_everything_is_uploaded_afterwards(
     store: LocalStore, place: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "_RATE", 1.0)
+    monkeypatch.setattr(replica, "_RATE", 1.0)
     told: list[str] = []
     (tmp_path / "here").mkdir()
     one = Publisher(tmp_path / "here", place / "run", told.append, lambda: False)

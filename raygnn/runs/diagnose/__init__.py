@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raygnn.runs.diagnose.judge import Diagnosis
+    from raygnn.runs.diagnose.rank_reports import RankReport
+    from raygnn.runs.display import Display
+
+_COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
+_RANKS = 64  # that are shown, those first that did not just wait
 
 
 def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
@@ -28,3 +33,53 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
 
     there = open_remains(run, storage)
     return judge(replace(read(there.files), run=there.shown))
+
+
+def show(diagnosis: Diagnosis, display: Display) -> None:
+    """Print the cause, what says so, each rank, and where their collectives part."""
+    cause = diagnosis.cause
+    rows = {"run": f"{diagnosis.run} ({diagnosis.status})", "cause": f"{cause.kind}: {cause.what}"}
+    if cause.rank is not None:
+        rows["rank"] = str(cause.rank)
+    if cause.where:
+        rows["where"] = cause.where
+    if cause.kind not in ("none", "running"):
+        rows["confidence"] = cause.confidence
+    if cause.remedy:
+        rows["remedy"] = cause.remedy
+    display.header(rows)
+    for line in cause.evidence:
+        display.note(f"evidence: {line}")
+    if diagnosis.ranks and cause.kind not in ("none", "interrupted"):
+        title = f"ranks in attempt {diagnosis.attempt}"
+        shown = sorted(diagnosis.ranks, key=lambda r: (r.state in ("waiting", "running"), r.rank))
+        if len(shown) > _RANKS:
+            title += f", {_RANKS} of {len(shown)}"
+        display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
+    if (found := diagnosis.first_difference) is not None:
+        display.table(
+            f"the first collective that differs: {found['seq']} of group {found['group']}, "
+            f"{found['kind']}",
+            ("rank", "collective", "dtypes", "sizes", "called at"),
+            [
+                (r["rank"], r["op"] or "did not come to it", *(_list(r.get(k)) for k in
+                 ("dtypes", "sizes")), r.get("at"))
+                for r in found["ranks"][:_RANKS]
+            ],
+        )  # fmt: skip
+    for item in diagnosis.earlier:
+        display.note(f"earlier: {item['time']} rank {item['rank']}: {item['what']}")
+    for note in diagnosis.notes:
+        display.note(f"note: {note}")
+
+
+def _row(rank: RankReport) -> tuple[object, ...]:
+    state = rank.state if not rank.waiting else f"{rank.state} ({rank.waiting})"
+    return (
+        *(rank.rank, rank.host, state, rank.phase, rank.epoch, rank.step),
+        *(rank.training, rank.prefetch),
+    )
+
+
+def _list(values: object) -> str:
+    return " ".join(map(str, values)) if isinstance(values, list) else ""
