@@ -157,6 +157,7 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     assert data.edges["item", "bought_by", "user"].dst.tolist() == [0, 1, 2, 3]
     (columns,) = read_description(tmp_path / "company.yaml").nodes["customer"].features.values()
     assert [column.is_plain for column in columns] == [True, *[False] * 7]
+    assert read_description(tmp_path / "books.yaml").nodes["book"].text["description"].dim == 256
     races = TablesGraph(format="tables", path=tmp_path / "races.yaml")
     assert len(load_graph(races, needs_masks=False).edges) == 6
     payments = TablesGraph(format="tables", path=tmp_path / "payments.yaml")

@@ -167,7 +167,8 @@ def read_early(config: Config, workers: int, show: Display) -> PartitionInput | 
     """Find or read the job's graph to decide on the number of workers.
 
     Returns:
-        The graph; None for graph-level tasks, and for a graph of more than 1 GiB to read.
+        The graph; None for graph-level tasks, for a graph of more than 1 GiB to read, and for one
+        that is partitioned out of core.
 
     Raises:
         InputError: bad input.
@@ -182,6 +183,10 @@ def read_early(config: Config, workers: int, show: Display) -> PartitionInput | 
         found = find_partition(config, 1, like=found)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
+    from raygnn.driver.out_of_core import is_out_of_core  # as in `read_input`
+
+    if is_out_of_core(config, found):
+        return None
     with show.stage("graph"):
         return PartitionInput(found, _read(config, found))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from raygnn.graph.outofcore.estimate import Needs, needs, size_of
 from raygnn.graph.outofcore.workspace import stages_of
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
+from raygnn.graph.texts import needs_model
 from raygnn.preflight import machine
 from raygnn.runs.display import Display
 
@@ -27,10 +30,13 @@ SHARE = 0.7  # of the available memory, for partitioning in memory with engine: 
 
 def is_out_of_core(config: Config, missing: Missing) -> bool:
     """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
-    is tables or archives that do not fit into a share of this machine's memory. Raises ConfigError,
-    DataError if the description of the tables is wrong, or a file is missing."""
+    is tables or archives that do not fit into a share of this machine's memory, or a model encodes
+    text of it. Raises ConfigError, DataError if the description of the tables is wrong, or a file
+    is missing."""
     if (engine := config.partition.engine) != "auto":
         return engine == "ray"
+    if needs_model(missing.graph):
+        return True
     if "memory_fits" in config.cluster.allow or (size := size_of(missing.graph)) is None:
         return False
     return size.in_memory > SHARE * memory()[1]
@@ -127,16 +133,23 @@ class RayTasks:
         self._cluster = cluster
 
     def __call__(
-        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
+        self,
+        function: Callable[..., Any],
+        tasks: Sequence[tuple[Any, ...]],
+        gpus: float | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield ``(number of the task, its result)`` as tasks finish.
+        """Yield ``(number of the task, its result)`` as tasks finish. With ``gpus``, tasks run in
+        actors that stay, and have so many GPUs.
 
         Raises:
             RaygnnError: error of the first failed task, by number, among those that had begun.
             DataError: a task's process died again and again.
-            PreflightError: Ray did not start, or ended.
+            PreflightError: Ray did not start, or ended, or had no resources free for an actor.
         """
         self._cluster.wait()
+        if gpus is not None:
+            yield from self._in_actors(function, tasks, gpus)
+            return
         import ray
 
         run = ray.remote(function).options(
@@ -167,6 +180,50 @@ class RayTasks:
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
+
+    def _in_actors(
+        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], gpus: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Run tasks in an actor pool of Ray Data. Errors are among the results, as Ray Data would
+        wrap them."""
+        import ray
+        import ray.data
+
+        total = ray.cluster_resources()
+        most = total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1)
+        pool = ray.data.ActorPoolStrategy(min_size=1, max_size=max(min(int(most), len(tasks)), 1))
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        context.wait_for_min_actors_s = wait = int(self._cluster.patience)
+        items = [pickle.dumps((number, function, task)) for number, task in enumerate(tasks)]
+        rows = ray.data.from_items(items, override_num_blocks=max(len(items), 1)).map_batches(
+            _Actor, batch_size=1, batch_format="pyarrow", compute=pool, num_cpus=1, num_gpus=gpus
+        )
+        logging.getLogger("ray.data").setLevel(logging.getLogger("ray").level)
+        try:
+            for row in rows.iter_rows() if items else ():
+                number, result, error = pickle.loads(row["result"])
+                if error is not None:
+                    raise error
+                yield number, result
+        except ray.exceptions.GetTimeoutError:
+            needed = f"CPU and {gpus:g} GPUs" if gpus else "CPU"
+            raise PreflightError(
+                f"no node of Ray had a {needed} free within {wait} s, to encode text",
+                remedy="wait for other jobs to end, raise cluster.wait, or lower num_gpus",
+            ) from None
+
+
+class _Actor:
+    """Runs tasks of `RayTasks`, one after the other."""
+
+    def __call__(self, batch: Any) -> dict[str, list[bytes]]:
+        number, function, task = pickle.loads(batch["item"][0].as_py())
+        try:
+            result, error = function(*task), None
+        except Exception as raised:
+            result, error = None, raised
+        return {"result": [pickle.dumps((number, result, error))]}
 
 
 def _ours(error: BaseException) -> BaseException:

@@ -108,7 +108,7 @@ class RayCluster:
         self._verbose = verbose
         self._tell = tell
         self._timeout = config.comm.timeout.seconds
-        self._patience = patience(config)
+        self.patience = patience(config)
         self._elastic = config.cluster.elastic
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()  # Ray has started, or failed to
@@ -317,7 +317,7 @@ class RayCluster:
         os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
         # the default is to wait a minute for other jobs; an elastic job's policy has counted the
         # free resources before
-        wait = _ROOM if self._elastic else self._patience
+        wait = _ROOM if self._elastic else self.patience
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
         if self.local:
             for name, value in _LOCAL.items():

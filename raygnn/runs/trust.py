@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from raygnn.errors import DataError, InputError, RaygnnError
 
 # sections whose `args` are data, as are the variables of comm.env
 _WITH_ARGS = (("graph",), ("model",), ("task",))
+_REACHES = re.compile(rf"(?s).*://.*|env:.*|sentence-transformers/.*|{CLASS_PATTERN.pattern}")
 _CALLBACKS = ("train", "callbacks")
 # keys of a stranger's run that are not used: where to connect to, and where to keep copies
 _OF_MACHINE = (("cluster", "address"), ("staging", "path"))
@@ -124,11 +126,11 @@ def usable(
 
 def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> None:
     """Refuse a stranger's run that names an object store, which would be sent the user's requests,
-    or whose modules Ray's workers would import, since the current directory is on their path."""
+    or an encoder of text, or whose modules Ray's workers would import, as they do from here."""
     stored = str((config.get("partition") or {}).get("path"))
     what = f"connect to {stored!a} (partition.path)" if "://" in stored else ""
-    for uri in _uris_of_tables(config):
-        what = f"connect to {uri!a} (graph.path)"
+    for found in _reached_by_tables(config):
+        what = f"import or connect to {found!a} (graph.path)"
     if place is not None and (partitions := place.parent / "partitions").is_symlink():
         what = f"write its partition to {str(partitions.resolve())!a}, where a link leads"
     here = Path.cwd()
@@ -145,9 +147,9 @@ def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> N
         )
 
 
-def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
-    """Return the URIs of files and databases in the description of tables that a configuration
-    names."""
+def _reached_by_tables(config: Mapping[str, Any]) -> list[str]:
+    """Return the URIs of files and databases, and the encoders of text, in the description of
+    tables that a configuration names."""
     graph = config.get("graph") or {}
     file = Path(str(graph.get("path")))
     if file.suffix not in (".yaml", ".yml") and graph.get("format") != "tables":
@@ -156,7 +158,7 @@ def _uris_of_tables(config: Mapping[str, Any]) -> list[str]:
         described = read_yaml(read_text(file, str(file)), str(file))[0]
     except (RaygnnError, OSError, ValueError):  # reported when the graph is read
         return []
-    return [text for text in _texts(described) if "://" in text or text.startswith("env:")]
+    return [text for text in _texts(described) if _REACHES.fullmatch(text)]
 
 
 def _texts(value: Any) -> Iterator[str]:

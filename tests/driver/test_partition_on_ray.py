@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 import raygnn
+from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import out_of_core
@@ -148,3 +150,47 @@ def test_tasks_survive_their_process_and_fail_in_order(tmp_path: Path) -> None:
         assert list(run(killed_once, [(str(tmp_path / "mark"),)])) == [(0, "done")]
         with pytest.raises(DataError, match="the task 2"):
             list(run(failing, [(number,) for number in range(40)]))
+
+
+def test_text_is_encoded_by_actors(tmp_path: Path) -> None:
+    """A model encodes on Ray by default, and the partition is the one of this process alone."""
+    made = [
+        raygnn.partition(with_text(job(tmp_path, engine)), display=False)
+        for engine in ("local", "auto")
+    ]
+    assert made[0].manifest is not None
+    assert made[1].manifest is not None
+    assert made[1].manifest.files == made[0].manifest.files
+    assert "text-0" in made[1].manifest.seconds
+    errors = []
+    for engine in ("local", "auto"):
+        with pytest.raises(DataError, match="Nan failed") as raised:
+            raygnn.partition(with_text(job(tmp_path, engine), "Nan"), display=False)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+def test_an_encoder_does_not_wait_forever_for_a_processor(tmp_path: Path) -> None:
+    @ray.remote(num_cpus=1)
+    class Holder:
+        def ready(self) -> None:
+            pass
+
+    with RayCluster(job(tmp_path, "ray")) as cluster:
+        cluster.wait()
+        holders = [Holder.remote() for _ in range(int(ray.cluster_resources()["CPU"]))]
+        ray.get([holder.ready.remote() for holder in holders])
+        cluster.patience = 3
+        with pytest.raises(PreflightError, match="no node of Ray had a CPU free within 3 s"):
+            list(RayTasks(cluster)(failing, [(0,)], gpus=0))
+        del holders
+        cluster.patience = 60
+        assert list(RayTasks(cluster)(failing, [(0,), (1,)], gpus=0)) == [(0, 0), (1, 1)]
+
+
+def with_text(config: Config, encoder: str = "Tiny") -> Config:
+    assert isinstance(config.graph, TablesGraph)
+    text = f"    text:\n      name: {{encoder: 'tests.support.own_encoders:{encoder}'}}\n"
+    path = config.graph.path
+    path.write_text(path.read_text().replace("  user:\n", f"  user:\n{text}"))
+    return config

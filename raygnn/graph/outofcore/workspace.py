@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +20,9 @@ from raygnn.util.files import read_json
 
 Result = Any  # plain JSON types
 # Runs a function for tasks, on one machine or several that all see the workspace. Yields the number
-# of each task and its result, as tasks finish; raises the error of the first task that fails.
-Pool: TypeAlias = Callable[
-    [Callable[..., Result], Sequence[tuple[Any, ...]]], Iterator[tuple[int, Result]]
-]
+# of each task and its result, as tasks finish; raises the error of the first task that fails. With
+# ``gpus`` the processes that run the tasks have so many GPUs each, and stay until all are done.
+Pool: TypeAlias = Callable[..., Iterator[tuple[int, Result]]]
 
 
 def stages_of(missing: Missing) -> Path:
@@ -32,7 +32,7 @@ def stages_of(missing: Missing) -> Path:
 
 
 def in_turn(
-    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], gpus: float | None = None
 ) -> Iterator[tuple[int, Result]]:
     """Run tasks in this process: see `Pool`."""
     for number, task in enumerate(tasks):
@@ -70,6 +70,7 @@ class Workspace:
         function: Callable[..., Result],
         tasks: Sequence[tuple[Any, ...]],
         sizes: Sequence[int],
+        gpus: float | None = None,
     ) -> list[Result]:
         """The results of all tasks, in order; those that an earlier try finished are not run.
 
@@ -78,6 +79,7 @@ class Workspace:
                 a result; writes below `directory`, in place of what a task that was ended left.
             sizes: of the tasks, for the progress: rows, unless results say how many ``rows``
                 there were.
+            gpus: see `Pool`.
         """
         started, done, rows = time.perf_counter(), 0, 0
         files = [self.directory(stage) / f"done-{number}.json" for number in range(len(tasks))]
@@ -86,7 +88,8 @@ class Workspace:
         pending = [number for number in range(len(tasks)) if number not in results]
         total = sum(sizes[number] for number in pending)
         self.tell(stage)
-        for at, result in self.pool(function, [tasks[number] for number in pending]):
+        pool = self.pool if gpus is None else partial(self.pool, gpus=gpus)
+        for at, result in pool(function, [tasks[number] for number in pending]):
             number = pending[at]
             draft = files[number].with_suffix(".tmp")
             draft.write_text(json.dumps({"result": result}))

@@ -19,6 +19,7 @@ from raygnn.graph.tables.frames import extent
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 from raygnn.graph.tables.table_stages import in_memory, read_tables
+from raygnn.graph.texts import identity as identity  # of encoders
 from raygnn.storage.remote import AnyPath
 from raygnn.util.files import storage_errors
 

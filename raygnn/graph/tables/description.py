@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.load import Document, read_text
-from raygnn.config.problems import Problem, nearest, show
+from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.values import (
+    CLASS_PATTERN,
     Count,
     Fraction,
     Names,
@@ -33,6 +34,8 @@ ROW = "\0"  # name of the number of the row, as if it was a column
 AVERAGES = ("mean", "median")
 MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
+HASHING, SENTENCES = "hashing", "sentence-transformers/"  # encoders of text
+_MODEL_WIDTH = 1024  # features of a text by a model, about
 DATABASE = re.compile(r"env:[A-Za-z_]\w*|sqlite:///.+")
 NO_DATABASE = (  # does not show the value
     "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be kept",
@@ -82,6 +85,13 @@ def _buckets(value: Any) -> Any:
     if not (numbers and value and value == sorted({*value})) and value not in _WIDTHS:
         raise expected(f"how many, from 2 to {MAX_WIDTH}, or a list of ascending bounds")
     return to_tuple(value)
+
+
+def _encoder(value: str) -> str:
+    is_model = value.startswith(SENTENCES) and value != SENTENCES
+    if value != HASHING and not is_model and not CLASS_PATTERN.fullmatch(value):
+        raise expected(f"{HASHING}, {SENTENCES}NAME, or package.module:Class")
+    return value
 
 
 def _since(value: str) -> str:
@@ -154,6 +164,33 @@ class FeatureColumn(Category):
         return self.onehot or self.hash is not None
 
 
+class TextColumn(Section):
+    """A column of text, and the encoder that makes features of it."""
+
+    column: Text | None = Field(None, description="Name of the column; null = the array's name.")
+    encoder: Annotated[str, AfterValidator(_encoder)] = Field(
+        HASHING,
+        description="hashing = scikit-learn's HashingVectorizer; sentence-transformers/NAME, a "
+        "model's name or directory; or package.module:Class: list of texts → float32 [n, d].",
+    )
+    dim: Annotated[int, Field(ge=2, le=1 << 16)] = Field(
+        256, description="Number of features of hashing."
+    )
+    num_gpus: float = Field(
+        0.0, ge=0, description="GPUs of each process that encodes, if the encoder is a model."
+    )
+
+    @property
+    def is_model(self) -> bool:
+        """True if the encoder is a model, which actors keep in memory."""
+        return self.encoder != HASHING
+
+    @property
+    def width(self) -> int:
+        """Number of features; of a model an estimate."""
+        return _MODEL_WIDTH if self.is_model else self.dim
+
+
 class RandomSplit(Section):
     """Shares of the rows, drawn by a keyed hash of the row's number."""
 
@@ -208,6 +245,7 @@ class Table(Section):
             must(len, "a column, or a list of columns"),
         ],
     ] = Field({}, description="Array name → column or columns of numbers, or what becomes some.")
+    text: dict[Name, TextColumn] = Field({}, description="Array name → column of text, encoded.")
     time: Annotated[TimeColumn, BeforeValidator(_column)] | None = Field(
         None,
         description="Column of whole numbers, or of points in time: array time. All tables of a "
@@ -291,12 +329,19 @@ class EdgeTable(Table):
     reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
     undirected: bool = Field(False, description="Each row is an edge in both directions.")
 
+    def place(self, name: str) -> str:
+        """Return where a table of this name is described."""
+        return f"edges.{name}"
+
 
 class KeyTable(EdgeTable):
     """The edges of a foreign key, in the files of its node type; without a value, no edge."""
 
     etype: EdgeType
     key: KeyPath
+
+    def place(self, name: str) -> str:
+        return dotted(self.key)
 
 
 class Description(Section):
@@ -445,9 +490,17 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
             place = (*key, "label") if table.label is not None else (*key, "labels", name)
             yield Problem(place, message, f"set {kind} to several, or to number")
     for name in table.labels:
-        others = {"weight", "time", "src", "dst", *MASKS, *table.features}
+        others = {"weight", "time", "src", "dst", *MASKS, *table.features, *table.text}
         if name in {*others, *getattr(table, "categories", ())}:
             yield _taken((*key, "labels"), name, "another key gives")
+    for name, text in table.text.items():
+        if name in {"weight", "time", "label", *MASKS, *table.features} or name in getattr(
+            table, "categories", ()
+        ):
+            yield _taken((*key, "text"), name, "another key gives")
+        why = f"the encoder is {text.encoder}"
+        unused = "dim" if text.is_model else "num_gpus"
+        yield from text.unused((*key, "text", name), unused, why=why)
     for name, columns in table.features.items():
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)

@@ -426,4 +426,5 @@ def extent(table: NodeTable | EdgeTable, files: Sequence[AnyPath]) -> tuple[int,
     columns, categories = RowArrays(table), [category.column for category in of_nodes]
     read = [*ends, *columns.names, *categories, *target_columns(table)]
     rows, size = TableReader(files, read, table.delimiter).extent()
-    return rows, size + rows * sum(matrix.widening for matrix in columns.features.values())
+    made = sum(matrix.widening for matrix in columns.features.values())
+    return rows, size + rows * (made + 4 * sum(text.width for text in table.text.values()))

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from raygnn.config.graph import TablesGraph
-from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, opened
@@ -47,6 +46,7 @@ from raygnn.graph.tables.frames import (
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
+from raygnn.graph.texts import Texts
 from raygnn.storage.remote import AnyPath
 
 _TOGETHER = 1 << 26  # bytes of files of edges that one task reads, at least
@@ -74,6 +74,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
 def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGraph:
     file = Path(graph.path)
     words, to = vocabulary_of(graph), fit_to(graph, described)
+    texts = Texts(graph, to, work)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
     transforms: dict[str, Any] = {}
@@ -96,8 +97,10 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         by_chunk, made = _node_arrays(ntype, table, files, to, starts[ntype], num, at, work)
         vocabulary = words.get(ntype, {})
         whole, stand_for = _whole_arrays(table, files, num, vocabulary, [], work, f"nodes-{at}")
-        arrays, order = by_chunk | whole, [*table.features, *table.categories, "time"]
-        transforms |= made
+        encoded, encoders = texts.arrays(ntype, f"nodes.{ntype}", table, files, num)
+        arrays = by_chunk | encoded | whole
+        order = [*table.features, *encoded, *table.categories, "time"]
+        transforms |= made | encoders
         figures.num_nodes[ntype] = num
         figures.node_arrays[ntype] = {n: arrays[n] for n in (*order, *whole) if n in arrays}
         names |= {f"{ntype}/{name}": values for name, values in stand_for.items()}
@@ -110,14 +113,13 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
             vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
         stage = f"edges-{at}" if at else "edges"
         by_type, arrays, stand_for, made = _edges(
-            etype, edges, edge_paths[key], ids, vocabulary, to, work, stage
+            etype, key, edges, edge_paths[key], ids, vocabulary, to, texts, work, stage
         )
         transforms |= made
         for one, of_type in by_type.items():
             runs[one], figures.edge_arrays[one] = of_type, arrays
             figures.num_edges[one] = _total(of_type)
-            place = dotted(edges.key) if isinstance(edges, KeyTable) else f"edges.{key}"
-            origin[etype_str(one)] = f"{file}: {place}"
+            origin[etype_str(one)] = f"{file}: {edges.place(key)}"
             names |= {f"{etype_str(one)}/{name}": values for name, values in stand_for.items()}
     others = {
         "name": file.stem,
@@ -265,11 +267,13 @@ def _read_nodes(
 
 def _edges(
     etype: EdgeType,
+    key: str,
     table: EdgeTable,
     files: Sequence[AnyPath],
     ids: Mapping[str, StoredIds],
     words: Vocabulary,
     to: FitTo,
+    texts: Texts,
     work: Workspace,
     stage: str,
 ) -> tuple[
@@ -287,6 +291,8 @@ def _edges(
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
     num = sum(count["rows"] for count in counts)
     targets, named = _whole_arrays(table, files, num, words, kept, work, f"targets-of-{stage}")
+    encoded, encoders = texts.arrays(etype_str(etype), f"edges.{key}", table, files, num, kept)
+    targets, made = targets | encoded, made | encoders
     parts, first = [], 0
     for (*_, directory), count in zip(tasks, counts, strict=True):
         src, dst = (

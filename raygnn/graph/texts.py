@@ -1,0 +1,259 @@
+"""Text columns of tables: the encoders that turn text into features, and their stages."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raygnn.config.graph import GraphConfig, TablesGraph
+from raygnn.config.values import class_problems, find_module, find_user_modules
+from raygnn.errors import CapabilityError, ConfigError, DataError
+from raygnn.graph.arrays import Array
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
+from raygnn.graph.outofcore.workspace import Workspace
+from raygnn.graph.sources.input_files import sha256
+from raygnn.graph.tables.databases import description_of
+from raygnn.graph.tables.description import HASHING, SENTENCES, Table, TextColumn
+from raygnn.graph.tables.frames import FitTo
+from raygnn.graph.tables.reader import TableReader
+from raygnn.storage.remote import AnyPath
+
+_BATCH = 256  # texts that an encoder is called with
+_ATTEMPTS = 3  # of processes to encode a file: Ray would restart one without memory forever
+_ROWS = 1 << 16  # rows that are joined at once
+_PROBE = "A probe: naïve 自然 text, of 2 lines\nand 1,234.5 words."
+
+Encode: TypeAlias = Callable[[list[str]], Any]
+
+
+def _tables(graph: GraphConfig | None) -> dict[str, Table]:
+    """Return the tables that have text columns, by ``nodes.<type>`` or ``edges.<key>``."""
+    if not isinstance(graph, TablesGraph):
+        return {}
+    found = description_of(graph)
+    tables: dict[str, Table] = {f"nodes.{name}": table for name, table in found.nodes.items()}
+    tables |= {f"edges.{name}": table for name, table in found.edges.items()}
+    return {key: table for key, table in tables.items() if table.text}
+
+
+def needs_model(graph: GraphConfig | None) -> bool:
+    """Return True if a model encodes a text column of a graph."""
+    return any(text.is_model for table in _tables(graph).values() for text in table.text.values())
+
+
+def identity(graph: TablesGraph) -> dict[str, Any]:
+    """Return what stands for the encoders of text columns in a digest: their names, versions and
+    digests by place in the description. Raises InputError or CapabilityError if one is missing."""
+    found = {
+        f"{key}.text.{name}": _identity(column, Path(graph.path), f"{key}.text.{name}")
+        for key, table in _tables(graph).items()
+        for name, column in table.text.items()
+    }
+    return {"text": found} if found else {}
+
+
+def _identity(column: TextColumn, file: Path, key: str) -> dict[str, Any]:
+    where, name = f"{file}: {key}.encoder", column.encoder
+    if name == HASHING:
+        version = _version("scikit-learn", "sklearn", "raygnn[text]", where)
+        digest = hashlib.sha256(_hashing(column.dim)([_PROBE]).tobytes()).hexdigest()
+        return {"encoder": name, "dim": column.dim, "version": version, "digest": digest}
+    if not name.startswith(SENTENCES):
+        for problem in class_problems(name, ()):
+            raise ConfigError(problem.what, where=where, remedy=problem.remedy)
+        origin = getattr(find_module(name.partition(":")[0]), "origin", None)
+        return {"encoder": name, "digest": sha256(Path(origin)) if origin else ""}
+    package = "sentence-transformers"
+    version = _version(package, "sentence_transformers", package, where)
+    try:
+        directory = _directory(name, file.parent)
+    except (OSError, ValueError) as error:
+        message = f"there is no such directory, and no model to download: {_line(error)}"
+        remedy = "correct the name; without a network, name the directory of a model"
+        raise DataError(message, where=where, remedy=remedy) from None
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    listed = [f"{one.relative_to(directory)}: {sha256(one)}" for one in files]
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
+    return {"encoder": name, "version": version, "digest": digest}
+
+
+def _version(package: str, module: str, installs: str, where: str) -> str:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        message = f"{package} cannot be imported: {error}"
+        raise CapabilityError(message, where=where, remedy=f'pip install "{installs}"') from None
+    return f"{package} {importlib.metadata.version(package)}"
+
+
+def _directory(encoder: str, base: Path) -> Path:
+    """Return the directory of a model of sentence-transformers, downloaded if it is none here."""
+    name = encoder.removeprefix(SENTENCES)
+    if (base / name).is_dir():
+        return base / name
+    hub = importlib.import_module("huggingface_hub")
+    return Path(hub.snapshot_download(name if "/" in name else encoder))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _hashing(dim: int) -> Encode:
+    module = importlib.import_module("sklearn.feature_extraction.text")
+    vectorizer = module.HashingVectorizer(n_features=dim, dtype=np.float32)
+    return lambda texts: vectorizer.transform(texts).toarray()
+
+
+@lru_cache(maxsize=1)  # one model in memory
+def _loaded(encoder: str, dim: int, on_gpu: bool, base: Path) -> Encode:
+    if encoder == HASHING:
+        return _hashing(dim)
+    if not encoder.startswith(SENTENCES):
+        find_user_modules()
+        module, _, name = encoder.partition(":")
+        made: Encode = getattr(importlib.import_module(module), name)()
+        return made
+    package, device = importlib.import_module("sentence_transformers"), "cuda" if on_gpu else "cpu"
+    model = package.SentenceTransformer(str(_directory(encoder, base)), device=device)
+    return lambda texts: model.encode(texts, show_progress_bar=False)
+
+
+class Texts:
+    """The text columns of a graph's tables, encoded in tasks for each file; a column after the
+    other.
+
+    Args:
+        to: the training's encoders, if these are other tables.
+    """
+
+    def __init__(self, graph: TablesGraph, to: FitTo, work: Workspace):
+        self._file, self._trained, self._work = Path(graph.path), to.trained, work
+        self._identities, self._num = identity(graph).get("text", {}), 0
+
+    def arrays(
+        self,
+        kind: str,
+        place: str,
+        table: Table,
+        files: Sequence[AnyPath],
+        num: int,
+        kept: Sequence[DiskArray] = (),
+    ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
+        """Encode the columns of a table, and keep the rows that are marked, if some are. Rows that
+        no file has are the empty text. Returns the arrays, and the encoders as transforms.
+
+        Raises:
+            DataError: a column is no text, its encoder fails, or the training had another.
+        """
+        arrays, made = dict[str, DiskArray](), dict[str, Any]()
+        for name, column in table.text.items():
+            key, where = f"{kind}/{name}", f"{self._file}: {place}.text.{name}"
+            made[key] = {"text": self._identities[f"{place}.text.{name}"]}
+            if self._trained is not None and self._trained.get(key) != made[key]:
+                then = (self._trained.get(key) or {}).get("text", "no text column")
+                message = f"the encoder is {made[key]['text']}, and in the training was {then}"
+                remedy = "put back that encoder, or install that version, or train again"
+                raise DataError(message, where=where, remedy=remedy)
+            directory = self._work.directory(f"text-{self._num}")
+            tasks = [
+                (file, table.delimiter, column, name, directory / str(at), self._file, where)
+                for at, file in enumerate(files)
+            ]
+            gpus = column.num_gpus if column.is_model else None
+            sizes = [file.stat().st_size for file in files]
+            found = self._work.run(directory.name, encode, tasks, sizes, gpus)
+            encoded = [directory / str(at) for at in range(len(files))]
+            joined = self._work.directory(f"joined-{self._num}")
+            arrays[name] = DiskArray(joined / "vectors", "float32", (found[0]["width"],))
+            self._work.run(joined.name, _join, [(encoded, arrays[name], num, kept)], [num])
+            self._work.drop(directory.name)
+            self._num += 1
+        return arrays, made
+
+
+def encode(
+    file: AnyPath,
+    delimiter: str | None,
+    column: TextColumn,
+    name: str,
+    to: Path,
+    described: Path,
+    where: str,
+) -> dict[str, int]:
+    """Append the vectors of a file's texts to those that an earlier attempt wrote; that of the
+    empty text comes first. Returns the number of rows and of features.
+
+    Raises:
+        DataError: the column is no text, or the encoder fails or is ended again and again.
+    """
+    attempts = to.with_suffix(".attempts")
+    with attempts.open("a") as counted:
+        counted.write(".")
+    if attempts.stat().st_size > _ATTEMPTS:
+        attempts.unlink()
+        message = f"the process that encodes {file} was ended {_ATTEMPTS} times"
+        raise DataError(message, where=where, remedy="give it more memory, or take a smaller model")
+
+    def vectors(texts: list[str]) -> Array:
+        try:
+            loaded = _loaded(column.encoder, column.dim, column.num_gpus > 0, described.parent)
+            rows = np.asarray(loaded(texts), np.float32)
+            if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
+                message = (
+                    f"{len(texts)} texts became {list(rows.shape)} numbers, or NaN or infinity"
+                )
+                raise ValueError(f"{message}, and not [{len(texts)}, d]")
+            return rows
+        except Exception as error:
+            message = f"{column.encoder} failed: {_line(error)}"
+            raise DataError(message, where=where, remedy="correct the encoder") from None
+
+    try:
+        empty, done = vectors([""]), 0
+        reader = TableReader([file], [column.column or name], delimiter)
+        with to.open("ab") as out:
+            there = out.tell() // empty.nbytes - 1
+            if there < 0:
+                out.truncate(0)
+                out.write(empty.tobytes())
+            for chunk in reader.chunks():
+                texts = chunk.columns[reader.columns[0]]
+                if not (chunk.text(reader.columns[0]) or pa.types.is_null(texts.type)):
+                    remedy = "name it under features, or write it as text"
+                    message = f"the values are {texts.type}, and no text"
+                    raise chunk.error(0, reader.columns[0], message, remedy)
+                texts = pc.fill_null(pc.cast(texts, pa.large_string()), "")
+                for start in range(0, len(texts), _BATCH):
+                    batch = texts[start : start + _BATCH].to_pylist()
+                    if done + len(batch) > there:
+                        out.truncate((1 + done) * empty.nbytes)
+                        out.write(vectors(batch).tobytes())
+                        out.flush()
+                    done += len(batch)
+        return {"rows": done, "width": empty.shape[1]}
+    finally:
+        attempts.unlink(missing_ok=True)
+
+
+def _join(files: Sequence[Path], to: DiskArray, num: int, kept: Sequence[DiskArray]) -> None:
+    """Join the vectors of files, without rows that are not kept, if some are not."""
+    keep = np.concatenate([np.ones(0, bool), *(array.map() for array in kept)])
+    rows, at = [DiskArray(file, "float32", to.row_shape).map() for file in files], 0
+    with Appended(to.path, to.dtype, to.row_shape) as out:
+        for vectors in rows:
+            for start in range(1, len(vectors), _ROWS):
+                block = vectors[start : start + _ROWS]
+                out.add(block[keep[at : at + len(block)]] if kept else block)
+                at += len(block)
+        while not kept and out.num < num:
+            out.add(np.repeat(rows[0][:1], min(num - out.num, _ROWS), axis=0))
