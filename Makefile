@@ -65,14 +65,16 @@ help:
 	@echo "make bench        the benchmarks"
 	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
 	@echo "make gpu-parcel   what a GPU's machine without a network needs for that: build/parcel"
-	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, on Python 3.13,"
-	@echo "                  which has no DGL, and those of arithmetic with the instructions of older processors"
+	@echo "make test-oldest  all but the slow tests on the oldest supported versions, in .venv-oldest"
+	@echo "make test-newest  the same on the newest, in .venv-newest (NEWEST_PYTHON, NEWEST_TORCH)"
+	@echo "make test-matrix  both, the fast tests on Python 3.13, which has no DGL, and those of arithmetic"
+	@echo "                  with the instructions of older processors"
 
 setup: .venv/.done
 
 # $(call install,ENVIRONMENT,PYTHON,TORCH,PIP ARGUMENTS)
 define install
-	@command -v $(2) >/dev/null || { echo "no $(2) here; name another, such as make PYTHON=python3"; exit 2; }
+	@$(2) -c "" || { echo "no $(2) here; name another, such as make PYTHON=python3"; exit 2; }
 	$(2) -m venv $(1)
 	rm -rf $(1)/lib/python3*/site-packages/raygnn  # pip leaves compiled kernels of an earlier installation
 	$(1)/bin/python -m pip install --quiet $(TORCH_ARGS) torch==$(3)

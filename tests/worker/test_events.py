@@ -129,25 +129,18 @@ def test_an_evaluation_in_time_has_the_loss_of_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.dgl
 def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_path: Path) -> None:
-    """Their arrays do not reveal their label either."""
-    file = tmp_path / "graph.dgl"
-    events(file)
-    (graph,), _ = dgl().load_graphs(str(file))
+    """Nor do the arrays of a target's only edge reveal its label."""
+    rng, file, count = np.random.default_rng(0), tmp_path / "graph.dgl", 600
+    graph = dgl().graph((rng.integers(0, 30, count), np.arange(count) + 30), num_nodes=count + 30)
+    graph.ndata["feat"] = torch.zeros(count + 30, 5)
+    graph.edata["kind"] = torch.from_numpy(rng.integers(0, CLASSES, count))
+    graph.edata["told"] = torch.eye(CLASSES)[graph.edata["kind"]]
+    graph.edata["at"] = torch.from_numpy(rng.integers(0, END, count))
     graph.edata["settled"] = graph.edata["at"] + 100
-    graph.edata["told"] = graph.edata["kind"].float()
     dgl().save_graphs(str(file), [graph])
-    more: dict[str, Any] = {"model": {"edge_features": "told", "layers": 1, "hidden": 32}}
-    split = {"by": "time", "val": 0.2, "test": 0.2}
-    done = run(
-        tmp_path,
-        file,
-        "edge_classification",
-        time={"seeds": "settled"},
-        task={"split": split},
-        sampling={"fanout": [-1]},
-        train={"epochs": 20, "lr": 0.02},
-        **more,
-    )
+    model, train = {"edge_features": "told", "hidden": 32}, {"epochs": 20, "lr": 0.02}
+    time = {"seeds": "settled"}
+    done = run(tmp_path, file, "edge_classification", time=time, model=model, train=train)
     assert done.summary["metrics"]["test/accuracy"] < 0.6
 
 
