@@ -53,18 +53,18 @@ LINES_TODAY = {
     "sampling": 5_742,
     "models": 4_270,
     "tasks": 2_776,
-    "preflight": 3_235,
+    "preflight": 3_196,
     "storage": 778,
     "checkpoint": 1_847,
     "worker": 8_262,
     "driver": 4_314,
     "prediction": 1_338,
     "tuning": 547,
-    "runs": 5_124,
-    "jobs": 1_408,
+    "runs": 5_100,
+    "jobs": 1_392,
     "cli": 921,
-    "package": 62_277,
-    "tests": 57_372,
+    "package": 62_198,
+    "tests": 57_356,
 }
 MODULES, MODULES_TODAY = 189, 242
 FOLDER_MODULES = 14

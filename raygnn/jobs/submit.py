@@ -25,14 +25,13 @@ from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
 from raygnn.runs.display import WIDTH, Display
 from raygnn.runs.progress_line import ProgressLine
-from raygnn.runs.run import Run, age, progress, row_of
+from raygnn.runs.run import Run, age, row_of
 from raygnn.runs.run_directory import JOB, read_storage
 
 _GRACE = 60  # seconds to end, beside the time for a checkpoint
 _POLL = 1.0  # seconds
 _LONGEST = 500  # characters of Ray's message
 _MOST_LISTED = 100  # jobs
-_MOST_READ = 10  # logs of jobs that are listed
 # The job server runs a command in a shell, whose `python` need not be Ray's. The parent of the
 # shell is a worker, and the parent of that is the raylet, whose command line names Ray's Python.
 _PYTHON = r"""raylet=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status"); \
@@ -269,36 +268,21 @@ class SubmittedJob(Handle):
 
 def rows_of(server: JobServer) -> list[dict[str, str]]:
     """Return ``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age``, as text, of the
-    latest jobs that train. Progress is read from the run directory if it is visible from here, else
-    from the output of the ten latest jobs."""
-    jobs = [job for job in server.jobs() if job.trains][:_MOST_LISTED]
-    return [_row(server, job, read=number < _MOST_READ) for number, job in enumerate(jobs)]
+    latest jobs that train. Progress is read from the run directory if it is visible from here."""
+    return [_row(job) for job in server.jobs() if job.trains][:_MOST_LISTED]
 
 
-def _row(server: JobServer, job: JobInfo, *, read: bool) -> dict[str, str]:
-    far, metric = "", ""
-    if (run := _run_of(job.id, job.run, job.storage)) is not None:
-        row = row_of(run)
-        far, metric = row["progress"], row["metric"]
-    elif read and (told := _told(server, job.id)) is not None:
-        far, metric = progress(told.step, told.total), told.metric
+def _row(job: JobInfo) -> dict[str, str]:
+    run = _run_of(job.id, job.run, job.storage)
+    far = {} if run is None else row_of(run)
     return {
         "job": job.id,
         "run": job.run or "",
         "state": job.state,
-        "progress": far,
-        "metric": metric,
+        "progress": far.get("progress", ""),
+        "metric": far.get("metric", ""),
         "age": age(job.started),
     }
-
-
-def _told(server: JobServer, job: str) -> ProgressLine | None:
-    """Return the last progress line of a job's output, if any."""
-    try:
-        lines = server.log(job).splitlines()
-    except RaygnnError:  # it has gone
-        return None
-    return next((told for line in reversed(lines) if (told := ProgressLine.read(line))), None)
 
 
 def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:

@@ -111,12 +111,6 @@ def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
             "build it of raygnn.models or plain torch, or set cluster.gpus_per_worker to 0",
             on_cpus,
         )
-    if config.precision == "bf16-mixed" and not gpus:
-        yield warn(
-            f"precision bf16-mixed on CPUs: if {config.model.kind} uses attention layers of dgl.nn "
-            "(GATConv), they meet bf16 and fp32 at once and fail",
-            "set precision to bf16 or fp32",
-        )
 
 
 def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
@@ -217,7 +211,7 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
     if not job.holding:
         return
     yield from _gpu_memory_fits(job)
-    uses, fewer = memory_plan(job, job.workers), sum(memory_plan(job, job.fewest).values())
+    uses = memory_plan(job, job.workers)
     need = sum(uses.values())
     # the partition is mapped: pages that are not used are evicted
     held = need - uses[SHARE]
@@ -229,13 +223,6 @@ def memory_fits(job: JobFacts) -> Iterator[Finding]:
         if node.memory is None or node.memory_available is None:
             continue
         available = min(node.memory, node.memory_available + freed)
-        if fewer > node.memory >= need:
-            yield warn(
-                f"with {some(job.fewest, 'worker')} (cluster.workers) {size(fewer)} would be "
-                f"needed, the node has {size(node.memory)} of memory",
-                "raise the fewest workers in cluster.workers to what the memory is enough for",
-                [node.node],
-            )
         if held > available:
             yield error(
                 f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "

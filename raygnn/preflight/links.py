@@ -30,7 +30,7 @@ _HELLO, _PING, _STREAM, _RESULT = range(4)
 _PINGS = 20
 _BLOCK = 2**18  # large enough that Python's share of the time is small, small enough for caches
 _SILENCE = 5.0  # seconds after which a silent peer is dropped
-_GUESTS = 16  # connections that have not sent a token yet
+_GREETING = 1.0  # seconds for a connection to send its token
 _SLOW_START = 12  # round trips in which TCP gets from 10 packets to any window
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
@@ -62,7 +62,7 @@ def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 class Responder:
-    """Server for `measure`, one peer at a time; a context manager."""
+    """Server for `measure`, one connection after the other; a context manager."""
 
     def __init__(self, address: str, token: bytes, *, lifetime: float = 60.0):
         """Listen.
@@ -78,9 +78,7 @@ class Responder:
         self._token = token
         self._end = time.monotonic() + lifetime
         self._closed = threading.Event()
-        self._turn = threading.Lock()  # held while a peer is served
-        self._guests: list[socket.socket] = []  # have not sent a token yet; the oldest first
-        self._peers: dict[threading.Thread, socket.socket] = {}
+        self._peer: socket.socket | None = None  # the one that is served
         self._listener = socket.create_server((address, 0), family=_family(address))
         self.port: int = self._listener.getsockname()[1]  # where it listens
         self._thread = threading.Thread(target=self._accept, name="responder", daemon=True)
@@ -95,11 +93,13 @@ class Responder:
     def close(self) -> None:
         """Close now, also during a measurement. Can be called again."""
         self._closed.set()
-        _hang_up(self._listener)
+        for sock in (self._listener, self._peer):
+            if sock is not None:
+                _hang_up(sock)
         self._thread.join(_SILENCE)
 
     def _accept(self) -> None:
-        """Start a thread for each connection until the end; then hang up on all."""
+        """Serve connections that send the token, until the end."""
         with self._listener:
             while not self._closed.is_set() and (left := self._end - time.monotonic()) > 0:
                 self._listener.settimeout(left)
@@ -108,29 +108,13 @@ class Responder:
                 except OSError:  # the end, or no file descriptors are left for now
                     self._closed.wait(0.05)
                     continue
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if len(self._guests) >= _GUESTS:
-                    _hang_up(self._guests.pop(0))
-                self._guests.append(peer)
-                thread = threading.Thread(target=self._answer, args=(peer,), daemon=True)
-                self._peers[thread] = peer
-                thread.start()
-        for peer in self._peers.values():
-            _hang_up(peer)
-        for thread in self._peers:
-            thread.join(_SILENCE)
-
-    def _answer(self, peer: socket.socket) -> None:
-        """Serve a peer after it has sent the token and previous peers are done."""
-        with peer, contextlib.suppress(OSError):
-            said = _read(peer, TOKEN_BYTES)
-            with contextlib.suppress(ValueError):  # hung up on already
-                self._guests.remove(peer)
-            if not hmac.compare_digest(said, self._token):
-                return
-            with self._turn:
-                peer.settimeout(_SILENCE)
-                self._serve(peer)
+                self._peer = peer
+                with peer, contextlib.suppress(OSError):
+                    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    said = _read(peer, TOKEN_BYTES, time.monotonic() + _GREETING)
+                    if hmac.compare_digest(said, self._token):
+                        peer.settimeout(_SILENCE)
+                        self._serve(peer)
 
     def _serve(self, peer: socket.socket) -> None:
         """Answer a peer's frames. Raises OSError if it has gone, is silent, or does not read its
@@ -156,7 +140,7 @@ class Responder:
         start = mark = count = 0
         while True:
             size = peer.recv_into(buffer)
-            if not size:
+            if not size or time.monotonic() > self._end:
                 raise ConnectionResetError
             now = time.monotonic_ns()
             start = start or now

@@ -50,14 +50,9 @@ def cpus() -> int:
 
 def cpu_model() -> str | None:
     """Return the processor's model, e.g. ``"AMD EPYC 7763 64-Core Processor"``; of most Arm servers
-    the kernel's numbers."""
+    the kernel's number of it."""
     fields = _fields(_PROC / "cpuinfo")  # of the first processor
-    if model := fields.get("model name"):
-        return model
-    implementer, part = fields.get("CPU implementer"), fields.get("CPU part")
-    if implementer and part:
-        return f"Arm implementer {implementer} part {part}"
-    return fields.get("Processor") or fields.get("Hardware") or fields.get("cpu") or None
+    return fields.get("model name") or fields.get("CPU part")
 
 
 def cpu_flags() -> tuple[str, ...]:

@@ -297,16 +297,11 @@ def _token(storage: AnyPath) -> Iterator[AnyPath]:
 
 
 def _alive() -> list[dict[str, Any]]:
-    """Return Ray's living nodes in natural order: node2 before node10."""
+    """Return Ray's living nodes by host name."""
     import ray
 
-    def by_name(node: dict[str, Any]) -> list[tuple[int, str]]:
-        words = re.findall(
-            r"\d+|\D+", f"{node['NodeManagerHostname']} {node['NodeManagerAddress']}"
-        )
-        return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
-
-    return sorted((node for node in ray.nodes() if node["Alive"]), key=by_name)
+    living = (node for node in ray.nodes() if node["Alive"])
+    return sorted(living, key=lambda n: (n["NodeManagerHostname"], n["NodeManagerAddress"]))
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

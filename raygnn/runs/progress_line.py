@@ -45,14 +45,6 @@ class ProgressLine:
         return cls(line.strip(), int(step.replace(",", "")), max(1, int(total.replace(",", ""))))
 
     @property
-    def metric(self) -> str:
-        """The first validation metric, else the loss; empty where it has neither."""
-        columns = self.text.split(_GAP)
-        metrics = [column for column in columns if column.startswith("val/")]
-        metrics += [f"train/{column}" for column in columns if column.startswith("loss ")]
-        return metrics[0] if metrics else ""
-
-    @property
     def share(self) -> float:
         """Completed share of the steps, from 0 to 1."""
         return min(1.0, self.step / self.total)

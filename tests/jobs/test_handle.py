@@ -78,8 +78,6 @@ def test_progress_is_read_back(
     assert (told.step, told.total) == (reached, epochs * steps_per_epoch)
     assert told.text == made.line()
     assert 0 <= told.share <= 1
-    if "val/accuracy" in values:
-        assert told.metric.startswith("val/")
     narrow, wide = (Console(file=io.StringIO(), width=width) for width in (40, 160))
     for console in (narrow, wide):
         console.print(told)

@@ -363,13 +363,6 @@ SPEAKS = {
     "fewer workers than the most": speaks(
         "info resources_fit: starts with 2 workers of up to 4 | 2 CPUs", cluster__workers=[1, 4]
     ),
-    "memory for many workers only": speaks(
-        "warn memory_fits: with 1 worker | 4.0 GiB | 3.0 GiB",
-        nodes=(make_node("a", memory=3 * GIB), make_node("b", memory=9 * GIB)),
-        partition=make_partition(bytes=4 * GIB),
-        cluster__workers=[1, 2],
-        sampling__cache=0.0,
-    ),
     "CPUs that others use, of the fewest": speaks(
         "warn resources_fit: 1 × 1 CPUs have to wait | leave 0 CPUs",
         resources=make_resources(free=0),

@@ -156,21 +156,16 @@ def _keys(records: Iterable[Record], heads: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(key for r in records for key in r if key.startswith(heads)))
 
 
-def step_charts(
-    records: Sequence[Record], ranks: Sequence[Record], hosts: Sequence[str]
-) -> list[Chart]:
+def step_charts(ranks: Sequence[Record], hosts: Sequence[str]) -> list[Chart]:
     """Return the charts of the parts of a step's time that have data.
 
     Args:
-        records: of ``metrics.jsonl``, with means over the ranks.
         ranks: of ``ranks.jsonl``, possibly none.
         hosts: of each rank, as far as known.
     """
     if len(ranks) > _FIRST_WINDOWS:
         ranks = ranks[1:]  # the first window includes the startup, which dwarfs the rest
     table = of_ranks(ranks, "seconds")
-    if not table.columns:
-        table = of_means(records)
     parts = [part for part in STEP if part in table.columns]
     charts = [over_time(table, parts)] if parts else []
     if parts and table.ranks > 1:
@@ -366,17 +361,6 @@ def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
             column[index, : len(ranks)] = ranks
         columns[name] = column
     return StepSeries(_steps([step for step, _ in rows]), columns)
-
-
-def of_means(records: Sequence[Record]) -> StepSeries:
-    """Build the series of the mean seconds in ``metrics.jsonl``, as of one rank."""
-    head = "seconds/"
-    rows = [record for record in records if any(key.startswith(head) for key in record)]
-    keys = dict.fromkeys(key for row in rows for key in row if key.startswith(head))
-    columns = {
-        key.removeprefix(head): np.array([[number(row.get(key))] for row in rows]) for key in keys
-    }
-    return StepSeries(_steps([row["step"] for row in rows]), columns)
 
 
 def over(function: Callable[..., Any], array: Any, axis: int) -> FloatArray:

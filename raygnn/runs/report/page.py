@@ -80,7 +80,7 @@ def html(source: Source) -> str:
     filters = (sections.text, sections.mood, sections.mapping, sections.listed, sections.mappings)
     environment.filters |= {made.__name__: made for made in filters}
     training = charts.training_charts(source.records)
-    steps = charts.step_charts(source.records, source.ranks, sections.hosts(source))
+    steps = charts.step_charts(source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)
     parts = sections.part_counts(source)
     drawn = [*training, *steps, *used]
@@ -137,7 +137,7 @@ def figure(run: Path) -> Any:
         charts.loss(source.records),
         charts.metrics(source.records),
         charts.speed(source.records),
-        *charts.step_charts(source.records, source.ranks, sections.hosts(source))[:1],
+        *charts.step_charts(source.ranks, sections.hosts(source))[:1],
     ]
     if not (shown := [chart for chart in rows if chart is not None]):
         return go.Figure(layout={"title": {"text": "no records yet"}})
