@@ -14,8 +14,8 @@ from machine import table
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import EdgeReads, load_shard

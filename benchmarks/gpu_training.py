@@ -25,6 +25,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.resume import find_start
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph
@@ -148,7 +149,7 @@ def train(
     assert isinstance(workers, int)
     meta = find_partition(config, workers)
     if not isinstance(meta, PartitionMeta):
-        meta = meta.make(load_graph(meta.graph, needs_masks=True, trains=True))
+        meta = make_partition(meta, load_graph(meta.graph, needs_masks=True, trains=True))
     ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
     begin, mode = time.perf_counter(), "resume" if resume else "new"
     with (

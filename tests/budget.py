@@ -76,7 +76,7 @@ MEETING_POINTS = {
     "driver.train": 19,
     "driver.session": 16,
     "worker.rank": 19,
-    "driver.inputs": 20,
+    "driver.inputs": 21,
     # a data plane joins the graph, sampling, the model and the task of one kind of seeds
     "worker.planes.partition_plane": 25,
     "worker.planes.edge_plane": 22,

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# bytes per edge, measured with 50 edges per node: METIS takes 100 for 4 parts and 110 for 16, and
-# ends before parts are assembled, which takes 33 to 53
+# bytes per edge, measured with 50 edges per node: METIS takes 100 for 4 parts and 110 for 16
 _PARTITIONING = 112
 # with `cluster.workers: auto`, graphs with fewer nodes than this get one worker
 FEW_NODES = 50_000
@@ -278,8 +277,10 @@ class PartitionInput(Input):
             with show.stage("graph"):
                 data = load_graph(self.found.graph)
         assert data is not None
+        from raygnn.graph.outofcore.divide import make_partition  # which imports torch
+
         with show.stage("partition") as detail:
-            return PartitionInput(self.found.make(data, detail), None, tables=self.tables)
+            return replace(self, found=make_partition(self.found, data, detail), data=None)
 
     def facts(self, config: Config) -> PartitionFacts:
         if isinstance(self.found, Missing):

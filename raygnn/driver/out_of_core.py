@@ -15,7 +15,6 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, PreflightError, RaygnnError
 from raygnn.graph.available_memory import check_available, memory
 from raygnn.graph.outofcore.estimate import Needs, needs, size_of
-from raygnn.graph.outofcore.workspace import stages_of
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.texts import needs_model
@@ -97,7 +96,7 @@ def make_out_of_core(
                 missing, RayTasks(cluster), tell, needs_masks=masks, trains=trains
             )
         except BaseException:
-            if (stages := stages_of(missing)).exists():
+            if (stages := missing.stages).exists():
                 show.note(
                     f"what was done so far is kept in {stages}, and the next attempt resumes "
                     "from it; delete it if there will be none, or if the input or partition changes"
@@ -110,7 +109,7 @@ def _check(config: Config, missing: Missing, expected: Needs) -> None:
     """Raise PreflightError unless memory and disk suffice."""
     check_available(config, "partitioning the graph out of core", expected.memory)
     place = next(path for path in missing.draft.absolute().parents if path.exists())
-    free = shutil.disk_usage(place).free + _held(stages_of(missing))
+    free = shutil.disk_usage(place).free + _held(missing.stages)
     if free < expected.disk and "disk_space" not in config.cluster.allow:
         raise PreflightError(
             f"partitioning the graph out of core takes about {size(expected.disk)} of disk, and "

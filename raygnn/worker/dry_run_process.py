@@ -21,7 +21,7 @@ import torch.distributed as dist
 from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
-from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.preflight.facts import ArrayType
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules

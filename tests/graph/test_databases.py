@@ -22,6 +22,7 @@ import yaml
 
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import CapabilityError, DataError, InputError
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.outofcore.workspace import in_turn
 from raygnn.graph.sources import digest, load_graph, reading_bytes
 from raygnn.graph.tables import databases
@@ -337,7 +338,7 @@ def test_f1(
     (tmp_path / "files" / "shop.yaml").write_text(written.replace(f"{data}/", "f1/"))
     for directory in (tmp_path, tmp_path / "files"):
         made = missing(again(directory), directory / "partition", 2)
-        made.make(load_graph(again(directory), needs_masks=False))
+        make_partition(made, load_graph(again(directory), needs_masks=False))
         parts[directory] = contents(directory / "partition")
         parts[directory].pop("raygnn.json")
     assert len(set(map(str, map(sorted, parts.values())))) == 1

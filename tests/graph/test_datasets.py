@@ -16,6 +16,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, open_samples
 from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import digest, load_graph
@@ -468,7 +469,7 @@ def test_a_partition_of_a_dataset_is_found_again(module: Path, tmp_path: Path) -
     found = find_partition(config, 1)
     assert isinstance(found, Missing)
     assert isinstance(found.graph, DatasetGraph)
-    found.make(load_graph(found.graph))
+    make_partition(found, load_graph(found.graph))
     again = find_partition(config, 1)
     assert isinstance(again, PartitionMeta)
     assert again.num_nodes("_N") == 6

@@ -15,7 +15,7 @@ import torch
 from raygnn.config.graph import PlantedGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.sources import load_graph
 from tests.support.hosts import hosts, needs_hosts
 from tests.support.pages import blocks

@@ -16,32 +16,40 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import DataError, InputError
-from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.outofcore import disk_assembly, disk_graph, edge_shuffle
-from raygnn.graph.outofcore.disk_assembly import DiskAssembly
+from raygnn.graph.data import GraphData
+from raygnn.graph.outofcore import assembly, disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_graph import spill
-from raygnn.graph.outofcore.divide import partition_out_of_core
-from raygnn.graph.outofcore.edge_shuffle import StoredNumbering, shuffle
+from raygnn.graph.outofcore.divide import (
+    make_partition,
+    partition_graph,
+    partition_out_of_core,
+)
 from raygnn.graph.outofcore.estimate import needs, size_of
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
-from raygnn.graph.partition.assemble import Assembly, Numbering
+from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.metis import assign
-from raygnn.graph.partition.write import write_parts
+from raygnn.graph.partition.read import part_facts
 from raygnn.graph.sources import digest as sources_digest
 from raygnn.graph.sources import load_graph
 from raygnn.graph.sources.ogb import archived
 from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
 from tests.support.ogb_builder import EDGES, NODES, write_archives
+from tests.support.parted import (
+    assert_same,
+    graphs,
+    in_edges,
+    original_ids,
+    reassemble,
+)
 from tests.support.tables_builder import changed, write_shop, write_table
 
 
@@ -49,34 +57,8 @@ from tests.support.tables_builder import changed, write_shop, write_table
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use many runs, pieces and buckets, with few edges each."""
     monkeypatch.setattr(disk_graph, "RUN", 7)
-    monkeypatch.setattr(disk_assembly, "_PIECE", 3)
+    monkeypatch.setattr(assembly, "_PIECE", 3)
     monkeypatch.setattr(edge_shuffle, "BUCKET", 5)
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> GraphData:
-    """Draw graphs with several types, some of them empty, with loops, repeated edges and arrays of
-    all kinds."""
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    sizes = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3).filter(any))
-    nodes = {f"n{i}": NodeFrame(num) for i, num in enumerate(sizes)}
-    for frame in nodes.values():
-        if draw(st.booleans()):
-            frame.data["feat"] = random.random((frame.num, 2)).astype(np.float16)
-            frame.data["train_mask"] = random.random(frame.num) < 0.5
-    edges = {}
-    for at in range(draw(st.integers(1, 3))):
-        ends = draw(st.tuples(st.sampled_from(list(nodes)), st.sampled_from(list(nodes))))
-        count = draw(st.integers(0, 40)) if all(nodes[t].num for t in ends) else 0
-        src, dst = (random.integers(0, max(nodes[t].num, 1), count) for t in ends)
-        if draw(st.booleans()):
-            dst = np.sort(dst)
-        data = {}
-        if draw(st.booleans()):
-            data["weight"] = random.random(count).astype(np.float32)
-            data["feat"] = torch.from_numpy(random.random((count, 3))).bfloat16()
-        edges[ends[0], f"r{at}", ends[1]] = EdgeFrame(src, dst, data)
-    return GraphData("random", nodes, edges)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -87,23 +69,21 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=graphs(), parts=st.integers(1, 4), method=st.sampled_from(["random", "stream"]))
-def test_parts_from_disk_are_those_from_memory(data: GraphData, parts: int, method: str) -> None:
+def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with TemporaryDirectory() as place:
-        root = Path(place)
-        assignment = assign(data, parts, method, 0)
-        (root / "local").mkdir(), (root / "disk").mkdir()
-        expected = write_parts(data, Assembly(data, assignment, parts), root / "local", "random")
-        (root / "work").mkdir()
-        work = Workspace(root / "work", in_turn, lambda text: None)
-        graph = spill(data, work.directory("edges"))
-        again = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
-        assert all(np.array_equal(again[ntype], part) for ntype, part in assignment.items())
-        numbering = Numbering.from_assignment(assignment, parts)
-        shuffled = shuffle(graph, numbering, StoredNumbering.from_numbering(numbering, root), work)
-        assembly = DiskAssembly(graph.data(), numbering, shuffled)
-        manifest = write_parts(graph.data(), assembly, root / "disk", "random")
-        assert manifest == expected
-        assert contents(root / "disk") == contents(root / "local")
+        root, given = Path(place), {"digest": "d", "source": {}}
+        (root / "disk").mkdir()
+        graph = spill(data, root / "disk")
+        expected = assign(data, parts, method, 0)
+        found = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
+        assert all(np.array_equal(found[ntype], part) for ntype, part in expected.items())
+        meta = partition_graph(data, root / "p", parts=parts, method=method, **given)
+        again, lists = reassemble(meta, *original_ids(meta))
+        assert_same(again, data)
+        assert lists == in_edges(data)
+        assert meta.manifest
+        (meta.directory / "raygnn.json").unlink()
+        assert meta.manifest.parts == part_facts(read_meta(meta.directory))
 
 
 SPEC = {
@@ -230,7 +210,7 @@ def test_tables_are_read_as_they_are_in_memory(
 
 
 def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
-    missing(graph, root / "local", parts).make(load_graph(graph))
+    make_partition(missing(graph, root / "local", parts), load_graph(graph))
     out_of_core(missing(graph, root / "disk", parts))
     local, disk = contents(root / "local"), contents(root / "disk")
     manifests = [json.loads(files.pop("raygnn.json")) for files in (local, disk)]
@@ -263,7 +243,7 @@ def test_archives_are_read_as_they_are_in_memory(
 def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:
     """Files may be URIs, compressed text among them, in memory and out of core."""
     graph = write_tables(tmp_path, 7, numbers=False, kept=True)
-    missing(graph, tmp_path / "here", 2).make(load_graph(graph))
+    make_partition(missing(graph, tmp_path / "here", 2), load_graph(graph))
     packed = gzip.compress((tmp_path / "more.csv").read_bytes())
     (tmp_path / "more.csv.gz").write_bytes(packed)
     spec = copy.deepcopy(SPEC)
@@ -272,7 +252,7 @@ def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:
         names = [name.replace("more.csv", "more.csv.gz") for name in names]
         table["files"] = [f"{tmp_path.as_uri()}/{name}" for name in names]
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    missing(graph, tmp_path / "local", 2).make(load_graph(graph))
+    make_partition(missing(graph, tmp_path / "local", 2), load_graph(graph))
     out_of_core(missing(graph, tmp_path / "disk", 2))
     expected = contents(tmp_path / "here")
     del expected["raygnn.json"]

@@ -10,8 +10,8 @@ import pytest
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.transforms import add_reverses
 from tests.support.graphs import ITEM, TAG, typed_graph

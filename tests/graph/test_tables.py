@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import GraphData
-from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables import ids as numbering

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.outofcore import disk_graph, edge_shuffle
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.outofcore.estimate import size_of
 from raygnn.graph.sources import load_graph, reading_bytes
 from raygnn.graph.tables import feature_columns, reader
@@ -198,7 +199,7 @@ def test_out_of_core_as_in_memory(seed: int, kind: str, split: str, parts: int) 
         later = described(root / "new", kept)
         (root / "b").mkdir()
         data = load_graph(later, needs_masks=False, trains=False)
-        missing(later, root / "b" / "local", parts).make(data)
+        make_partition(missing(later, root / "b" / "local", parts), data)
         out_of_core(missing(later, root / "b" / "disk", parts), trains=False)
         manifests = [
             json.loads((root / at / "raygnn.json").read_text())["transforms"]
@@ -548,7 +549,7 @@ def trained(directory: Path, column: Any = None) -> Path:
     directory.mkdir()
     spec = changed("nodes user features feat", column or {"column": "age", "scale": "minmax"})
     graph = write_shop(directory, spec=spec, users={"fold": ["train"] * 3, "class": ["no"] * 3})
-    missing(graph, directory / "p", 1).make(load_graph(graph))
+    make_partition(missing(graph, directory / "p", 1), load_graph(graph))
     return directory / "p" / "raygnn.json"
 
 

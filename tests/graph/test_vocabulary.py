@@ -13,8 +13,8 @@ import pytest
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
 from tests.support.tables_builder import SPEC, write_shop
 

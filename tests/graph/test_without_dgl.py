@@ -15,9 +15,10 @@ from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
 from raygnn.graph.collection.user_dataset import UserSamples
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.make import Missing, find_partition, partition_graph
+from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph
 
 

@@ -13,8 +13,8 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import partition_graph
 from raygnn.preflight.facts import ArrayType
 from raygnn.preflight.partition_facts import graph_facts, partition_facts, stored_files
 from raygnn.preflight.probe import probe_local

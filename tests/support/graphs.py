@@ -20,8 +20,9 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
+from raygnn.graph.outofcore.divide import make_partition, partition_graph
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.make import find_partition, partition_graph
+from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.mapped import map_table
 from raygnn.graph.staging.node_cache import Stage
@@ -56,7 +57,7 @@ def ensure_partition(
     if progress is not None:
         progress("load")
     data = load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
-    return found.make(data, progress)
+    return make_partition(found, data, progress)
 
 
 def random_graph(

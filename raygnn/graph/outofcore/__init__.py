@@ -1,7 +1,7 @@
-"""Partitions of graphs that do not fit into memory: what grows with the edges, and features, stay
-on disk.
+"""Partitions, built with what grows with the edges on disk; of graphs that do not fit into memory
+also with features there.
 
 :mod:`graph_stages` brings a graph to the disk, :mod:`edge_shuffle` its edges to their parts,
-:mod:`disk_assembly` gives the parts to the writer of files, and :mod:`divide` has the sequence of
-the stages. Each is cut into tasks, which :mod:`workspace` runs and remembers.
+:mod:`assembly` gives the parts to the writer of files, and :mod:`divide` has the sequence of the
+stages. Each is cut into tasks, which :mod:`workspace` runs and remembers.
 """

@@ -156,14 +156,14 @@ def runs_of(
     return runs
 
 
-def spill(data: GraphData, directory: Path) -> DiskGraph:
-    """Put a graph that is in memory on disk."""
+def spill(data: GraphData, directory: Path, *, only_edges: bool = False) -> DiskGraph:
+    """Put a graph that is in memory on disk; with ``only_edges``, not the arrays of its nodes."""
     count = itertools.count()
 
     def put(arrays: dict[str, Any]) -> dict[str, DiskArray]:
         return {n: store(directory / f"array-{next(count)}", a) for n, a in arrays.items()}
 
-    node_arrays = {ntype: put(frame.data) for ntype, frame in data.nodes.items()}
+    node_arrays = {t: put({} if only_edges else frame.data) for t, frame in data.nodes.items()}
     edge_arrays = {etype: put(frame.data) for etype, frame in data.edges.items()}
     runs: dict[EdgeType, list[EdgeRun]] = {}
     for etype, frame in data.edges.items():

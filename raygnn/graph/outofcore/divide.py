@@ -1,13 +1,14 @@
-"""The stages of a partition that is made out of core, one after the other.
+"""Builds partitions: of a graph in memory, or out of core, in stages one after the other.
 
-They lie in a hidden directory beside the partition's place, and only a partition that is whole is
-renamed into that place. A try that fails or is ended leaves its stages there, and the next one
-goes on after the last task that was finished.
+Out of core they lie in a hidden directory beside the partition's place, and only a partition that
+is whole is renamed into that place. A try that fails or is ended leaves its stages there, and the
+next one goes on after the last task that was finished.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +18,83 @@ import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
+from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore.disk_arrays import DiskArray, store
-from raygnn.graph.outofcore.disk_assembly import DiskAssembly
-from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures
-from raygnn.graph.outofcore.edge_shuffle import Shuffled, StoredNumbering, shuffle
+from raygnn.graph.outofcore.disk_graph import DiskGraph, spill
 from raygnn.graph.outofcore.graph_stages import read_graph
-from raygnn.graph.outofcore.workspace import Pool, Workspace, stages_of
-from raygnn.graph.partition.assemble import Numbering
+from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import Missing, finish, same_partition
+from raygnn.graph.partition.make import SEED, Missing, finish, same_partition
 from raygnn.graph.partition.metis import assign
-from raygnn.graph.partition.write import (
-    WrittenPart,
-    check_storable,
-    write_description,
-    write_part,
-)
-from raygnn.util.files import is_vacant, publish, storage_errors
+from raygnn.graph.partition.write import check_storable, write_parts
+from raygnn.util.files import is_vacant, new_directory, publish, storage_errors
 from raygnn.util.locks import Lock
+
+_INSTEAD = "set storage or partition.path elsewhere"
+
+
+def make_partition(
+    missing: Missing, data: GraphData, progress: Callable[[str], object] | None = None
+) -> PartitionMeta:
+    """Build a partition from the loaded graph."""
+    made = partition_graph(
+        data,
+        missing.draft,
+        parts=missing.parts,
+        method=missing.method,
+        digest=missing.digest,
+        source=missing.source,
+        seed=missing.seed,
+        progress=progress,
+    )
+    return missing.upload(made, progress)
+
+
+def partition_graph(
+    data: GraphData,
+    out_dir: Path,
+    *,
+    parts: int,
+    method: str,
+    digest: str,
+    source: dict[str, Any],
+    seed: int = SEED,
+    progress: Callable[[str], object] | None = None,
+) -> PartitionMeta:
+    """Partition a graph and write it to ``out_dir`` in DGL's distributed layout.
+
+    Args:
+        data: as :func:`raygnn.graph.sources.load_graph` returns it, with ids in range.
+        out_dir: does not exist, is empty, or holds a partition of the same digest, which is then
+            returned.
+        parts: from 1; if there are more than nodes, some are empty.
+        method: ``"metis"``, ``"stream"`` or ``"random"``.
+        digest, source: kept in the manifest; ``source`` describes the input.
+        seed: of the methods ``stream`` and ``random``.
+        progress: called with the method and ``"stream, pass 3 of 11"``, then as `Workspace` says.
+
+    Raises:
+        DataError: DGL's files cannot hold a name or dtype, METIS failed, the disk is full or not
+            writable, or ``out_dir`` holds something else.
+    """
+    out_dir, tell = out_dir.absolute(), progress or (lambda text: None)
+    if not is_vacant(out_dir):
+        return same_partition(out_dir, digest)
+    check_storable(data)
+    with storage_errors(out_dir, DataError, _INSTEAD), new_directory(out_dir) as directory:
+        tell(method)
+        started = time.perf_counter()
+        assigned = assign(data, parts, method, seed, lambda done: tell(f"{method}, {done}"))
+        seconds = {method: time.perf_counter() - started}
+        (directory / "stages").mkdir()
+        work = Workspace(directory / "stages", on_threads, tell)
+        graph = spill(data, work.directory("edges"), only_edges=True)
+        manifest = write_parts(graph, data, assigned, parts, method, work, directory)
+        shutil.rmtree(work.path)
+        finish(manifest, directory, digest, source, seconds | work.seconds, seed)
+        if not publish(directory, out_dir):
+            return same_partition(out_dir, digest)
+    return read_meta(out_dir)
 
 
 def partition_out_of_core(
@@ -54,44 +114,29 @@ def partition_out_of_core(
 
     Raises:
         ConfigError, DataError: as reading the graph and :func:`partition_graph` raise them. What
-            is finished stays in `stages_of`, and is not done again.
+            is finished stays in `Missing.stages`, and is not done again.
     """
-    place = missing.draft.absolute()
+    place, stages = missing.draft.absolute(), missing.stages
     if not is_vacant(place):
-        shutil.rmtree(stages_of(missing), ignore_errors=True)  # of a try that ended at its end
+        shutil.rmtree(stages, ignore_errors=True)  # of a try that ended at its end
         return same_partition(place, missing.digest)
-    with storage_errors(place, DataError, "set storage or partition.path elsewhere"):
-        stages = stages_of(missing)
+    with storage_errors(place, DataError, _INSTEAD):
         stages.mkdir(parents=True, exist_ok=True)
         lock = Lock(stages / "lock", "makes this partition")
         lock.acquire()
         try:
             work = Workspace(stages, pool, tell)
-            return _partition(missing, work, needs_masks=needs_masks, trains=trains)
+            graph = read_graph(missing.graph, work, needs_masks=needs_masks, trains=trains)
+            data, directory = graph.data(), work.directory("partition")
+            check_storable(data)
+            assigned = _assigned(missing, graph, work)
+            given = data, assigned, missing.parts, missing.method
+            manifest = write_parts(graph, *given, work, directory, graph.figures)
+            finish(manifest, directory, missing.digest, missing.source, work.seconds)
+            published = publish(directory, place)
+            shutil.rmtree(work.path, ignore_errors=True)
         finally:
             lock.release()
-
-
-def _partition(
-    missing: Missing, work: Workspace, *, needs_masks: bool, trains: bool
-) -> PartitionMeta:
-    graph = read_graph(missing.graph, work, needs_masks=needs_masks, trains=trains)
-    data = graph.data()
-    check_storable(data)
-    numbering = Numbering.from_assignment(_assigned(missing, graph, work), missing.parts)
-    stored = StoredNumbering.from_numbering(numbering, work.directory("numbering"))
-    shuffled = shuffle(graph, numbering, stored, work)
-    directory = work.directory("partition")
-    tasks = [(graph.figures, stored, shuffled, part, directory) for part in range(missing.parts)]
-    sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
-    results = work.run("write", _write, tasks, sizes)
-    assembly = DiskAssembly(data, numbering, shuffled)
-    written = [WrittenPart.model_validate(result) for result in results]
-    manifest = write_description(data, assembly, directory, missing.method, written)
-    finish(manifest, directory, missing.digest, missing.source, work.seconds)
-    place = missing.draft.absolute()
-    published = publish(directory, place)
-    shutil.rmtree(work.path, ignore_errors=True)
     return read_meta(place) if published else same_partition(place, missing.digest)
 
 
@@ -114,10 +159,3 @@ def _assign(
     parted = assign(graph.data(), parts, method, seed, passes=graph.in_one_space)
     for array, part in zip(arrays, parted.values(), strict=True):
         store(array.path, part.astype(np.int32))
-
-
-def _write(
-    figures: Figures, stored: StoredNumbering, shuffled: Shuffled, part: int, directory: Path
-) -> dict[str, Any]:
-    assembly = DiskAssembly(figures.data(), stored.mapped(), shuffled)
-    return write_part(assembly, part, directory).model_dump()

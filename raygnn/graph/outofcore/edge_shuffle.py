@@ -22,7 +22,7 @@ from raygnn.graph.outofcore.disk_arrays import DiskArray, described, opened, sto
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
-from raygnn.graph.partition.assemble import Numbering, homogeneous
+from raygnn.graph.partition.numbering import Numbering, homogeneous
 
 BUCKET = 1 << 23  # edges, unless one node has more
 

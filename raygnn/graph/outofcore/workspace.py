@@ -7,16 +7,19 @@ finished task. Nothing is flushed to the disk: after a reboot, all tasks run aga
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from raygnn.graph.available_memory import words
-from raygnn.graph.partition.make import Missing
 from raygnn.util.files import read_json
+
+_MAX_THREADS = 16
 
 Result = Any  # plain JSON types
 # Runs a function for tasks, on one machine or several that all see the workspace. Yields the number
@@ -25,18 +28,27 @@ Result = Any  # plain JSON types
 Pool: TypeAlias = Callable[..., Iterator[tuple[int, Result]]]
 
 
-def stages_of(missing: Missing) -> Path:
-    """Return the directory of a partition's stages until it is complete."""
-    place = missing.draft.absolute()
-    return place.parent / f".{place.name}.stages-{missing.digest[:16]}"
-
-
 def in_turn(
     function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], gpus: float | None = None
 ) -> Iterator[tuple[int, Result]]:
     """Run tasks in this process: see `Pool`."""
     for number, task in enumerate(tasks):
         yield number, function(*task)
+
+
+def on_threads(
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[int, Result]]:
+    """Run tasks in threads of this process, a few more than cores, as some wait for the disk: see
+    `Pool`."""
+    with ThreadPoolExecutor(min((os.cpu_count() or 1) + 2, _MAX_THREADS), "stages") as pool:
+        running = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
+        try:
+            for done in as_completed(running):
+                yield running[done], done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 class Workspace:

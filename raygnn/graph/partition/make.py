@@ -11,8 +11,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +19,17 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.places import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
-from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, PartitionSource
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
-from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
+from raygnn.util.files import is_vacant, remove_stale
 
 if TYPE_CHECKING:
     from raygnn.config.graph import GraphConfig
     from raygnn.config.schema import Config
 
-_INSTEAD = "set storage or partition.path elsewhere"
-_SEED = 0  # fixed, so that runs with different training seeds share one partition
+SEED = 0  # fixed, so that runs with different training seeds share one partition
 
 
 @dataclass(frozen=True)
@@ -52,23 +49,13 @@ class Missing:
     digest: str
     source: dict[str, Any]
     draft: Path
-    seed: int = _SEED
+    seed: int = SEED
 
-    def make(
-        self, data: GraphData, progress: Callable[[str], object] | None = None
-    ) -> PartitionMeta:
-        """Build it from the loaded graph."""
-        made = partition_graph(
-            data,
-            self.draft,
-            parts=self.parts,
-            method=self.method,
-            digest=self.digest,
-            source=self.source,
-            seed=self.seed,
-            progress=progress,
-        )
-        return self.upload(made, progress)
+    @property
+    def stages(self) -> Path:
+        """Directory of its stages until it is complete, if it is built out of core."""
+        place = self.draft.absolute()
+        return place.parent / f".{place.name}.stages-{self.digest[:16]}"
 
     def upload(
         self, made: PartitionMeta, progress: Callable[[str], object] | None = None
@@ -141,7 +128,7 @@ def find_partition(
         "graph": _graph_digest(like) or sources.digest(graph),
         "parts": parts,
         "method": method,
-        "seed": _SEED,
+        "seed": SEED,
         "layout": LAYOUT_VERSION,
     }
     source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
@@ -190,75 +177,13 @@ def _digest(made_from: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
-def partition_graph(
-    data: GraphData,
-    out_dir: Path,
-    *,
-    parts: int,
-    method: str,
-    digest: str,
-    source: dict[str, Any],
-    seed: int = 0,
-    progress: Callable[[str], object] | None = None,
-) -> PartitionMeta:
-    """Partition a graph and write it to ``out_dir`` in DGL's distributed layout.
-
-    Args:
-        data: as :func:`raygnn.graph.sources.load_graph` returns it, with ids in range.
-        out_dir: does not exist, is empty, or holds a partition of the same digest, which is then
-            returned.
-        parts: from 1; if there are more than nodes, some are empty.
-        method: ``"metis"``, ``"stream"`` or ``"random"``.
-        digest, source: kept in the manifest; ``source`` describes the input.
-        seed: of the methods ``stream`` and ``random``.
-        progress: called with the method, ``"assemble"`` and ``"write"``, and with their progress:
-            ``"stream, pass 3 of 11"``, ``"write, 1 of 2 parts"``.
-
-    Raises:
-        DataError: DGL's files cannot hold a name or dtype, METIS failed, the disk is full or not
-            writable, or ``out_dir`` holds something else.
-    """
-    # imported here, because finding an existing partition needs neither torch nor DGL
-    from raygnn.graph.partition.assemble import Assembly
-    from raygnn.graph.partition.metis import assign
-    from raygnn.graph.partition.write import check_storable, write_parts
-
-    out_dir = out_dir.absolute()
-    if not is_vacant(out_dir):
-        return same_partition(out_dir, digest)
-    check_storable(data)
-    tell = progress or (lambda stage: None)
-    seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def stage(name: str) -> Iterator[None]:
-        tell(name)
-        started = time.perf_counter()
-        yield
-        seconds[name] = time.perf_counter() - started
-
-    with storage_errors(out_dir, DataError, _INSTEAD), new_directory(out_dir) as directory:
-        with stage(method):
-            assignment = assign(data, parts, method, seed, lambda done: tell(f"{method}, {done}"))
-        with stage("assemble"):
-            assembly = Assembly(data, assignment, parts)
-        with stage("write"):
-            manifest = write_parts(
-                data, assembly, directory, method, lambda done: tell(f"write, {done}")
-            )
-        finish(manifest, directory, digest, source, seconds, seed)
-        if not publish(directory, out_dir):
-            return same_partition(out_dir, digest)
-    return read_meta(out_dir)
-
-
 def finish(
     manifest: Manifest,
     directory: Path,
     digest: str,
     source: dict[str, Any],
     seconds: dict[str, float],
-    seed: int = _SEED,
+    seed: int = SEED,
 ) -> None:
     """Write the manifest of a partition, durably, after all of its other files."""
     from raygnn.graph.partition.write import write_json

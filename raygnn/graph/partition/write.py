@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import storable
+from raygnn.graph.arrays import AnyArray, IntArray, storable
 from raygnn.graph.data import MASKS, GraphData, etype_str
-from raygnn.graph.partition.assemble import PartedGraph
+from raygnn.graph.outofcore.assembly import Assembly
+from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures
+from raygnn.graph.outofcore.edge_shuffle import Shuffled, StoredNumbering, shuffle
+from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.manifest import (
     LAYOUT_VERSION,
@@ -29,10 +30,9 @@ from raygnn.graph.partition.manifest import (
     file_facts,
     split_counts,
 )
+from raygnn.graph.partition.numbering import Numbering
 from raygnn.graph.partition.read import ID_COLUMN
 from raygnn.util.files import sync_file
-
-_MAX_THREADS = 16
 
 
 def check_storable(data: GraphData) -> None:
@@ -58,88 +58,42 @@ def check_storable(data: GraphData) -> None:
 
 
 def write_parts(
+    graph: DiskGraph,
     data: GraphData,
-    assembly: PartedGraph,
-    directory: Path,
+    assigned: Mapping[str, IntArray],
+    parts: int,
     method: str,
-    tell: Callable[[str], object] = lambda text: None,
+    work: Workspace,
+    directory: Path,
+    figures: Figures | None = None,
 ) -> Manifest:
-    """Write every part, the ids and DGL's json, durably. Return their manifest.
+    """Write every part, the ids and DGL's json, durably; existing files are replaced. Return their
+    manifest.
 
     Args:
-        tell: called with the number of written parts after each.
+        data: the graph; its edges may be without content.
+        assigned: part of every node, by node type.
+        figures: what tasks of other processes get in place of ``data``.
     """
-    numbers = range(assembly.parts)
-    for part in numbers:
-        (directory / f"part{part}").mkdir()
-    # A few more threads than cores, since some wait for the disk. Their memory is at most that of
-    # all parts together.
-    threads = min(2 * assembly.parts, (os.cpu_count() or 1) + 2, _MAX_THREADS)
-    with ThreadPoolExecutor(threads, "write") as pool:
-        arrays = [pool.submit(_write_arrays, assembly, part, directory) for part in numbers]
-        graphs = [pool.submit(_write_graph, assembly, part, directory) for part in numbers]
-        try:
-            written = []
-            for part in numbers:
-                facts = _written(assembly, part, graphs[part].result(), arrays[part].result())
-                written.append(facts)
-                tell(f"{part + 1} of {assembly.parts} parts")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return write_description(data, assembly, directory, method, written)
-
-
-class WrittenPart(BaseModel):
-    """A part's entries in the manifest, once it is on disk."""
-
-    facts: PartFacts
-    files: dict[str, FileFacts]
-    features: dict[str, Feature]
-
-
-def write_part(assembly: PartedGraph, part: int, directory: Path) -> WrittenPart:
-    """Write the files of one part, durably, in place of existing ones."""
-    (directory / f"part{part}").mkdir(exist_ok=True)
-    arrays = _write_arrays(assembly, part, directory)
-    return _written(assembly, part, _write_graph(assembly, part, directory), arrays)
-
-
-def _written(assembly: PartedGraph, part: int, graph: _Structure, arrays: _Arrays) -> WrittenPart:
-    (file, halo, cut), (part_files, features, splits) = graph, arrays
-    files = {f"part{part}/graph.dgl": file} | part_files
-    facts = PartFacts(
-        nodes=assembly.num_nodes(part),
-        edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
-        halo=halo,
-        cut=cut,
-        splits=splits,
-        bytes=sum(file.bytes for file in files.values()),
-    )
-    return WrittenPart(facts=facts, files=files, features=features)
-
-
-def write_description(
-    data: GraphData,
-    assembly: PartedGraph,
-    directory: Path,
-    method: str,
-    written: Sequence[WrittenPart],
-) -> Manifest:
-    """Write the ids and DGL's json beside the parts. Return the manifest of all."""
+    numbering = Numbering.from_assignment(assigned, parts)
+    stored = StoredNumbering.from_numbering(numbering, work.directory("numbering"))
+    shuffled = shuffle(graph, numbering, stored, work)
+    tasks = [(figures or data, stored, shuffled, part, directory) for part in range(parts)]
+    sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
+    written = [_WrittenPart.model_validate(it) for it in work.run("write", _write, tasks, sizes)]
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
     for part in written:
         files |= part.files
         features |= part.features
     files |= _write_ids(data.ids, directory)
-    config = _dgl_json(data, assembly, method)
+    config = _dgl_json(data, Assembly(data, numbering, shuffled), method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
     return Manifest(
         layout=LAYOUT_VERSION,
         graph_name=config["graph_name"],
-        num_parts=assembly.parts,
+        num_parts=parts,
         method=method,
         features=features,
         ids=list(data.ids),
@@ -159,39 +113,56 @@ def write_description(
     )
 
 
-_Structure: TypeAlias = tuple[FileFacts, int, int]  # graph.dgl, halo, cut
+def _write(
+    graph: GraphData | Figures,
+    stored: StoredNumbering,
+    shuffled: Shuffled,
+    part: int,
+    directory: Path,
+) -> dict[str, Any]:
+    data = graph.data() if isinstance(graph, Figures) else graph
+    return _write_part(Assembly(data, stored.mapped(), shuffled), part, directory).model_dump()
 
 
-def _write_graph(assembly: PartedGraph, part: int, directory: Path) -> _Structure:
-    graph = assembly.part(part)
-    path = directory / f"part{part}" / "graph.dgl"
-    file = write_graph(path, graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata)
-    return file, graph.halo, graph.cut
+class _WrittenPart(BaseModel):
+    """A part's entries in the manifest, once it is on disk."""
+
+    facts: PartFacts
+    files: dict[str, FileFacts]
+    features: dict[str, Feature]
 
 
-_Arrays: TypeAlias = tuple[dict[str, FileFacts], dict[str, Feature], dict[str, dict[str, int]]]
-
-
-def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
+def _write_part(assembly: Assembly, part: int, directory: Path) -> _WrittenPart:
+    """Write the files of one part, durably, in place of existing ones."""
+    (directory / f"part{part}").mkdir(exist_ok=True)
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
-    rows = assembly.node_data(part)
-    masks = {k: mask.whole() for k, mask in rows.items() if k.rpartition("/")[2] in MASKS}
-    splits = split_counts(masks)
-    for name in ("node_feat", "edge_feat"):
-        arrays = rows if name == "node_feat" else assembly.edge_data(part)
+    rows = assembly.node_data(part).items()
+    masks = {key: mask.whole() for key, mask in rows if key.rpartition("/")[2] in MASKS}
+    arrays_of: dict[str, Callable[[int], Mapping[str, AnyArray]]] = {
+        "node_feat": assembly.node_data,
+        "edge_feat": assembly.edge_data,
+        "orig_nids": assembly.original_nodes,
+        "orig_eids": assembly.original_edges,
+    }
+    for name, arrays_in in arrays_of.items():
+        arrays = arrays_in(part)
         file = f"part{part}/{name}.dgl"
         files[file] = write_tensors(directory / file, arrays)
-        features |= {key: Feature.from_array(array) for key, array in arrays.items()}
-        rows = {}
-        del arrays  # frees them before the next are selected
-    for name, ids_of in (
-        ("orig_nids", assembly.original_nodes),
-        ("orig_eids", assembly.original_edges),
-    ):
-        file = f"part{part}/{name}.dgl"
-        files[file] = write_tensors(directory / file, ids_of(part))
-    return files, features, splits
+        if name.endswith("feat"):
+            features |= {key: Feature.from_array(array) for key, array in arrays.items()}
+    graph, file = assembly.part(part), f"part{part}/graph.dgl"
+    given = graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata
+    files[file] = write_graph(directory / file, *given)
+    facts = PartFacts(
+        nodes=assembly.num_nodes(part),
+        edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
+        halo=graph.halo,
+        cut=graph.cut,
+        splits=split_counts(masks),
+        bytes=sum(file.bytes for file in files.values()),
+    )
+    return _WrittenPart(facts=facts, files=files, features=features)
 
 
 def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
@@ -219,7 +190,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> FileFacts:
     return file_facts(path)
 
 
-def _dgl_json(data: GraphData, assembly: PartedGraph, method: str) -> dict[str, Any]:
+def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any]:
     # a graph may be named raygnn, but its json must not replace the manifest
     name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
     return {

@@ -6,34 +6,83 @@ the part and its halo, and a bucket of edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from raygnn.graph.arrays import Array, OnDemand, index_type
+from raygnn.graph.arrays import Array, IntArray, OnDemand, Rows, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.edge_shuffle import Shuffled, SortedEdges
-from raygnn.graph.partition.assemble import Numbering, PartedGraph, PartGraph
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from raygnn.graph.partition.edge_kernels import IndexArray
+from raygnn.graph.partition.numbering import Numbering, homogeneous
 
 _INT64 = np.dtype(np.int64)
 _PIECE = 1 << 20  # edges
 
 
-class DiskAssembly(PartedGraph):
-    """A graph renumbered for its parts; see `raygnn.graph.partition.assemble`.
+@dataclass(frozen=True)
+class PartGraph:
+    """Content of a part's ``graph.dgl``, and its numbers in the manifest.
+
+    Attributes:
+        src, dst: int64 ``[E_local]`` local ids; owned nodes come first, then the halo.
+        ndata, edata: DGL's reserved fields.
+        halo: number of nodes of other parts that are sources of owned in-edges.
+        cut: number of owned in-edges from other parts.
+    """
+
+    num_nodes: int
+    src: IntArray | OnDemand
+    dst: IntArray | OnDemand
+    ndata: Mapping[str, IndexArray]
+    edata: Mapping[str, IndexArray | OnDemand]
+    halo: int
+    cut: int
+
+
+class Assembly:
+    """A graph renumbered for its parts, with the contents of each part's files.
 
     Args:
-        data: the graph, its edges without ends.
+        data: the graph; of its edges only the arrays' names, dtypes and shapes are used.
+
+    Attributes:
+        node_map, edge_map: type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json.
     """
 
     def __init__(self, data: GraphData, numbering: Numbering, shuffled: Shuffled):
-        super().__init__(data, numbering, shuffled.edge_starts)
+        self.data, self.numbering = data, numbering
+        self.typed = len(data.nodes) > 1 or len(data.edges) > 1
+        self.node_map = numbering.node_map
+        self.edge_map: dict[EdgeType, IntArray] = homogeneous(shuffled.edge_starts)
+        self.parts = len(numbering.bounds) - 1
+        self._node_starts, self._edge_starts = numbering.starts, shuffled.edge_starts
         self._sorted = shuffled.edges
+
+    def num_nodes(self, part: int) -> dict[str, int]:
+        """Return the numbers of owned nodes of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
+
+    def num_edges(self, part: int) -> dict[EdgeType, int]:
+        """Return the numbers of owned edges of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
+
+    def original_nodes(self, part: int) -> dict[str, Tensor]:
+        """Return node type → original ids of the part's owned nodes, int64."""
+        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
+
+    def node_data(self, part: int) -> dict[str, Rows]:
+        """Return ``"<type>/<name>"`` → rows of the part's owned nodes."""
+        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
+        return {
+            f"{ntype}/{name}": Rows(array, ids)
+            for ntype, ids in own.items()
+            for name, array in self.data.nodes[ntype].data.items()
+        }
 
     def original_edges(self, part: int) -> dict[str, OnDemand]:
         """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
@@ -62,6 +111,10 @@ class DiskAssembly(PartedGraph):
         for edges in self._own(part, etype):
             array = edges.arrays[f"data/{name}"]
             yield array.as_declared(array.read(0, len(array)))
+
+    def _nodes(self, ntype: str, part: int) -> IntArray:
+        first, last = self._node_starts[ntype][part : part + 2]
+        return self.numbering.order[ntype][first:last].astype(np.int64)
 
     def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
         """The buckets of a part's own edges, in the order of their ids."""
