@@ -44,7 +44,7 @@ class About(BaseModel):
         sizes: see `raygnn.worker.job.Sizes`.
         words: see `raygnn.worker.planes.vocabulary`.
         transforms: see `raygnn.graph.data.GraphData`.
-        like: see `raygnn.graph.graph_sample.Sample.described`; None of one graph, too.
+        like: see `Sample.describe`; None of one graph, too.
         class_weights: name of each task → weight of each class, as in ``task.class_weights``.
         latest: name of each task on edges with times → the latest time of its edges.
     """

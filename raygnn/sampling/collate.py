@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError, RaygnnError, TrainingError, error_text
+from raygnn.graph.collection.mapped_collection import Sample, Samples
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs

@@ -124,7 +124,7 @@ class DrawBias(NamedTuple):
     Attributes:
         start, degree: int64 ``[B]``, the complete lists of which those of `RowLists` are parts.
         weight: ``[E]``, at least 0; entries with 0 are never drawn. Empty = all alike.
-        alias: uint64 ``[E]``, see `raygnn.graph.staging.list_kernels.alias_tables`; empty with
+        alias: uint64 ``[E]``, see `raygnn.graph.staging.parts.alias_tables`; empty with
             ``weight``.
         banned_indptr, banned: ``[B+1]`` and source ids, ascending for each row: not to be drawn.
     """

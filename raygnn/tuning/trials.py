@@ -24,7 +24,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.tuning.search import Settings, Trial, apply, axes, is_exact, search
 from raygnn.util.files import Appender, plain
-from raygnn.worker.comm.sharding import shard_optimizer
+from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import TRIALS, Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane

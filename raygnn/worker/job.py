@@ -108,7 +108,7 @@ class Sizes:
 
     Attributes:
         found: name → size of the model.
-        like: schema of many graphs, see `raygnn.graph.graph_sample.Sample.described`; None of one
+        like: schema of many graphs, see `Sample.describe`; None of one
             graph.
         latest: see `raygnn.checkpoint.weights.About`.
     """

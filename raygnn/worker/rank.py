@@ -24,7 +24,7 @@ from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.callbacks import Averaging, Evaluation, Phases, Waiting, user_hooks
-from raygnn.worker.comm.sharding import shard_optimizer
+from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane

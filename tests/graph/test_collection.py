@@ -27,11 +27,10 @@ from raygnn.graph.collection import (
     read_collection,
     split_graphs,
 )
-from raygnn.graph.collection.mapped_collection import Collection
+from raygnn.graph.collection.mapped_collection import Collection, Samples
 from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
-from raygnn.graph.graph_sample import Samples
 from raygnn.graph.partition.manifest import file_facts
 from tests.support.builders import assert_not_imported, assert_refused
 from tests.support.graphs import ensure_collection

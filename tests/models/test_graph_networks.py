@@ -13,8 +13,8 @@ from raygnn.config.model import read_model
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
+from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.dgl import dgl
-from raygnn.graph.graph_sample import Sample
 from raygnn.models.graph_network import GraphNetwork, GraphSchema, members, pool
 from raygnn.models.kernels.message_passing import NATIVE, SCATTER
 from raygnn.models.registry import build_graph_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from raygnn.errors import DataError
+from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.data import DEFAULT_NTYPE
-from raygnn.graph.graph_sample import Sample
 from raygnn.sampling.collate import Collate
 from raygnn.sampling.features import Inputs
 

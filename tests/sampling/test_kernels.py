@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from raygnn.graph.staging.list_kernels import alias_tables
+from raygnn.graph.staging.parts import alias_tables
 from raygnn.sampling import kernels
 from raygnn.sampling.drawing import DrawBias, RowLists, count_banned, draw_rows, sample_rows, spans
 from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.staging.list_kernels import alias_tables
+from raygnn.graph.staging.parts import alias_tables
 from raygnn.graph.staging.shard import EdgeReads
 from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, spans, spans_before
 from raygnn.sampling.exchange import Exchange

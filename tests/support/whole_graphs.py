@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.dgl import dgl
-from raygnn.graph.graph_sample import Sample
 from raygnn.models.graph_network import GraphSchema
 from raygnn.models.kernels.message_passing import Kernels
 from raygnn.sampling.batch import EdgeType, GraphBatch

@@ -13,7 +13,7 @@ from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.errors import TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.comm.sharding import check_shardable
+from raygnn.worker.comm.reduction import check_shardable
 from raygnn.worker.job import Job
 from tests.driver.test_resume import stopped
 from tests.support.ranks import run_ranks

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 from raygnn.config.graph import GraphSplit, ManyGraphs
 from raygnn.errors import ConfigError
-from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection
+from raygnn.graph.collection.collection_manifest import (
+    CollectionMeta,
+    read_collection,
+    split_graphs,
+)
 from raygnn.graph.collection.collection_store import MissingCollection, find_collection
-from raygnn.graph.collection.splits import split_graphs
 from raygnn.storage.remote import RemotePath
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
-    from raygnn.graph.graph_sample import Samples
+    from raygnn.graph.collection.mapped_collection import Samples
     from raygnn.storage.remote import AnyPath
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Manifest of a collection (``collection.json``).
+"""Manifest of a collection (``collection.json``), and split of its graphs.
 
 A collection is a directory of plain ``.npy`` arrays, per node type, per edge type and per graph.
 Each file holds one array of all graphs, graph after graph. bfloat16 is stored as int16.
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, ValidationError
 
+from raygnn.config.graph import GraphSplit
 from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
@@ -232,3 +233,64 @@ def check_size(path: Path, expected: int) -> None:
         raise damaged(path, f"cannot be read: {error.strerror}") from None
     if size != expected:
         raise damaged(path, f"has {size} bytes, expected {expected}")
+
+
+def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dict[str, np.ndarray]:
+    """Divide graphs at random, by ``graph.seed``, stratified by class.
+
+    With ``graph.folds``, the test graphs are fold ``graph.fold`` of disjoint folds of nearly equal
+    size, and ``graph.val`` is a share of the others; with ``graph.fold_for: val``, the fold is the
+    validation split and there is no test split. Otherwise ``graph.val`` and ``graph.test`` are
+    shares of all graphs. A share above 0 is at least one graph, if that leaves one to train on.
+
+    Args:
+        num: number of graphs, from 1.
+        classes: integers ``[num]``; None without classes.
+
+    Returns:
+        "train", "val" and "test" → graph numbers, int64, ascending; each graph is in one of them.
+
+    Raises:
+        ConfigError: there are more folds than graphs.
+    """
+    # RandomState, because its stream is the same in every version of NumPy
+    order = np.random.RandomState(graph.seed).permutation(num)
+    if classes is not None:
+        # sorted by class, so that equal steps take equal shares of each class
+        order = order[np.argsort(classes[order], kind="stable")]
+    if graph.folds is None:
+        test, rest = _take(order, _count(graph.test, num, len(order)))
+        val, train = _take(rest, _count(graph.val, num, len(rest)))
+    else:
+        if graph.folds > num:
+            raise ConfigError(
+                f"{num} graphs cannot be divided into {graph.folds} folds",
+                where="graph.folds",
+                remedy="lower graph.folds",
+            )
+        mine = np.arange(num) % graph.folds == graph.fold
+        held, rest = order[mine], order[~mine]
+        if graph.fold_for == "val":
+            test, val, train = held[:0], held, rest
+        else:
+            test = held
+            val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
+    parts = {"train": train, "val": val, "test": test}
+    return {name: np.sort(part).astype(np.int64) for name, part in parts.items()}
+
+
+def no_splits() -> dict[str, np.ndarray]:
+    """Return empty splits."""
+    return {name: np.zeros(0, np.int64) for name in SPLITS}
+
+
+def _count(share: float, whole: int, available: int) -> int:
+    count = max(int(share * whole + 0.5), 1) if share else 0
+    return min(count, available - 1)
+
+
+def _take(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``count`` elements at equal steps, and the others."""
+    taken = np.zeros(len(order), np.bool_)
+    taken[(2 * np.arange(count) + 1) * len(order) // (2 * max(count, 1))] = True
+    return order[taken], order[~taken]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from raygnn.config.graph import GraphSplit
 from raygnn.errors import DataError
-from raygnn.graph.collection.splits import no_splits, split_graphs
+from raygnn.graph.collection.collection_manifest import no_splits, split_graphs
+from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.dgl import dgl
-from raygnn.graph.graph_sample import Sample
 from raygnn.graph.sources.datasets import (
     check_splits,
     construct,
@@ -25,7 +25,7 @@ from raygnn.graph.sources.datasets import (
 
 
 class UserSamples:
-    """All graphs of a user's dataset. See `raygnn.graph.graph_sample.Samples`.
+    """All graphs of a user's dataset. See `raygnn.graph.collection.mapped_collection.Samples`.
 
     The dataset has ``__len__`` and ``__getitem__``. Its splits are those of ``get_idx_split()``,
     as in OGB, or of its attribute ``splits``; otherwise the config splits the graphs, stratified

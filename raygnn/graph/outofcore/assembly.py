@@ -16,9 +16,8 @@ from torch import Tensor
 
 from raygnn.graph.arrays import Array, IntArray, OnDemand, Rows, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
-from raygnn.graph.outofcore.edge_shuffle import Shuffled, SortedEdges
+from raygnn.graph.outofcore.edge_shuffle import Numbering, Shuffled, SortedEdges, homogeneous
 from raygnn.graph.partition.edge_kernels import IndexArray
-from raygnn.graph.partition.numbering import Numbering, homogeneous
 
 _INT64 = np.dtype(np.int64)
 _PIECE = 1 << 20  # edges
@@ -114,7 +113,7 @@ class Assembly:
 
     def _nodes(self, ntype: str, part: int) -> IntArray:
         first, last = self._node_starts[ntype][part : part + 2]
-        return self.numbering.order[ntype][first:last].astype(np.int64)
+        return self.numbering.order[ntype].read(first, last).astype(np.int64)
 
     def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
         """The buckets of a part's own edges, in the order of their ids."""

@@ -1,4 +1,11 @@
-"""Brings each edge to the part that owns it, in two passes over files.
+"""Numbers the nodes of each part, and brings each edge to the part that owns it, in two passes over
+files.
+
+As in DGL, homogeneous ids run part by part and type by type, a part owns the in-edges of its
+nodes, and its graph holds every edge that touches one of its nodes, hence also out-edges to other
+parts (one hop of halo). Within a part, nodes of a type keep their original order, and edges are
+numbered by type, destination and original id, so that in-edge lists are in original order for any
+partition.
 
 The edges of a part are cut into *buckets* of destinations, in the order of the edges' new ids, so
 that a bucket fits in memory. The first pass reads each run of edges, and writes a file in which
@@ -9,7 +16,7 @@ part needs, and for each other part the edges that come from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +29,7 @@ from raygnn.graph.outofcore.disk_arrays import DiskArray, described, opened, sto
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
-from raygnn.graph.partition.numbering import Numbering, homogeneous
+from raygnn.graph.partition.edge_kernels import IndexArray
 
 BUCKET = 1 << 23  # edges, unless one node has more
 
@@ -31,34 +38,61 @@ _Piece: TypeAlias = tuple[int, int, int, dict[str, DiskArray]]
 
 
 @dataclass(frozen=True)
-class StoredNumbering:
-    """A `Numbering` in files, which tasks map.
+class Numbering:
+    """Nodes of each part and their ids there, by node type; what grows with the nodes is in files,
+    which tasks map.
 
     Attributes:
-        starts, node_map: as there.
+        starts: int64 ``[parts + 1]``, start of each part's nodes in ``order``.
+        order: input ids, part by part.
+        new_id: homogeneous ids, by input id.
+        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as in DGL's json.
     """
 
+    starts: dict[str, IntArray]
     order: dict[str, DiskArray]
     new_id: dict[str, DiskArray]
-    starts: dict[str, IntArray]
     node_map: dict[str, IntArray]
 
     @classmethod
-    def from_numbering(cls, numbering: Numbering, directory: Path) -> StoredNumbering:
-        """Put it on disk."""
-        types = list(enumerate(numbering.order))
-        return cls(
-            {t: store(directory / f"order-{i}", numbering.order[t]) for i, t in types},
-            {t: store(directory / f"new-{i}", numbering.new_id[t]) for i, t in types},
-            numbering.starts,
-            numbering.node_map,
-        )
+    def from_assignment(
+        cls, assignment: Mapping[str, IndexArray], parts: int, directory: Path
+    ) -> Numbering:
+        """Number the nodes of each part; ``assignment``: node type → part of each node."""
+        groups = {t: edge_kernels.group(part, parts) for t, part in assignment.items()}
+        starts = {ntype: group[0] for ntype, group in groups.items()}
+        node_map = homogeneous(starts)
+        index = index_type(sum(map(len, assignment.values())))
+        order, new_id = dict[str, DiskArray](), dict[str, DiskArray]()
+        for number, (ntype, (_, ids)) in enumerate(groups.items()):
+            shift = (node_map[ntype][:, 0] - starts[ntype][:-1]).astype(index)
+            new = np.empty(len(ids), dtype=index)
+            new[ids] = np.repeat(shift, np.diff(starts[ntype])) + np.arange(len(ids))
+            order[ntype] = store(directory / f"order-{number}", ids)
+            new_id[ntype] = store(directory / f"new-{number}", new)
+        return cls(starts, order, new_id, node_map)
 
-    def mapped(self) -> Numbering:
-        """The same, its arrays mapped."""
-        order = {ntype: array.map() for ntype, array in self.order.items()}
-        new_id = {ntype: array.map() for ntype, array in self.new_id.items()}
-        return Numbering(self.starts, order, new_id, self.node_map)
+    @property
+    def bounds(self) -> IntArray:
+        """Start of the homogeneous ids of each part, int64 ``[parts + 1]``."""
+        return np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
+
+    def describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
+        """Return type number (int32) and part (int64) of homogeneous node ids."""
+        starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)
+        at = np.searchsorted(starts, nodes, side="right") - 1
+        return (at % len(self.node_map)).astype(np.int32), at // len(self.node_map)
+
+
+def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
+    """Convert starts of each type's parts, type-wise ``[parts+1]``, to homogeneous ranges
+    ``[parts, 2]``."""
+    sizes = np.stack([np.diff(each) for each in starts.values()], axis=1)  # [parts, types]
+    ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
+    return {
+        kind: np.stack([ends[:, i] - sizes[:, i], ends[:, i]], axis=1)
+        for i, kind in enumerate(starts)
+    }
 
 
 @dataclass(frozen=True)
@@ -114,21 +148,15 @@ class Shuffled:
     edges: list[SortedEdges]
 
 
-def shuffle(
-    graph: DiskGraph, numbering: Numbering, kept: StoredNumbering, work: Workspace
-) -> Shuffled:
-    """Bring the edges to their parts; those of the graph are not needed afterwards.
-
-    Args:
-        kept: the same numbering in files.
-    """
+def shuffle(graph: DiskGraph, numbering: Numbering, work: Workspace) -> Shuffled:
+    """Bring the edges to their parts; those of the graph are not needed afterwards."""
     edge_starts, buckets = _buckets(graph, numbering)
     of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
     runs = [(etype, run) for etype, of in graph.runs.items() for run in of]
     directory, tasks = work.directory("scatter"), []
     for at, (etype, run) in enumerate(runs):
         first_rows = [bucket.first_row for bucket in of_type[etype]]
-        ends = kept.new_id[etype[0]], kept.new_id[etype[2]]
+        ends = numbering.new_id[etype[0]], numbering.new_id[etype[2]]
         tasks.append((run, *ends, first_rows, directory / str(at)))
     scattered = work.run("scatter", _scatter, tasks, [run.num for _, run in runs])
     pieces: dict[EdgeType, list[Any]] = {etype: [] for etype in of_type}
@@ -156,7 +184,7 @@ def _buckets(
     cuts: dict[EdgeType, list[tuple[IntArray, IntArray]]] = {}
     edge_starts: dict[EdgeType, IntArray] = {}
     for etype, runs in graph.runs.items():
-        order, starts = numbering.order[etype[2]], numbering.starts[etype[2]]
+        order, starts = numbering.order[etype[2]].map(), numbering.starts[etype[2]]
         degrees = np.zeros(len(order) + 1, np.int64)
         for run in runs:
             edge_kernels.add_counts(run.ends()[1], degrees)

@@ -16,7 +16,7 @@ from raygnn.graph.arrays import AnyArray, IntArray, storable
 from raygnn.graph.data import MASKS, GraphData, etype_str
 from raygnn.graph.outofcore.assembly import Assembly
 from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures
-from raygnn.graph.outofcore.edge_shuffle import Shuffled, StoredNumbering, shuffle
+from raygnn.graph.outofcore.edge_shuffle import Numbering, Shuffled, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.manifest import (
@@ -30,7 +30,6 @@ from raygnn.graph.partition.manifest import (
     file_facts,
     split_counts,
 )
-from raygnn.graph.partition.numbering import Numbering
 from raygnn.graph.partition.read import ID_COLUMN
 from raygnn.util.files import sync_file
 
@@ -75,10 +74,9 @@ def write_parts(
         assigned: part of every node, by node type.
         figures: what tasks of other processes get in place of ``data``.
     """
-    numbering = Numbering.from_assignment(assigned, parts)
-    stored = StoredNumbering.from_numbering(numbering, work.directory("numbering"))
-    shuffled = shuffle(graph, numbering, stored, work)
-    tasks = [(figures or data, stored, shuffled, part, directory) for part in range(parts)]
+    numbering = Numbering.from_assignment(assigned, parts, work.directory("numbering"))
+    shuffled = shuffle(graph, numbering, work)
+    tasks = [(figures or data, numbering, shuffled, part, directory) for part in range(parts)]
     sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
     written = [_WrittenPart.model_validate(it) for it in work.run("write", _write, tasks, sizes)]
     files: dict[str, FileFacts] = {}
@@ -115,13 +113,13 @@ def write_parts(
 
 def _write(
     graph: GraphData | Figures,
-    stored: StoredNumbering,
+    numbering: Numbering,
     shuffled: Shuffled,
     part: int,
     directory: Path,
 ) -> dict[str, Any]:
     data = graph.data() if isinstance(graph, Figures) else graph
-    return _write_part(Assembly(data, stored.mapped(), shuffled), part, directory).model_dump()
+    return _write_part(Assembly(data, numbering, shuffled), part, directory).model_dump()
 
 
 class _WrittenPart(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
 from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel
 from raygnn.models.registry import build_edge_model
+from raygnn.sampling.batch import Part
 from raygnn.sampling.exchange import ask_owners
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.negatives import (
@@ -27,12 +28,20 @@ from raygnn.sampling.negatives import (
     find_lists,
     make_negatives,
 )
-from raygnn.sampling.seeds import JOINED, EdgeSeeds, OwnedEdges, TaskSeeds, in_order, known
+from raygnn.sampling.seeds import (
+    JOINED,
+    EdgeSeeds,
+    OwnedEdges,
+    SeedSlice,
+    TaskSeeds,
+    in_order,
+    known,
+)
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.tasks.losses import make_link_loss
+from raygnn.tasks.losses import Loss, make_link_loss
 from raygnn.tasks.metrics import measure
-from raygnn.tasks.ranking import Candidates, Ranking
+from raygnn.tasks.ranking import Candidates, Ranking, ranked_among_drawn
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
@@ -42,7 +51,6 @@ from raygnn.worker.planes.prediction_rows import (
     chunk_rows,
 )
 from raygnn.worker.planes.seed_times import times_of
-from raygnn.worker.planes.timed_edges import TimedEdges
 from raygnn.worker.planes.vocabulary import count_numbers
 
 
@@ -211,12 +219,6 @@ class EdgePlane(PartitionPlane):
         return self.assigned(seeds), self._ends(own), 2 * self.batch_share
 
     @cached_property
-    def _timed(self) -> TimedEdges:
-        seeds = partial(self._seeds, self.edges)
-        given = self.config, self.edges, self.inference, self.ranks.device, seeds
-        return TimedEdges(*given, self.positive)
-
-    @cached_property
     def _listed(self) -> dict[str, ListedNegatives]:
         """Lists of `Job.negatives` for this rank's edges, by use. Collective."""
         edges, relation = self.edges, self.target.relation
@@ -269,7 +271,7 @@ class EdgePlane(PartitionPlane):
         if self.time is not None:
             links = self.config.task.of_links
             drawn = listed or self._evaluation if links else self.labels[torch.from_numpy(own)]
-            return self._timed.metrics(model, own, drawn, task.loss, keep)
+            return self._timed_metrics(model, own, drawn, task.loss, keep)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
@@ -346,7 +348,7 @@ class EdgePlane(PartitionPlane):
             rows = self.inference.represent(model.encoder, self._ends(own))
             outputs = self._outputs(model, rows, own)
         else:
-            outputs = self._timed.outputs(model, own)
+            outputs = self._timed_outputs(model, own)
 
         def original(ntype: str, ids: np.ndarray) -> np.ndarray:
             rows = ids - self.shard.first(ntype)
@@ -427,8 +429,64 @@ class EdgePlane(PartitionPlane):
             outputs.append(out.float().cpu())
         return torch.cat(outputs)
 
+    def _timed_outputs(self, model: EdgeModel, own: np.ndarray) -> Tensor:
+        """Return `_outputs` of edges at their times, each from all that was before it."""
+        links = self.config.task.of_links
+        chunks = [out[0].unsqueeze(1) if links else out for out in self._decoded(model, own)]
+        return torch.cat(chunks)
+
+    def _timed_metrics(
+        self,
+        model: EdgeModel,
+        own: np.ndarray,
+        given: Tensor | Negatives | ListedNegatives | None,
+        loss: Loss,
+        keep: Kept | None,
+    ) -> dict[str, float]:
+        """Return the metrics of edges at their times. Collective.
+
+        Args:
+            given: the edges' labels, or for links the sampled or listed ranking candidates.
+        """
+        task = self.config.task
+        if not isinstance(task, LinkPrediction):
+            assert isinstance(given, Tensor)
+            outputs = self._timed_outputs(model, own)
+            return measure(outputs, given, task, loss, self.control, self.positive, keep)
+        draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
+        there, absent, counts = zip(*self._decoded(model, own, *draws))
+        both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]
+        return ranked_among_drawn(torch.cat(there), both[0], both[1], self.control)
+
+    def _decoded(self, model: EdgeModel, own: np.ndarray, *draws: Any) -> Iterator[Any]:
+        """Yield the decoder's results in minibatches: the ends of an edge are encoded at its time,
+        so edges share no rows. Collective."""
+        edges = self.edges
+        exact = type(model)(model.encoder, copy.deepcopy(model.decoder).float().eval(), edges.etype)
+        size = self.config.sampling.eval_batch_size or 1024
+        any_edge = np.minimum(edges.first, edges.bounds[-1:] - 1)  # for a rank that has none left
+        for number in range(-(-edges.exchange.max(len(own)) // size)):
+            some = own[number * size : (number + 1) * size] + edges.first
+            asked = some if len(some) else any_edge
+            index = np.arange(len(asked))
+            start = self._seeds(edges, asked, *draws).start(SeedSlice(index, index, 0, 0))
+            assert start.times is not None
+            rows = self.inference.encode(model.encoder, start.nodes, start.times)
+            weight, fields = torch.ones(len(asked)), dict(start.fields)
+            if fields["pair_features"] is not None:
+                fields["pair_features"] = fields["pair_features"].float()
+            part = Part(seeds=weight, weight=weight, total=0, window=0, **fields)
+            with torch.no_grad():
+                yield _first(exact.decode(rows, part.to(self.ranks.device)), len(some))
+
     @cached_property
     def _ranking(self) -> Ranking:
         ntypes = self._ntypes
         bounds: dict[str, np.ndarray] = {end: self.shard.bounds[ntypes[end]] for end in ENDS}
         return Ranking(self.edges, bounds, self.target.relation, self.relations)
+
+
+def _first(out: Any, count: int) -> Any:
+    if isinstance(out, Tensor):
+        return out[:count].cpu()
+    return tuple(_first(some, count) for some in out)

@@ -18,7 +18,7 @@ from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
-from raygnn.graph.graph_sample import Sample, Samples
+from raygnn.graph.collection.mapped_collection import Sample, Samples
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
