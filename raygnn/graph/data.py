@@ -7,7 +7,7 @@ homogeneous graph has node type ``"_N"`` and edge type ``("_N", "_E", "_N")``, D
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from raygnn.errors import DataError
@@ -113,9 +113,6 @@ class EdgeSplit:
     shares: tuple[float | int | str, float | int | str] | None = None
     seed: int = 0
     time: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -335,6 +335,3 @@ class Dropout(nn.Module):
         lanes = words.view(torch.int16)[: x.numel()].view(x.shape)
         keep = (lanes >= dropped - _RANGE // 2).to(x.dtype)
         return x * keep.mul_(_RANGE / (_RANGE - dropped))
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"

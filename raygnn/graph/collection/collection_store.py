@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from raygnn.graph.collection.collection_manifest import (
     read_collection,
 )
 from raygnn.graph.collection.pack import pack
+from raygnn.graph.partition.manifest import checksum
 from raygnn.graph.sources import datasets, saved_graphs
 from raygnn.graph.sources.input_files import out_of_memory, sha256
 from raygnn.graph.sources.saved_graphs import GraphSet
@@ -136,7 +136,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         assert graph.path is not None
         contents = b"".join(bytes.fromhex(sha256(file)) for file in _input_files(graph.path))
         made_from["content"] = hashlib.sha256(contents).hexdigest()
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    digest = checksum(made_from)
     shared = None
     if place is None:
         place = config.local_storage / "partitions" / digest[:16]

@@ -67,7 +67,7 @@ def size_of(graph: GraphConfig) -> Size | None:
     if isinstance(graph, TablesGraph):
         return _of_tables(graph)
     if isinstance(graph, OgbGraph):
-        return _of_archives(ogb.archived(graph), times=2 if ogb.is_undirected(graph) else 1)
+        return _of_archives(ogb.archived(graph), times=2 if graph.undirected else 1)
     return None
 
 

@@ -74,7 +74,7 @@ def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> D
         replace(both, row_shape=(), offset=both.offset + row * both.row_bytes, rows=num_edges)
         for row, num_edges in enumerate(both.row_shape * 2)
     )
-    runs = runs_of(src, dst, edges, 0, interleaved=ogb.is_undirected(graph))
+    runs = runs_of(src, dst, edges, 0, interleaved=graph.undirected)
     tasks = [(dataset, src, dst, run.start, run.stop) for run in runs]
     work.run("edges", _check_ends, tasks, [run.num for run in runs])
     where = work.directory("targets")

@@ -23,12 +23,11 @@ import numpy as np
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS, EdgeType, etype_str
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.partition.manifest import (
     MANIFEST,
     FileFacts,
     Manifest,
-    damaged,
     read_all,
     read_json,
     read_manifest,
@@ -144,7 +143,7 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     node_map = config.ranges("node_map", ntypes, num_parts, "num_nodes")
     edge_map = config.ranges("edge_map", [etype_str(e) for e in etypes], num_parts, "num_edges")
     files = [config.part_files(part) for part in range(num_parts)]
-    meta = PartitionMeta(
+    return PartitionMeta(
         directory=directory,
         config_file=config.path,
         graph_name=str(config.values.get("graph_name", config.path.stem)),
@@ -159,9 +158,6 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
         manifest=manifest,
         digest=manifest.digest if manifest else _foreign_digest(config.path, files),
     )
-    if manifest is not None and (wrong := _contradiction(manifest, meta)) is not None:
-        raise damaged(directory / MANIFEST, wrong)
-    return meta
 
 
 def typewise(homogeneous: IntArray) -> IntArray:
@@ -191,37 +187,6 @@ def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _contradiction(manifest: Manifest, meta: PartitionMeta) -> str | None:
-    """Return the first key of a manifest that contradicts DGL's json, or None."""
-    if manifest.num_parts != meta.num_parts or len(manifest.parts) != meta.num_parts:
-        return "num_parts"
-    for path in (meta.config_file, *(path for part in meta.files for path in part.all())):
-        if meta.expected(path) is None:
-            return f"files, {within(path, meta.directory)} is missing"
-    for ntype in manifest.ids:
-        if ntype not in meta.ntypes or f"ids/{ntype}.arrow" not in manifest.files:
-            return f"ids, {ntype}"
-    ends = {etype_str(etype): etype[::2] for etype in meta.etypes}
-    for etype, reverse in manifest.reverses.items():
-        if etype not in ends or ends.get(reverse) != ends[etype][::-1]:
-            return f"reverses, {etype[:100]!r}"
-    masks: dict[str, set[str]] = {}
-    for key in manifest.features:
-        ntype, _, name = key.rpartition("/")
-        if ntype in meta.ntypes and name in MASKS:
-            masks.setdefault(ntype, set()).add(name.removesuffix("_mask"))
-    nodes = {ntype: np.diff(rows)[:, 0] for ntype, rows in meta.node_ranges.items()}
-    edges = {etype_str(etype): np.diff(rows)[:, 0] for etype, rows in meta.edge_ranges.items()}
-    for number, part in enumerate(manifest.parts):
-        if part.nodes != {ntype: sizes[number] for ntype, sizes in nodes.items()}:
-            return f"parts, {number}, nodes"
-        if part.edges != {etype: sizes[number] for etype, sizes in edges.items()}:
-            return f"parts, {number}, edges"
-        if {ntype: set(counts) for ntype, counts in part.splits.items()} != masks:
-            return f"parts, {number}, splits"
-    return None
 
 
 class _DglJson:

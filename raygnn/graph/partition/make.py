@@ -8,8 +8,6 @@ same one, the second uses the partition of the first.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,13 @@ from raygnn.config.places import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, PartitionSource
+from raygnn.graph.partition.manifest import (
+    LAYOUT_VERSION,
+    MANIFEST,
+    Manifest,
+    PartitionSource,
+    checksum,
+)
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, remove_stale
@@ -132,7 +136,7 @@ def find_partition(
         "layout": LAYOUT_VERSION,
     }
     source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
-    digest = _digest(made_from)
+    digest = checksum(made_from)
     draft = config.local_storage / "partitions" / digest[:16]
     if place is None:
         place, whole = draft, not is_vacant(draft)
@@ -154,7 +158,7 @@ def find_partition(
     methods = {method}
     if method == "metis" and config.partition.engine != "local":
         methods.add("stream")
-    if meta.digest not in [_digest({**made_from, "method": one}) for one in methods]:
+    if meta.digest not in [checksum({**made_from, "method": one}) for one in methods]:
         raise ConfigError(
             f"{place} holds another partition: {_differences(meta, source)}",
             where=key,
@@ -173,10 +177,6 @@ def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
     return None if manifest is None else manifest.source.made_from.get("graph")
 
 
-def _digest(made_from: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-
-
 def finish(
     manifest: Manifest,
     directory: Path,
@@ -190,7 +190,7 @@ def finish(
 
     made = {"digest": digest, "seed": seed, "source": PartitionSource(**source), "seconds": seconds}
     values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
-    write_json(directory / MANIFEST, values)
+    write_json(directory / MANIFEST, {**values, "checksum": checksum(values)})
 
 
 def same_partition(place: Path, digest: str) -> PartitionMeta:

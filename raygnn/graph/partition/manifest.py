@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -178,6 +179,9 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
             where=str(path),
             remedy=f"{_AGAIN} with this version of raygnn",
         )
+    kept = values.pop("checksum", None)
+    if kept not in (None, checksum(values)):  # earlier versions wrote none
+        raise damaged(path, "its content has changed")
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
@@ -190,6 +194,11 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
             raise damaged(path, f"files, {name[:100]!r} is no file of it")
         _check_size(directory, name, expected.bytes)
     return manifest
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of JSON values, in hex; a manifest has that of its others."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def damaged(path: AnyPath, key: str) -> DataError:

@@ -71,14 +71,9 @@ def read(graph: OgbGraph) -> GraphData:
     return GraphData(
         graph.name,
         {DEFAULT_NTYPE: NodeFrame(dataset.num_nodes, nodes)},
-        {DEFAULT_ETYPE: _interleaved(edges) if is_undirected(graph) else edges},
+        {DEFAULT_ETYPE: _interleaved(edges) if graph.undirected else edges},
         dataset.origin,
     )
-
-
-def is_undirected(graph: OgbGraph) -> bool:
-    """Return True if each pair is listed once and stands for both directions."""
-    return graph.undirected
 
 
 def _place(graph: OgbGraph) -> Path:

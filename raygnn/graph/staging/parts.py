@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ class Staged:
                 codes.append(edges.codes)
                 numbers.append(edges.numbers)
 
-        return self._entry("edgesplit", span, build, split=split.to_dict())
+        return self._entry("edgesplit", span, build, split=asdict(split))
 
     def lists(
         self,
@@ -89,7 +89,7 @@ class Staged:
         if hide:
             hides = [(split, self.edge_split(span, split)) for split in hide]
             build = partial(_write_messages, meta=self.meta, span=span, whole=entry, splits=hides)
-            names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in hide]
+            names, listed = sorted(set(edge_arrays)), [asdict(split) for split in hide]
             entry = self._entry("messages", span, build, edge_arrays=names, splits=listed)
         if time is None:
             return entry
