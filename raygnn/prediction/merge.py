@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raygnn.config.places import unwritable
@@ -20,6 +20,8 @@ from raygnn.util.files import replacing, storage_errors
 _SUFFIX = ".parquet"
 _OTHER = "choose another --out"
 _OF_ROWS = ("row", "node", "time", "split", "label")
+_ROWS = 2**17  # in memory at once
+_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
 
 
 def free_file(file: Path, overwrite: bool) -> Path:
@@ -65,7 +67,7 @@ def merge_rows(
     merged = file if beside is None else place / "merged.parquet"
     with show.stage("merge"), storage_errors(file, InputError, _OTHER):
         with replacing(merged) as out:
-            rows = merge_files(files, out, key, names)
+            rows = merge_files(files, out, key, place / "spill", names)
             if rows != found["rows"]:
                 raise TrainingError(
                     f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
@@ -123,20 +125,18 @@ def check_rows(file: Path) -> None:
         raise InputError(what, where=f"--rows {file}", remedy=remedy)
 
 
-# of merging sorted files
-_ROWS = 2**17  # in memory, of all files
-_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
-_FEWEST = 2**6  # rows of each file
-_BUFFER = 2**20  # bytes per read of a column
-
-
 def merge_files(
-    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
+    files: Sequence[Path],
+    out: BinaryIO,
+    key: str,
+    spill: Path,
+    names: Mapping[str, Any] | None = None,
 ) -> int:
-    """Merge Parquet files with one schema, each ascending by the column ``key``.
+    """Merge Parquet files with one schema into one, ascending by the column ``key``.
 
     Args:
         out: takes the Parquet file.
+        spill: directory for rows that do not fit into memory.
         names: column of numbers → pyarrow array of their names; missing columns are ignored.
 
     Returns:
@@ -145,73 +145,38 @@ def merge_files(
     Raises:
         OSError: a file cannot be read or written.
     """
-    with ExitStack() as opened:
-        sources = [
-            opened.enter_context(pq.ParquetFile(file, buffer_size=_BUFFER)) for file in files
-        ]
-        most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
-        batch = max(_FEWEST, most // max(1, len(files)))
-        inputs = [_SortedFile(source.iter_batches(batch_size=batch), key) for source in sources]
-        if not sources:
-            return 0
-        schema = sources[0].schema_arrow
-        named = {
-            schema.get_field_index(column): values
-            for column, values in (names or {}).items()
-            if column in schema.names
-        }
-        for place, values in named.items():
-            schema = schema.set(place, pa.field(schema.field(place).name, values.type))
-        writer = opened.enter_context(pq.ParquetWriter(out, schema))
-        rows = 0
-        while pending := [source for source in inputs if source.fill()]:
-            # the rest of a file is above the last id that it has in memory
-            bound = min(source.last for source in pending)
-            table = pa.concat_tables(source.up_to(bound) for source in pending)
-            table = table.take(pc.sort_indices(table[key]))
-            for place, values in named.items():
-                called = values.take(table.column(place))
-                table = table.set_column(place, schema.field(place), called)
-            writer.write_table(table)
-            rows += table.num_rows
-        return rows
+    import duckdb
 
+    from raygnn.graph.tables.duck import connect, path_text
 
-def _width(source: pq.ParquetFile) -> int:
-    """Return the number of values in a row of a file, including those of lists."""
-    if not source.metadata.num_row_groups:
+    if not files:
         return 0
-    group = source.metadata.row_group(0)
+    query = f'select * from read_parquet([{", ".join(map(path_text, files))}]) order by "{key}"'
+    rows = 0
+    try:
+        with connect(spill) as connection:
+            most = min(_ROWS, _VALUES // max(1, *map(_width, files)))
+            reader = connection.sql(query).to_arrow_reader(most)
+            schema, named = reader.schema, {**(names or {})}
+            for name in named.keys() & {*schema.names}:
+                place = schema.get_field_index(name)
+                schema = schema.set(place, pa.field(name, named[name].type))
+            with pq.ParquetWriter(out, schema) as writer:
+                for batch in reader:
+                    columns = zip(schema.names, batch.columns, strict=True)
+                    arrays = [named[n].take(array) if n in named else array for n, array in columns]
+                    writer.write_table(pa.table(arrays, schema=schema))
+                    rows += batch.num_rows
+    except duckdb.Error as error:
+        raise OSError(errno.EIO, " ".join(str(error).split())[:300]) from error
+    return rows
+
+
+def _width(file: Path) -> int:
+    """Return the number of values in a row of a Parquet file, including those of lists."""
+    facts = pq.read_metadata(file)
+    if not facts.num_rows:
+        return 0
+    group = facts.row_group(0)
     values = sum(group.column(i).num_values for i in range(group.num_columns))
     return int(values) // max(1, group.num_rows)
-
-
-class _SortedFile:
-    """Sorted file with one batch in memory."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
-        self._batches = batches
-        self._key = key
-        self._held: pa.Table | None = None
-
-    def fill(self) -> bool:
-        """Read a batch if none is in memory; returns False at the end of the file."""
-        while self._held is None or not self._held.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return False
-            self._held = pa.Table.from_batches([batch])
-        return True
-
-    @property
-    def last(self) -> int:
-        """Highest id in memory."""
-        assert self._held is not None
-        return int(self._held[self._key][-1].as_py())
-
-    def up_to(self, bound: int) -> pa.Table:
-        """Remove and return the rows with ids up to this one."""
-        assert self._held is not None
-        count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
-        taken, self._held = self._held.slice(0, count), self._held.slice(count)
-        return taken
