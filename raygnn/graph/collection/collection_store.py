@@ -19,7 +19,6 @@ from raygnn.graph.collection.collection_manifest import (
     CollectionMeta,
     read_collection,
 )
-from raygnn.graph.collection.pack import pack
 from raygnn.graph.partition.manifest import checksum
 from raygnn.graph.sources import datasets, saved_graphs
 from raygnn.graph.sources.input_files import out_of_memory, sha256
@@ -58,6 +57,8 @@ class MissingCollection:
             ConfigError: a graph lacks what ``graph`` requires.
             DataError: a graph or the collection is damaged, or it cannot be written.
         """
+        from raygnn.graph.collection.pack import pack  # which imports torch
+
         place = self.place.absolute()
         if progress is not None:
             progress("pack")

@@ -5,6 +5,7 @@ Arrays grow row by row in ``.npy`` files, whose dtype is widened when rows need 
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name, element_bytes, stored_dtype
 from raygnn.graph.collection.collection_manifest import (
-    FLOATS,
-    INTEGERS,
     VERSION,
     CollectionMeta,
     GraphColumn,
@@ -256,8 +257,6 @@ def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -
             )
         feat: Any = np.load(directory / column.file)
         if column.dtype == "bfloat16":
-            import torch
-
             feat = torch.from_numpy(feat).view(torch.bfloat16)
         data.nodes[ntype] = NodeFrame(len(feat), {"feat": feat})
     normalize(data, method)
@@ -271,60 +270,31 @@ def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -
 
 def _graph_column(writer: ColumnWriter) -> GraphColumn:
     column = writer.finish()
-    values = np.load(writer.path, mmap_mode="r")
+    values = torch.from_numpy(np.load(writer.path))
     low = high = nonfinite = None
-    if np.dtype(values.dtype).kind in "iu" and column.dtype != "bfloat16":
-        if values.size:
-            low, high = int(values.min()), int(values.max())
-    elif not (finite := finite_rows(values, column.dtype)).all():
-        nonfinite = int(np.argmin(finite))
+    if column.dtype == "bfloat16":
+        values = values.view(torch.bfloat16)
+    if values.is_floating_point():
+        finite = finite_rows(values)
+        nonfinite = None if finite.all() else int(finite.int().argmin())
+    elif column.dtype != "bool" and values.numel():
+        low, high = int(values.min()), int(values.max())
     return GraphColumn(**dict(column), low=low, high=high, nonfinite=nonfinite)
 
 
 # --- arrays that grow in files
 
 
-def common_dtype(first: str, second: str) -> str | None:
-    """Return the smallest dtype that holds the values of both; None if one is of integers and the
-    other of floats."""
-    if first == second:
-        return first
-    if first in FLOATS and second in FLOATS:
-        wider = max(first, second, key=FLOATS.index)
-        return "float32" if wider == "float16" else wider  # neither 16-bit type holds the other
-    if first in INTEGERS and second in INTEGERS:
-        return str(np.promote_types(first, second))
-    return None
+def common_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype | None:
+    """Return the smallest dtype that holds the values of both; None if they are of two kinds:
+    integers, floats, or truth values."""
+    kinds = {(dtype.is_floating_point, dtype == torch.bool) for dtype in (first, second)}
+    return torch.promote_types(first, second) if len(kinds) == 1 else None
 
 
-def plain(array: Any) -> tuple[Array, str]:
-    """Return an array as ``.npy`` can hold it (bfloat16 as int16), and the name of its dtype."""
-    name = dtype_name(array)
-    if isinstance(array, np.ndarray):
-        return array, name
-    if name == "bfloat16":
-        return np.frombuffer(element_bytes(array), np.int16).reshape(tuple(array.shape)), name
-    return array.numpy(), name
-
-
-def convert(array: Array, old: str, new: str) -> Array:
-    """Convert elements of dtype ``old``, as `plain` returns them, to dtype ``new``."""
-    if old == new:
-        return array
-    if old == "bfloat16":
-        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(new, copy=False)
-
-
-def finite_rows(array: Array, dtype: str) -> Array:
-    """Return which rows are finite, bool ``[N]``; elements as `plain` returns them."""
-    if dtype == "bfloat16":
-        finite = (array & 0x7F80) != 0x7F80
-    elif dtype in FLOATS:
-        finite = np.isfinite(array)
-    else:
-        return np.ones(len(array), np.bool_)
-    return finite.reshape(len(array), -1).all(axis=1)
+def finite_rows(rows: Tensor) -> Tensor:
+    """Return which rows are finite, bool ``[N]``."""
+    return rows.isfinite().reshape(len(rows), math.prod(rows.shape[1:])).all(1)
 
 
 @dataclass
@@ -338,10 +308,10 @@ class ColumnWriter:
 
     path: Path
     finite: bool = False
-    dtype: str | None = None
+    dtype: torch.dtype | None = None
     shape: tuple[int, ...] | None = None
     rows: int = 0
-    _waiting: list[tuple[Array, str]] = field(default_factory=list)
+    _waiting: list[Tensor] = field(default_factory=list)
     _size: int = 0
 
     def add(self, array: Any, where: str) -> None:
@@ -354,34 +324,34 @@ class ColumnWriter:
         Raises:
             DataError: the rows have another shape, a dtype of another kind, or are not finite.
         """
-        rows, dtype = plain(array)
-        shape = rows.shape[1:]
+        rows = torch.as_tensor(array)
+        shape = tuple(rows.shape[1:])
         if self.shape is None or self.dtype is None:
-            self.dtype, self.shape = dtype, shape
+            self.dtype, self.shape = rows.dtype, shape
         if shape != self.shape:
             raise DataError(
                 f"its rows have shape {list(shape)}, those of the graphs before {list(self.shape)}",
                 where=where,
                 remedy="give this array the same shape in all graphs, except the first dimension",
             )
-        common = common_dtype(self.dtype, dtype)
+        common = common_dtype(self.dtype, rows.dtype)
         if common is None:
             raise DataError(
-                f"it is {dtype}, in the graphs before {self.dtype}",
+                f"it is {dtype_name(rows)}, in the graphs before {_name(self.dtype)}",
                 where=where,
                 remedy="save this array as numbers of one kind in all graphs",
             )
-        if self.finite and not (good := finite_rows(rows, dtype)).all():
+        if self.finite and not (good := finite_rows(rows)).all():
             raise DataError(
                 "features are infinite or not a number",
-                where=f"{where}, row {int(np.argmin(good))}",
+                where=f"{where}, row {int(good.int().argmin())}",
                 remedy="features must be finite: replace them, or leave the graph out",
             )
         if common != self.dtype:
             self._flush()
             self._widen(common)
         self.rows += len(rows)
-        self._waiting.append((rows, dtype))
+        self._waiting.append(rows)
         self._size += rows.nbytes
         if self._size > _BUFFER_BYTES or len(self._waiting) > _BUFFER_ARRAYS:
             self._flush()
@@ -391,7 +361,8 @@ class ColumnWriter:
         self._flush()
         with self.path.open("r+b") as file:
             self._write_header(file)
-        facts = {"file": self.path.name, "dtype": self.dtype, "shape": self.shape}
+        assert self.dtype is not None
+        facts = {"file": self.path.name, "dtype": _name(self.dtype), "shape": self.shape}
         return PackedArray.model_validate(facts)
 
     def _write_header(self, file: BinaryIO) -> None:
@@ -399,7 +370,8 @@ class ColumnWriter:
         assert self.dtype is not None
         assert self.shape is not None
         shape = (self.rows, *self.shape)
-        header = {"descr": stored_dtype(self.dtype).str, "fortran_order": False, "shape": shape}
+        stored = stored_dtype(_name(self.dtype))
+        header = {"descr": stored.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
 
     def _flush(self) -> None:
@@ -407,12 +379,12 @@ class ColumnWriter:
         with self.path.open("ab") as file:
             if not file.tell():
                 self._write_header(file)
-            for rows, dtype in self._waiting:
-                file.write(element_bytes(convert(rows, dtype, self.dtype)))
+            for rows in self._waiting:
+                file.write(element_bytes(rows.to(self.dtype)))
         self._waiting.clear()
         self._size = 0
 
-    def _widen(self, dtype: str) -> None:
+    def _widen(self, dtype: torch.dtype) -> None:
         old, self.dtype = self.dtype, dtype
         assert old is not None
         wider = self.path.with_suffix(".wider")
@@ -420,6 +392,9 @@ class ColumnWriter:
             self._write_header(target)
             source.seek(target.tell())  # dtypes of one kind have names of one length
             while data := source.read(_BUFFER_BYTES):
-                elements = np.frombuffer(data, stored_dtype(old))
-                target.write(element_bytes(convert(elements, old, dtype)))
+                target.write(element_bytes(torch.frombuffer(bytearray(data), dtype=old).to(dtype)))
         wider.replace(self.path)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
