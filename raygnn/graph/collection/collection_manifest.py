@@ -20,13 +20,12 @@ from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.arrays import stored_dtype
 from raygnn.graph.data import SPLITS, EdgeType
-from raygnn.graph.partition.manifest import FileFacts
-from raygnn.util.files import read_json
+from raygnn.graph.partition.manifest import FileFacts, check_size, first_problem, read_json
 
 MANIFEST = "collection.json"
 VERSION: Literal[1] = 1
 
-_REMEDY = "delete the directory: it is built again from the graphs"
+REMEDY = "delete the directory: it is built again from the graphs"
 
 _Natural = Annotated[int, Field(ge=0)]
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -194,45 +193,28 @@ def read_collection(directory: Path) -> CollectionMeta:
             file is missing or has another size.
     """
     path = directory / MANIFEST
-    try:
-        content = read_json(path)
-    except DataError as error:
-        if isinstance(error.__cause__, OSError):
-            raise damaged(path, f"cannot be read: {error.__cause__.strerror}") from None
-        raise damaged(path, f"it is damaged: {error.what}") from None
-    if not content and not path.exists():
+    if not path.exists():
         raise DataError(
             f"there is no collection of graphs here: {MANIFEST} is missing",
             where=str(directory),
             remedy="name another directory, or delete this one",
         )
+    content = read_json(path, REMEDY)
     if content.get("version") != VERSION:
         message = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
         raise damaged(path, message)
     try:
         meta = CollectionMeta.model_validate({**content, "directory": directory})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise damaged(path, f"it is damaged: {key}: {first['msg']}") from None
+        raise damaged(path, f"it is damaged: {first_problem(error)}") from None
     for name, file in meta.files.items():
-        check_size(directory / name, file.bytes)
+        check_size(directory / name, file.bytes, REMEDY)
     return meta
 
 
 def damaged(path: Path, message: str) -> DataError:
     """Build the error for a damaged file of a collection."""
-    return DataError(message, where=str(path), remedy=_REMEDY)
-
-
-def check_size(path: Path, expected: int) -> None:
-    """Raise DataError if a file of a collection is missing or has another size."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror}") from None
-    if size != expected:
-        raise damaged(path, f"has {size} bytes, expected {expected}")
+    return DataError(message, where=str(path), remedy=REMEDY)
 
 
 def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dict[str, np.ndarray]:

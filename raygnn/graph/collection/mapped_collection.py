@@ -13,16 +13,17 @@ from torch import Tensor
 from raygnn.config.graph import GraphSplit
 from raygnn.graph.arrays import Array, check_row_pointers
 from raygnn.graph.collection.collection_manifest import (
+    REMEDY,
     CollectionMeta,
     PackedArray,
     PackedEdges,
     PackedNodes,
-    check_size,
     damaged,
     no_splits,
     split_graphs,
 )
 from raygnn.graph.data import EdgeType
+from raygnn.graph.partition.manifest import check_size
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def _map(meta: CollectionMeta, column: PackedArray, rows: int) -> Array:
     file = meta.files.get(column.file)
     if file is None:
         raise damaged(path, "the manifest does not list this file")
-    check_size(path, file.bytes)
+    check_size(path, file.bytes, REMEDY)
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -139,27 +139,49 @@ def read_all(path: AnyPath) -> bytes:
     return content
 
 
-def read_json(path: AnyPath) -> dict[str, Any]:
+def read_json(path: AnyPath, remedy: str = _AGAIN) -> dict[str, Any]:
     """Read a JSON object from a file. Raises DataError for anything else."""
     try:
         if not path.is_file():  # reading a FIFO would block
-            raise DataError("is no file", where=str(path), remedy=_AGAIN)
+            raise DataError("is no file", where=str(path), remedy=remedy)
         if (size := path.stat().st_size) > _LARGEST:
             raise DataError(
                 f"has {size:,} bytes, more than any partition's description",
                 where=str(path),
-                remedy=f"check that this is the right file, or {_AGAIN}",
+                remedy=f"check that this is the right file, or {remedy}",
             )
         values = json.loads(read_all(path).decode())
     except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror}", where=str(path), remedy="check its permissions"
-        ) from error
+        raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}", where=str(path), remedy=_AGAIN) from error
+        raise DataError(f"is not JSON: {error}", where=str(path), remedy=remedy) from error
     if not isinstance(values, dict):
-        raise DataError("is not a JSON object", where=str(path), remedy=_AGAIN)
+        raise DataError("is damaged: no JSON object", where=str(path), remedy=remedy)
     return values
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first key of a file that is wrong, and why."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part)[:100] for part in first['loc'])}: {first['msg']}"
+
+
+def check_size(path: AnyPath, expected: int, remedy: str) -> None:
+    """Raise DataError if a file is missing or has another size."""
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise _unreadable(path, error) from error
+        size = None
+    if size != expected:
+        problem = "is missing" if size is None else f"has {size} bytes, expected {expected}"
+        raise DataError(problem, where=str(path), remedy=remedy)
+
+
+def _unreadable(path: AnyPath, error: OSError) -> DataError:
+    message = f"cannot be read: {error.strerror}"
+    return DataError(message, where=str(path), remedy="check its permissions")
 
 
 def read_manifest(directory: AnyPath) -> Manifest | None:
@@ -185,14 +207,14 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ", ".join(str(part)[:100] for part in first["loc"])
-        raise damaged(path, f"{key}: {first['msg']}") from None
+        raise damaged(path, first_problem(error)) from None
     for name, expected in manifest.files.items():
         parts = name.split("/")
         if {"", ".", ".."} & {*parts} or max(map(len, parts)) > _LONGEST:
             raise damaged(path, f"files, {name[:100]!r} is no file of it")
-        _check_size(directory, name, expected.bytes)
+        check_size(
+            directory / name, expected.bytes, f"copy the complete directory again, or {_AGAIN}"
+        )
     return manifest
 
 
@@ -226,21 +248,3 @@ def compare(path: AnyPath, expected: FileFacts, size: int, sha256: str | None = 
         problem = "has changed since it was written"
     if problem is not None:
         raise DataError(problem, where=str(path), remedy=f"copy the file again, or {_AGAIN}")
-
-
-def _check_size(directory: AnyPath, name: str, expected: int) -> None:
-    path = directory / name
-    try:
-        size = path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise DataError(
-                f"cannot be read: {error.strerror}", where=str(path), remedy="check its permissions"
-            ) from error
-        size = None
-    if size != expected:
-        raise DataError(
-            "is missing" if size is None else f"has {size} bytes, expected {expected}",
-            where=str(path),
-            remedy=f"copy the complete directory again, or {_AGAIN}",
-        )

@@ -29,6 +29,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, element_bytes, stored_dtype
+from raygnn.graph.partition.manifest import first_problem
 from raygnn.util.files import new_directory, publish, remove, storage_errors, sync_file
 from raygnn.util.locks import try_flock, try_lock
 
@@ -340,8 +341,7 @@ def _open_entry(path: Path) -> CacheEntry | str | None:
                 if (size := (path / array.file).lstat().st_size) != array.bytes:
                     return f"{array.file} has {size} bytes, expected {array.bytes}"
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            return f"{FACTS} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            return f"{FACTS} is damaged: {first_problem(error)}"
         except OSError as error:
             return str(error)
         with contextlib.suppress(OSError):  # the cache may be read-only
