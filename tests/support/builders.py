@@ -154,10 +154,10 @@ _FILES: Cases = {
     "dgl is a directory": (_bare(Path.mkdir, "dgl"), "input|directory"),
     "dgl garbage": (
         _bare(lambda f: f.write_bytes(bytes(range(256)) * 40), "dgl"),
-        "input|dgl.save_graphs",
+        "input|holds no DGL graph file",
     ),
-    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), "tiny.dgl|truncated"),
-    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), "tiny.dgl|truncated"),
+    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), "tiny.dgl|cut short"),
+    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), "tiny.dgl|cut short"),
     "dgl index out of range": (lambda p: {**write_dgl(p), "index": 3}, "tiny.dgl|graph.index is 3"),
 }
 MALFORMED: Cases = _FILES | {
