@@ -156,8 +156,8 @@ _FILES: Cases = {
         _bare(lambda f: f.write_bytes(bytes(range(256)) * 40), "dgl"),
         "input|holds no DGL graph file",
     ),
-    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), "tiny.dgl|cut short"),
-    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), "tiny.dgl|cut short"),
+    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), "tiny.dgl|damaged"),
+    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), "tiny.dgl|damaged"),
     "dgl index out of range": (lambda p: {**write_dgl(p), "index": 3}, "tiny.dgl|graph.index is 3"),
 }
 MALFORMED: Cases = _FILES | {
