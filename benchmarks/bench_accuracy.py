@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import shutil
 import statistics
@@ -57,6 +58,7 @@ class Case:
         published: as reported, %.
         threshold: of the mean, %.
         variants: what is changed for further rows, one each, which are shown beside.
+        lower: the metric is an error, in the target's unit: the lower, the better.
     """
 
     job: str
@@ -65,9 +67,11 @@ class Case:
     published: str
     threshold: float
     variants: tuple[str, ...] = ()
+    lower: bool = False
 
 
 _NO_EDGES = "model.edge_categories={}"
+_NO_CUT = "graph.path=whole.yaml"  # rel-f1 with rows after 2009, which RelBench removes
 _RARE = ("task.class_weights=balanced", "task.loss=focal")  # what is toxic is rare
 CASES = (
     Case("cora-gcn", "train.seed", 5, "81.5 (Kipf & Welling 2017)", 80.5),
@@ -76,17 +80,20 @@ CASES = (
     Case("tox21-gine", "train.seed", 1, "74.0 ± 0.8 (Hu et al. 2020)", 73.5, (_NO_EDGES, *_RARE)),
     Case("bbbp-gine", "train.seed", 3, "65.8 ± 4.5 (Hu et al. 2020)", 65.5, (_NO_EDGES,)),
     Case("college-links", "train.seed", 3, "79.6 (TGAT), 92.3 (TGN) (Yu et al. 2023)", 79.0),
+    Case("f1-dnf", "train.seed", 5, "72.62 (RDL), 75.29 (RelGNN)", 72.6, (_NO_CUT,)),
+    Case("f1-position", "train.seed", 5, "4.022 (RDL), 3.798 (RelGNN)", 4.02, (_NO_CUT,), True),
 )
 
 
 def score(job: str, storage: str, *overrides: str) -> tuple[float, float]:
-    """Train once; the test metric, %, and the seconds that it took."""
+    """Train once; the test metric, in % unless it is an error, and the seconds that it took."""
     own = ["name=run", f"storage={storage}", "cluster.num_cpus=4"]
     config = raygnn.load_config(JOBS / f"{job}.yaml", [*own, *overrides])
     start = time.perf_counter()
     run = raygnn.train(config, overwrite=True, display=False)
     seconds = time.perf_counter() - start
-    return 100 * run.summary["metrics"][f"test/{config.task.chosen_metric}"], seconds
+    metric = config.task.chosen_metric
+    return (1 if metric == "mae" else 100) * run.summary["metrics"][f"test/{metric}"], seconds
 
 
 def accuracy(case: Case, repeat: int, storage: str, *changed: str) -> tuple[list[str], bool]:
@@ -96,10 +103,11 @@ def accuracy(case: Case, repeat: int, storage: str, *changed: str) -> tuple[list
     if case.job == "college-links":
         write = runpy.run_path(str(JOBS.parent / "examples" / "college.py"))["write"]
         changed += (f"graph.path={write(MESSAGES, Path(storage) / 'college')}",)
-    runs = [score(case.job, storage, number, *changed) for number in numbered]
+    paths = [f"graph.path={whole_f1(Path(storage))}" if c == _NO_CUT else c for c in changed]
+    runs = [score(case.job, storage, number, *paths) for number in numbered]
     scores = [value for value, _ in runs]
     mean = statistics.mean(scores)
-    met = mean >= case.threshold
+    met = mean <= case.threshold if case.lower else mean >= case.threshold
     row = [
         " ".join([case.job, *changed]),
         f"{case.vary} 0–{repeat - 1}",
@@ -110,6 +118,43 @@ def accuracy(case: Case, repeat: int, storage: str, *changed: str) -> tuple[list
         busy,
     ]
     return row, met
+
+
+def whole_f1(place: Path) -> Path:
+    """Write the description of rel-f1 without its cut at 2010-01-01."""
+    text = (JOBS / "tables" / "f1.yaml").read_text()
+    text = text.replace("../../../shared", str(JOBS.parents[1] / "shared"))
+    file = place / "whole.yaml"
+    file.write_text(re.sub(" where date <= .*", "", text))
+    return file
+
+
+def boosted(job: str) -> float:
+    """Return the test metric of gradient boosting on the columns of the drivers and the date."""
+    import pandas as pd
+    from sklearn.compose import make_column_transformer
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.metrics import mean_absolute_error, roc_auc_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OrdinalEncoder
+
+    table = raygnn.load_config(JOBS / f"{job}.yaml").task.table
+    drivers = pd.read_csv(JOBS.parents[1] / "shared" / "data" / "f1" / "drivers.csv")
+    drivers["born"] = pd.to_datetime(drivers.dob).astype("datetime64[s]").astype("int64")
+    parts = []
+    for split in ("train", "test"):
+        rows = pd.read_csv(table.files[split]).merge(drivers, on="driverId", how="left")
+        at = pd.to_datetime(rows.date).astype("datetime64[s]").astype("int64")
+        parts.append((rows.assign(at=at, age=at - rows.born), rows[table.target]))
+    (x, y), (test, truth) = parts
+    columns = ["at", "age", "born"]
+    words = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    inputs = make_column_transformer((words, ["nationality"]), ("passthrough", columns))
+    if job == "f1-dnf":
+        model = make_pipeline(inputs, HistGradientBoostingClassifier(random_state=0)).fit(x, y)
+        return 100 * roc_auc_score(truth, model.predict_proba(test)[:, 1])
+    regressor = HistGradientBoostingRegressor(loss="absolute_error", random_state=0)
+    return mean_absolute_error(truth, make_pipeline(inputs, regressor).fit(x, y).predict(test))
 
 
 def agreement(repeat: int, storage: str) -> tuple[list[list[str]], bool]:
@@ -199,6 +244,9 @@ def main() -> int:
                 for variant in case.variants:
                     rows.append(accuracy(case, args.seeds or case.repeat, storage, variant)[0])
                     print(*rows[-1], flush=True)
+                if case.job.startswith("f1"):
+                    figure = f"{boosted(case.job):.2f}"
+                    rows.append([f"{case.job}, HistGradientBoosting", "", figure, "", "", "", ""])
         if rows:
             header = ["job", "over", "test, %", "published, %", "threshold, %", "seconds each"]
             print(table([*header, "machine"], rows))

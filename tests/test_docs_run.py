@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -138,6 +139,35 @@ def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
 
 
+@pytest.mark.system
+@pytest.mark.timeout(LIMIT + 30)
+def test_from_a_database_to_predictions(tmp_path: Path) -> None:
+    """The page's commands, in order, on fewer customers."""
+    page = CHECKOUT / "docs" / "database-to-predictions.md"
+    (questions,) = blocks("python questions.py", page)
+    (job,) = blocks("yaml churn.yaml", page)
+    (tmp_path / "churn.yaml").write_text(tiny(yaml.safe_load(job), **{"train.epochs": 3}))
+    example = repr(str(CHECKOUT / "examples" / "shop.py"))
+    steps: list[list[str] | str] = []
+    for command in commands_of(page, "sh churn"):
+        program, *words = shlex.split(command)
+        steps.append(
+            words
+            if program == "raygnn"
+            else {
+                "python examples/shop.py shop": f"import pathlib, runpy; "
+                f"runpy.run_path({example})['write'](pathlib.Path('shop'), 600)",
+                "python questions.py": questions,
+            }.get(command, f"import shutil; shutil.copy(*{words})")
+        )
+    out = run(steps, tmp_path)
+    assert "test/roc_auc" in out
+    scores = pd.read_parquet(tmp_path / "scores.parquet")
+    asked = pd.read_csv(tmp_path / "shop" / "december.csv")
+    assert scores["customer"].tolist() == asked["customer"].tolist()
+    assert {"customer", "day", "prediction", "probability"} <= {*scores.columns}
+
+
 _PARTITIONED = """
 from pathlib import Path
 dgl.distributed.partition_graph(dgl.load_graphs("graph.dgl")[0][0], "g", 2, "parts")
@@ -169,8 +199,8 @@ def test_commands_for_a_cloud_are_marked() -> None:
     kinds = {
         kind for kind in kinds if not kind.startswith(("csv ", "yaml "))
     }  # files of an example
-    python = {"python", "py", "py own", "py pyg", "py bridge", "py step"}
-    assert kinds <= {"sh", "sh cloud", "sh install", "text", "yaml", *python}
+    python = {"python", "python questions.py", "py", "py own", "py pyg", "py bridge", "py step"}
+    assert kinds <= {"sh", "sh churn", "sh cloud", "sh install", "text", "yaml", *python}
     for page in PAGES:
         for command in commands_of(page):
             assert not re.match(r"(ray|ssh|kubectl|aws|gcloud) ", command), (

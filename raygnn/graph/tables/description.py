@@ -80,6 +80,18 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, (str, dict)) else to_tuple(value)
 
 
+def _feature_columns(value: Any) -> Any:
+    """Return one entry for each column; a mapping can name several with the same transform."""
+    listed = _listed(value)
+    if not isinstance(listed, tuple):
+        return listed
+    entries: list[Any] = []
+    for entry in listed:
+        several = isinstance(entry, dict) and isinstance(entry.get("column"), list)
+        entries += [{**entry, "column": one} for one in entry["column"]] if several else [entry]
+    return tuple(entries)
+
+
 def _buckets(value: Any) -> Any:
     numbers = isinstance(value, list) and all(isinstance(bound, (int, float)) for bound in value)
     if not (numbers and value and value == sorted({*value})) and value not in _WIDTHS:
@@ -107,9 +119,8 @@ class TimeColumn(Section):
     column: Text = Field(description="Name of the column.")
     unit: Literal["d", "s", "ms", "us", "ns"] | None = Field(
         None,
-        description="Unit of numbers since 1970, which may then have fractions: d, s, ms, us or "
-        "ns. They become microseconds, as points in time do; null = whole numbers stay as they "
-        "are.",
+        description="Unit of numbers since 1970, which can have fractions and become "
+        "microseconds; null = integers stay as they are.",
     )
 
 
@@ -241,7 +252,7 @@ class Table(Section):
         Name,
         Annotated[
             tuple[Annotated[FeatureColumn, BeforeValidator(_column)], ...],
-            BeforeValidator(_listed),
+            BeforeValidator(_feature_columns),
             must(len, "a column, or a list of columns"),
         ],
     ] = Field({}, description="Array name → column or columns of numbers, or what becomes some.")
