@@ -25,7 +25,7 @@ from raygnn.config.task import ClassTask, TaskConfig
 from raygnn.driver.inputs import CollectionInput, Input, PartitionInput
 from raygnn.errors import ConfigError
 from raygnn.graph.collection import CollectionMeta
-from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
+from raygnn.graph.data import TABLE, EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, error, warn
@@ -66,10 +66,13 @@ def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget])
         task, table = config.of(name).task, config.of(name).table
         kind = goal.edges.etype if goal.edges else goal.ntype
         where = f"tasks.{name}.class_weights" if name else "task.class_weights"
-        if table or not isinstance(task, ClassTask):
+        if not isinstance(task, ClassTask) or not isinstance(task.class_weights, tuple):
             continue
-        if isinstance(task.class_weights, tuple):
+        if table is None:
             task.check_weights(_classes(given, kind, task), where)
+        elif rows := given.lists(config.of(name), name, None).get(TABLE):
+            labels = rows.targets.shape[1] if task.several_labels else max(2, len(rows.words))
+            task.check_weights(labels, where)
 
 
 def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int | None:

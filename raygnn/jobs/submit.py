@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shlex
 import tempfile
 import time
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import reduce
+from itertools import chain
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ class Package:
 
     config: Config
     contents: upload.Contents  # the files that are uploaded with it
-    data: Path | None  # path of its input among them; None if that is on the cluster's storage
+    data: dict[str, Path]  # key → path of an input among them; others are on the cluster's storage
 
     @property
     def file(self) -> str:
@@ -54,12 +57,9 @@ class Package:
     def document(self) -> dict[str, Any]:
         """Return the configuration as it is uploaded."""
         document = self.config.to_dict()
-        if self.data is not None:
-            graph = document["graph"]
-            if graph.get("path") is not None:
-                graph["path"] = str(self.data)
-            else:
-                graph["args"]["root"] = str(self.data)
+        for key, path in self.data.items():
+            *sections, last = key.split(".")
+            reduce(getitem, sections, document)[last] = str(path)
         document["cluster"]["address"] = "auto"  # the cluster that runs it
         return document
 
@@ -102,7 +102,8 @@ def prepare(
                 remedy="set it in the environment of the nodes, before ray start",
             )
     data = _carried(job, relative, directory, label)
-    contents = upload.contents_of(directory, data and directory / data, without=job.local_storage)
+    files = chain(*(_files(directory / path) for path in data.values()))
+    contents = upload.contents_of(directory, list(files), without=job.local_storage)
     contents.check()
     return Package(job, contents, data)
 
@@ -314,14 +315,24 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
             )
 
 
-def _carried(config: Config, relative: frozenset[str], directory: Path, label: str) -> Path | None:
-    """Return the input that is uploaded with the job: one with a relative path. Raises ConfigError
-    if it does not exist, or is not within the directory."""
-    key, path = "graph.path", getattr(config.graph, "path", None)
-    if path is None and (root := getattr(config.graph, "args", {}).get("root")) is not None:
-        key, path = "graph.args.root", Path(str(root))
-    if path is None or key not in relative:
-        return None
+def _files(path: Path) -> list[Path]:
+    """Return the file or directory, or what a pattern matches."""
+    return [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
+
+
+def _carried(
+    config: Config, relative: frozenset[str], directory: Path, label: str
+) -> dict[str, Path]:
+    """Return the inputs that are uploaded with the job, those with relative paths, by key. Raises
+    ConfigError if one does not exist, or is not within the directory."""
+    document = config.to_dict()
+    keys = sorted(key for key in relative if key.partition(".")[0] in ("graph", "task", "tasks"))
+    paths = {key: Path(str(reduce(getitem, key.split("."), document))) for key in keys}
+    return {key: _within(key, path, directory, label) for key, path in paths.items()}
+
+
+def _within(key: str, path: Path, directory: Path, label: str) -> Path:
+    """Return the path of an input within the directory."""
     if not path.is_relative_to(directory):
         raise ConfigError(
             f"{key} leads out of the working directory {directory}, to {path}",
@@ -329,7 +340,7 @@ def _carried(config: Config, relative: frozenset[str], directory: Path, label: s
             remedy=f"give an absolute path that every node sees (--set {key}=/…), or a "
             "--working-dir that holds it",
         )
-    if not path.exists():
+    if not _files(path):
         raise ConfigError(
             f"{key}: there is no {path}",
             where=label,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -87,14 +87,16 @@ class Contents:
         )
 
 
-def contents_of(directory: Path, data: Path | None = None, without: Path | None = None) -> Contents:
+def contents_of(
+    directory: Path, data: Sequence[Path] = (), without: Path | None = None
+) -> Contents:
     """Select the files of a directory to upload: without version control, environments, caches,
     likely secrets, and what a ``.gitignore`` or ``.rayignore`` names; as for Ray, each is about the
     files below it. Small files are searched for private keys. Raises InputError if it is no
     directory, or cannot be read.
 
     Args:
-        data: a file or directory within it that is uploaded in spite of ignore files.
+        data: files and directories within it that are uploaded in spite of ignore files.
         without: a directory that is not.
     """
     if not directory.is_dir():
@@ -105,7 +107,7 @@ def contents_of(directory: Path, data: Path | None = None, without: Path | None 
         allowed = _allowed(directory)
         paths = chain(
             _travelling(directory, [_Rules(directory, _NEVER)], without),
-            () if data is None else _below(data),
+            *map(_below, data),
         )
         for number, path in enumerate(paths):
             if number == _COUNTED:
@@ -116,7 +118,7 @@ def contents_of(directory: Path, data: Path | None = None, without: Path | None 
             size = _size(path, directory)
             if size is None or text != name:
                 left_out[text] = None
-            elif path != data and (secret := _secret(path, name, size, allowed)):
+            elif path not in data and (secret := _secret(path, name, size, allowed)):
                 secrets[secret] = None
             else:
                 files[name] = size
@@ -144,7 +146,7 @@ def pack(contents: Contents, job: dict[str, object], name: str, target: Path) ->
 def check_unpacked(directory: Path) -> None:
     """Raise InputError if the package of `ray job submit` is too large or holds a repository; for
     jobs that raygnn did not pack, on the node that runs them."""
-    contents = contents_of(directory, data=directory)
+    contents = contents_of(directory, data=[directory])
     git = sum(size for name, size in contents.files.items() if ".git" in Path(name).parts[:-1])
     if git:
         raise InputError(

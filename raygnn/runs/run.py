@@ -170,6 +170,7 @@ class Run:
         scores: bool = False,
         calibrated: bool = False,
         ids: Sequence[int] | Sequence[str] | None = None,
+        rows: str | Path | pandas.DataFrame | None = None,
         fanout: Sequence[int] | None = None,
         at: int | str | date | None = None,
         since: int | str | date | None = None,
@@ -188,6 +189,7 @@ class Run:
             task: name of the task in multi-task learning.
             scores: also return a probability for each class.
             ids: nodes or graphs to predict for.
+            rows: rows in place of the training table's, or their file; see `raygnn.predict`.
             fanout: sampled neighbours per hop, from the seeds outward; None = all.
             at: time before which events are visible; None: see `raygnn.predict`.
             new_data: predict for data that the model was not trained on, given by ``overrides``.
@@ -214,11 +216,15 @@ class Run:
                         where="ids",
                         remedy="give numbers or texts, not both",
                     ) from None
+            if isinstance(rows, pandas.DataFrame):
+                rows.to_parquet(rows_file := Path(directory) / "rows.parquet")
+                rows = rows_file
             self._ask(
                 "predict",
                 overrides,
                 timeout,
                 split=split,
+                rows=rows,
                 out=out,
                 scores=scores,
                 calibrated=calibrated,

@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.driver.dry_run import check_weights
+from raygnn.driver.inputs import Input
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.data import TrainingRows
+from raygnn.graph.data import TABLE, TrainingRows
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.training_rows import read_training_rows
+from raygnn.runs.run import Run
+from raygnn.worker.job import TaskTarget
 from tests.support.small_jobs import job
 
 IDS = pa.array(["ann", "bob", "cem"], pa.large_string())
@@ -117,6 +122,49 @@ def test_bad_rows_are_refused(text: str, said: str, tmp_path: Path) -> None:
         read(tmp_path, text)
     assert said in str(refused.value)
     assert refused.value.remedy
+
+
+def test_remedies_are_those_of_training_tables(tmp_path: Path) -> None:
+    """Not those of a graph's tables, whose keys a training table does not have."""
+    table = {"split": "fold"}
+    folds = "who,at,left,fold\nann,1,no,train\nbob,2,yes,dev\n"
+    with pytest.raises(DataError, match="'dev' is no split") as raised:
+        read(tmp_path, folds, table=table, split=None)
+    assert raised.value.remedy == "use train, val, test or nothing"
+    with pytest.raises(DataError) as raised:
+        read(tmp_path, "who,at,left\nann,1.5,no\n")
+    assert "unit" not in str(raised.value.remedy)
+    with pytest.raises(DataError, match=r"^no file matches '/.*rows-\*\.csv'") as raised:
+        read(tmp_path, table={"files": str(tmp_path / "rows-*.csv")})
+    assert "training table" in str(raised.value.remedy)
+
+
+def test_class_weights_are_counted(tmp_path: Path) -> None:
+    class Given(Input):
+        def lists(self, config: Config, name: str, target: Any) -> dict[str, Any]:
+            return {TABLE: read_training_rows(config, IDS, len(IDS))}
+
+    goals = {"": TaskTarget("person", None)}
+    check_weights(config_of(tmp_path, class_weights=[1, 2]), Given(), goals)
+    with pytest.raises(ConfigError, match="there are 3 weights, and 2 classes"):
+        check_weights(config_of(tmp_path, class_weights=[1, 2, 3]), Given(), goals)
+
+
+@pytest.mark.parametrize("kind", ["file", "frame"])
+def test_a_notebook_predicts_for_rows(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Run.predict` asks the command with the rows, as a file."""
+    frame = pd.DataFrame({"who": ["ann"], "at": [7]})
+    frame.to_parquet(tmp_path / "rows.parquet")
+
+    def asked(run: Run, verb: str, overrides: Any, timeout: float, **options: Any) -> None:
+        pd.read_parquet(options["rows"]).assign(prediction=1).to_parquet(options["out"])
+
+    monkeypatch.setattr(Run, "_ask", asked)
+    run = object.__new__(Run)
+    found = run.predict(rows=frame if kind == "frame" else tmp_path / "rows.parquet")
+    assert found.to_dict("list") == {"who": ["ann"], "at": [7], "prediction": [1]}
 
 
 def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:

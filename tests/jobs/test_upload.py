@@ -7,6 +7,7 @@ import random
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
@@ -43,7 +44,7 @@ def write(place: Path, files: dict[str, str]) -> None:
         (place / name).write_text(text)
 
 
-def names(work: Path, **options: Path) -> set[str]:
+def names(work: Path, **options: Any) -> set[str]:
     return set(contents_of(work, **options).files)
 
 
@@ -66,7 +67,7 @@ def test_files_that_are_uploaded(work: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names(work, without=work / "runs") == always
     assert names(work) == always | {"runs/r/x"}
     data = work / "data" / "graph.dgl"
-    assert names(work, data=data, without=work / "runs") == always | {"data/graph.dgl"}
+    assert names(work, data=[data], without=work / "runs") == always | {"data/graph.dgl"}
     monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
     assert names(work, without=work / "runs") == always | {"data/graph.dgl", "notes/a.txt"}
 
@@ -169,9 +170,34 @@ def test_data_travels_by_relative_names_only(work: Path) -> None:
     assert "data/graph.dgl" in package.contents.files
     assert package.document()["graph"]["path"] == "data/graph.dgl"
     absolute = prepare("job.yaml", ["graph.path=/data/of/the/cluster.dgl"])
-    assert absolute.data is None
+    assert not absolute.data
     assert absolute.document()["graph"]["path"] == "/data/of/the/cluster.dgl"
     assert "data/graph.dgl" not in absolute.contents.files
+
+
+def test_files_of_tasks_travel(work: Path, tmp_path: Path) -> None:
+    """Training tables, also as patterns, and lists of negatives; ignore files notwithstanding."""
+    write(work, dict.fromkeys(["data/rows/a.csv", "data/rows/b.csv", "data/test.csv"], "x"))
+    write(work, dict.fromkeys(["data/hard.npz", "data/rows/c.txt"], "x"))
+    table = "{files: %s, entity: who, target: left}"
+    left = "{kind: node_classification, ntype: person, table: " + table + "}"
+    knows = "{kind: link_prediction, negatives: {file: data/hard.npz}}"
+    files = "{train: data/rows/*.csv, test: data/test.csv}"
+    tasks = f"tasks={{left: {left % files}, knows: {knows}}}"
+    package = prepare("job.yaml", [tasks])
+    wanted = {"data/rows/a.csv", "data/rows/b.csv", "data/test.csv", "data/hard.npz"}
+    assert wanted <= package.contents.files.keys()
+    assert "data/rows/c.txt" not in package.contents.files
+    made = package.document()["tasks"]
+    assert made["left"]["table"]["files"] == {"train": "data/rows/*.csv", "test": "data/test.csv"}
+    assert made["knows"]["negatives"]["file"] == "data/hard.npz"
+    assert wanted <= of_ray(packed(package, tmp_path / "target"))
+    with pytest.raises(ConfigError, match=r"tasks\.left\.table\.files\.train: there is no .*none"):
+        prepare("job.yaml", [f"tasks={{left: {left % '{train: data/none*.csv}'}, knows: {knows}}}"])
+    with pytest.raises(
+        ConfigError, match=r"task\.table\.files\.train leads out of the working directory"
+    ):
+        prepare("job.yaml", ["task=" + left % "{train: ../rows.csv}"])
 
 
 def test_the_root_of_a_dataset_travels(work: Path) -> None:
@@ -251,7 +277,7 @@ def test_secrets_stay(work: Path) -> None:
     harmless = {".env.example": "", "id_rsa.pub": "", "keys.py": f"_HEAD = {KEY!r}", "tokens": ""}
     write(work, {**SECRETS, **harmless, ".aws/config": "", "deep/.ssh/known_hosts": ""})
     write(work, {"data/server.pem": ""})  # in a directory that travels by graph.path
-    contents = contents_of(work, data=work / "data")
+    contents = contents_of(work, data=[work / "data"])
     assert set(contents.secrets) == {*SECRETS, ".aws/", "deep/.ssh/", "data/server.pem"}
     assert harmless.keys() <= contents.files.keys()
     assert not contents.files.keys() & SECRETS.keys()

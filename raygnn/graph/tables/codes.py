@@ -137,19 +137,20 @@ class Codes:
         )
 
 
-def splits(chunk: Chunk, column: str, words: Mapping[str, str]) -> Array:
+def splits(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
     """A column of the words train, val and test, or nothing, as int64 ``[n]``: 0, 1, 2, -1.
 
     Args:
-        words: what else stands for them.
+        words: what else stands for them; None = nothing can.
     """
-    split_of = {**{split: split for split in SPLITS}, **words}
+    split_of = {**{split: split for split in SPLITS}, **(words or {})}
 
     def code_of(value: Any) -> int:
         if value == "":
             return -1
         if str(value) not in split_of:
-            remedy = f"use {', '.join(split_of)} or nothing, or say with split_words what it means"
+            remedy = f"use {', '.join(split_of)} or nothing"
+            remedy += "" if words is None else ", or say with split_words what it means"
             raise _Refused(f"{shown(value)} is no split", remedy)
         return SPLITS.index(split_of[str(value)])
 

@@ -248,6 +248,7 @@ class Times:
 
     def __init__(self, time: TimeColumn | None = None):
         self._unit = None if time is None else time.unit
+        self._names_unit = time is not None
         self._to: pa.DataType | None = None
 
     @property
@@ -270,9 +271,10 @@ class Times:
             return pa.nulls(len(array), self._to or pa.timestamp("us"))
         remedy = (
             "give whole numbers, or points in time such as 2024-05-01 12:30:00.123456, not both; "
-            "of these all with a zone, or none; name the unit of other numbers: "
-            f"time: {{column: {column}, unit: s}}"
+            "of these all with a zone, or none"
         )
+        if self._names_unit:
+            remedy += f"; name the unit of other numbers: time: {{column: {column}, unit: s}}"
         kind = array.type
         temporal, text = pa.types.is_temporal(kind), chunk.text(column)
         no_point = pa.types.is_time(kind) or pa.types.is_duration(kind)

@@ -38,6 +38,7 @@ _CELL = 16  # bytes of a value as text, about
 _START = 1 << 20  # bytes in which the line of names is
 _END = 1 << 22  # bytes in which the last quote is, if DuckDB accepts its line
 _FILES = 100_000
+_PATTERNS = "correct files: patterns are relative to the file that describes the tables"
 _VALUE = 8  # bytes of a value as an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
@@ -45,7 +46,7 @@ _VALUE_TEXT = 1 << 21  # characters of a value, as many as of a line in DuckDB
 csv.field_size_limit(_VALUE_TEXT)
 
 
-def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
+def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) -> list[AnyPath]:
     """The files that names and patterns mean, relative to ``base``; those of a pattern sorted.
     A URI of a place that pyarrow.fs opens may have a pattern in its last part.
 
@@ -63,8 +64,8 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
             continue
         matches = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
         if not matches:
-            remedy = "correct files: patterns are relative to the file that describes the tables"
-            raise DataError(f"no file matches {pattern!r}", where=str(base), remedy=remedy)
+            where = None if base == Path() else str(base)
+            raise DataError(f"no file matches {pattern!r}", where=where, remedy=remedy)
         files += matches
     if len(files) > _FILES:
         message = f"{len(files)} files are more than {_FILES}"

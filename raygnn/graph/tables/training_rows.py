@@ -75,7 +75,7 @@ def _read(
         if table.time is not None:
             times.append(times_of.of(chunk, table.time))
         if table.split is not None:
-            splits.append(codes.splits(chunk, table.split, {}).astype(np.int8))
+            splits.append(codes.splits(chunk, table.split, None).astype(np.int8))
     if not reader.num:
         raise DataError("the table has no rows", where=str(files[0]), remedy="add rows")
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
@@ -117,14 +117,14 @@ def _read(
 
 def _files(table: TrainingTable) -> tuple[list[AnyPath], dict[str, int]]:
     """Return the files, and for tables with files of each split the position of its first one."""
-    here = Path()
+    here, remedy = Path(), "correct files of the training table: relative to the job's file"
     if not isinstance(table.files, dict):
-        return resolve(here, str(table.files)), {}
+        return resolve(here, str(table.files), remedy), {}
     files: list[AnyPath] = []
     firsts: dict[str, int] = {}
     for split, pattern in table.files.items():
         firsts[split] = len(files)
-        files += resolve(here, str(pattern))
+        files += resolve(here, str(pattern), remedy)
     return files, firsts
 
 
