@@ -53,7 +53,7 @@ LINES_TODAY = {
     "sampling": 5_742,
     "models": 4_267,
     "tasks": 2_768,
-    "preflight": 3_196,
+    "preflight": 3_182,
     "storage": 778,
     "checkpoint": 1_847,
     "worker": 8_197,
@@ -63,7 +63,7 @@ LINES_TODAY = {
     "runs": 5_100,
     "jobs": 1_392,
     "cli": 921,
-    "package": 61_602,
+    "package": 61_588,
     "tests": 57_366,
 }
 MODULES, MODULES_TODAY = 189, 236

@@ -95,7 +95,7 @@ def versions_supported(job: JobFacts) -> Iterator[Finding]:
 
 
 def versions_uniform(job: JobFacts) -> Iterator[Finding]:
-    """All nodes have the same versions of Python (minor), packages and native libraries."""
+    """All nodes have the same versions of Python (minor), packages and NCCL."""
     names = sorted({name for node in job.holding for name in node.versions})
     for name in ("python", *names):
         versions = {node.node: node.versions.get(name) for node in job.holding}

@@ -6,9 +6,7 @@ and has a deadline: a node that does not answer is a fact, too.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import secrets
 import socket
 import sys
@@ -427,24 +425,12 @@ def _sizes(partition: StoredFiles) -> dict[str, int]:
 
 
 def _versions() -> dict[str, str | None]:
-    """Return the versions of packages and their native libraries, without loading them."""
+    """Return the versions of packages and of NCCL, without loading them."""
     versions = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
     for cuda in ("cu11", "cu12", "cu13"):
         if version := _version(f"nvidia-nccl-{cuda}"):
             versions["nccl"] = version
-    with suppress(OSError):
-        if (torch := _directory("torch")) is not None:
-            built_for = re.search(r"^cuda\b.*= '(.+)'", (torch / "version.py").read_text(), re.M)
-            versions |= {"cuda": built_for[1]} if built_for else {}
-    with suppress(OSError):
-        if (dgl := _directory("dgl")) is not None:
-            versions["libdgl.so"] = f"{(dgl / 'libdgl.so').stat().st_size} bytes"
     return versions
-
-
-def _directory(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def _version(package: str) -> str | None:
