@@ -365,6 +365,7 @@ class Config(Section):
     _trains: bool = PrivateAttr(default=True)
     _at_once: bool = PrivateAttr(default=False)
     _words: Mapping[str, Sequence[Any]] = PrivateAttr(default_factory=dict)
+    _rows_of: Sequence[str] | None = PrivateAttr(default=None)
 
     @property
     def arithmetic(self) -> Precision:
@@ -447,24 +448,23 @@ class Config(Section):
         """Meaning of the classes of training tables in the training that a prediction job is of."""
         return self._words
 
+    def reads_rows(self, name: str) -> bool:
+        """Return True if the job needs the training table of a task."""
+        return self._rows_of is None or name in self._rows_of
+
     def asking(
-        self, words: Mapping[str, Sequence[Any]] | None = None, *, at_once: bool = False
+        self,
+        words: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        at_once: bool = False,
+        rows_of: Sequence[str] | None = None,
     ) -> Config:
         """Return a copy for a prediction job; ``words``: see `words`; ``at_once``: all seeds are
-        predicted at one time."""
+        predicted at one time; ``rows_of``: see `reads_rows`, None = all tasks."""
         found = self.model_copy()
         found._trains, found._at_once, found._words = False, at_once, words or {}
+        found._rows_of = rows_of
         return found
-
-    def of_rows(self, file: Path, name: str) -> Config:
-        """Return a copy whose task ``name``, "" for the only one, has the rows of another file."""
-        task = self.of(name).task
-        assert isinstance(task, NodeTaskConfig)
-        assert task.table is not None
-        table = task.table.model_copy(update={"files": file, "split": None})
-        task = task.model_copy(update={"table": table, "split": None})
-        changed = {"tasks": {**self.tasks, name: task}} if self.tasks else {"task": task}
-        return self.model_copy(update=changed)
 
     def with_workers(self, workers: int) -> Config:
         """Return the configuration for this number of workers."""

@@ -79,8 +79,12 @@ def lists_of(
 
 
 def rows_of(config: Config, name: str, ids: Any, count: int) -> dict[str, TrainingRows]:
-    """Read the training table of a task ``name``; see `read_training_rows`."""
+    """Read the training table of a task ``name``, see `read_training_rows`; no rows if the job does
+    not need them."""
     words = config.words.get(table_key(name))
+    if not config.reads_rows(name):
+        none = np.zeros(0, np.int64), None, np.zeros(0, np.int8), None
+        return {TABLE: TrainingRows(*none, list(words or ()), False, "")}
     return {TABLE: read_training_rows(config, ids, count, words)}
 
 

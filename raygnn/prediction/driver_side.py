@@ -182,7 +182,8 @@ def embed(
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
     splits, shown = (*SPLITS, "all"), (verbose, display, started)
-    asked = ask(run, splits, split, storage, overrides, *shown, new_data, at=at, trust=trust)
+    others: dict[str, Any] = {"at": at, "trust": trust, "tables": False}
+    asked = ask(run, splits, split, storage, overrides, *shown, new_data, **others)
     if asked.at is None and asked.config.sampling.time is not None:
         raise InputError(
             "in a run with sampling.time, embeddings of nodes depend on the time",

@@ -130,6 +130,7 @@ def ask(
     at: Any = None,
     trust: bool = False,
     rows: Path | None = None,
+    tables: bool = True,
 ) -> Asked:
     """Plan a prediction.
 
@@ -143,6 +144,7 @@ def ask(
             before its own time.
         trust: see `raygnn.runs.trust.usable`.
         rows: file with rows in place of those of the training table.
+        tables: False if no training table is needed.
 
     Raises:
         InputError: there is no such run, split or task; it has no weights, or does not support new
@@ -169,8 +171,9 @@ def ask(
         )
     kept = None if there.replica is None else there.replica.place / CHECKPOINTS
     if rows is not None:
-        config = _of_rows(config, rows, name)
-    config = config.asking(found.words, at_once=moment is not None)
+        config = of_rows(config, rows, name)
+    needed = () if not tables else (name,) if name else None
+    config = config.asking(found.words, at_once=moment is not None, rows_of=needed)
     return Asked(
         config, found, chosen, show, verbose, started, others, name, kept, moment, there.summary
     )
@@ -203,12 +206,17 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
     return found
 
 
-def _of_rows(config: Config, rows: Path, name: str) -> Config:
-    """Return the configuration with other rows; raises InputError if the task has no table."""
-    if config.of(name).table is None:
-        what = f"{config.of(name).task.kind} of this run has no training table (task.table)"
+def of_rows(config: Config, rows: Path, name: str) -> Config:
+    """Return the configuration with other rows for the task ``name``, "" for the only one; raises
+    InputError if it has no training table."""
+    task, table = config.of(name).task, config.of(name).table
+    if table is None:
+        what = f"{task.kind} of this run has no training table (task.table)"
         raise InputError(what, where=f"--rows {rows}", remedy="leave it out")
-    return config.of_rows(rows, name)
+    table = table.model_copy(update={"files": rows, "split": None})
+    task = task.model_copy(update={"table": table, "split": None})
+    changed = {"tasks": {**config.tasks, name: task}} if config.tasks else {"task": task}
+    return config.model_copy(update=changed)
 
 
 def _task(config: Config, task: str | None, one: bool) -> str:

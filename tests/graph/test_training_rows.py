@@ -19,6 +19,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import TABLE, TrainingRows
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.training_rows import read_training_rows
+from raygnn.prediction.request import of_rows
 from raygnn.runs.run import Run
 from raygnn.worker.job import TaskTarget
 from tests.support.small_jobs import job
@@ -82,7 +83,7 @@ def test_files_of_each_split_and_a_column_are_the_same(tmp_path: Path) -> None:
 def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "next.csv").write_text("who,at\nbob,2030-01-01\n")
-    asked = config.of_rows(tmp_path / "next.csv", "").asking()
+    asked = of_rows(config, tmp_path / "next.csv", "").asking()
     rows = read_training_rows(asked, IDS, len(IDS))
     assert rows.targets is None
     assert rows.splits.tolist() == [-1]

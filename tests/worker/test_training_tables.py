@@ -23,6 +23,7 @@ from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.prediction.merge import _put_beside, check_rows
 from raygnn.prediction.request import ask as plan
+from raygnn.prediction.request import of_rows
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
@@ -247,6 +248,38 @@ def test_several_tables_on_one_graph(tmp_path: Path) -> None:
     assert {"test/grew/accuracy", "test/mean/mae"} <= found[0].keys()
 
 
+def test_only_the_tables_of_a_request_are_read(tmp_path: Path) -> None:
+    """A prediction for one of several tasks reads its table, and embeddings need none."""
+    write(tmp_path)
+    gone = {split: tmp_path / f"gone-{split}.csv" for split in files(tmp_path)}
+    for split, file in files(tmp_path).items():
+        gone[split].write_bytes(Path(file).read_bytes())
+    table = {"entity": "customer", "time": "date"}
+    one = {"ntype": "customer"}
+    grew = {**table, "target": "grew", "files": {split: str(file) for split, file in gone.items()}}
+    mean = {**table, "target": "mean", "files": files(tmp_path)}
+    values = of(tmp_path, "needed", 1, train={"epochs": 1}).to_dict()
+    del values["task"]
+    values["tasks"] = {
+        "grew": {"kind": "node_classification", "table": grew, **one},
+        "mean": {"kind": "node_regression", "table": mean, **one},
+    }
+    config = load_config(values)
+    run = train_on_ranks(config)
+    for file in gone.values():
+        file.unlink()
+    found, options = weights.find(run.path / "checkpoints"), ("all", "runs", (), False, False, None)
+    planned = plan(run, ("all",), *options, task="mean", one=True).config
+    assert planned.reads_rows("mean")
+    assert not planned.reads_rows("grew")
+    assert not plan(run, ("all",), *options, tables=False).config.reads_rows("mean")
+    asking = config.asking(found.words, rows_of=("mean",))
+    assert len(ask(run, asking, 1, task="mean", scores=False)) == ROWS
+    asking = config.asking(found.words, rows_of=())
+    moment = {"at": int(np.datetime64("2024-06-01", "us").astype(np.int64)), "embeddings": True}
+    assert len(ask(run, asking, 1, ntype="customer", **moment)) == CUSTOMERS
+
+
 def test_a_resume_is_exact_and_needs_the_same_rows(tmp_path: Path) -> None:
     write(tmp_path)
     whole = train_on_ranks(of(tmp_path, "whole", train={"epochs": 2}))
@@ -270,7 +303,7 @@ def test_classes_are_those_of_the_training(tmp_path: Path) -> None:
     config = of(tmp_path, "trained", train={"epochs": 1})
     run = train_on_ranks(config)
     rows[rows.grew == "yes"].head(30).to_csv(tmp_path / "others.csv", index=False)
-    frame = asked(run, config.of_rows(tmp_path / "others.csv", ""))
+    frame = asked(run, of_rows(config, tmp_path / "others.csv", ""))
     assert frame["label"].tolist() == [1] * 30
     assert frame["split"].isna().all()
 
@@ -325,7 +358,7 @@ def test_rows_of_three_classes_without_targets(tmp_path: Path) -> None:
     config = of(tmp_path, "three", train={"epochs": 1})
     run = train_on_ranks(config)
     rows[["customer", "date"]].head(9).to_csv(tmp_path / "next.csv", index=False)
-    frame = asked(run, config.of_rows(tmp_path / "next.csv", ""))
+    frame = asked(run, of_rows(config, tmp_path / "next.csv", ""))
     assert np.stack(frame["scores"].tolist()).shape == (9, 3)
     assert frame["label"].isna().all()
 
