@@ -47,7 +47,7 @@ from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
-    EdgePredictions,
+    Predictions,
     chunk_rows,
 )
 from raygnn.worker.planes.seed_times import times_of
@@ -330,7 +330,7 @@ class EdgePlane(PartitionPlane):
             nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         return nodes
 
-    def predict(self, task: TaskModule, request: Request) -> Iterator[EdgePredictions]:
+    def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         model, edges, target = task.model, self.edges, self.target
         split = request.split
         assert isinstance(model, EdgeModel)
@@ -362,19 +362,21 @@ class EdgePlane(PartitionPlane):
             targets = None
             if not self.config.task.of_links:
                 targets = self.labels[torch.from_numpy(some)]
-            yield EdgePredictions(
+            yield Predictions(
                 ids=edges.column(NUMBER)[some],
                 outputs=outputs[start : start + size],
                 targets=targets,
                 splits=np.full(len(some), NO_SPLIT, np.int8)
                 if self._unsplit
                 else edges.column(SPLIT)[some],
-                sources=sources[start : start + size].numpy(),
-                ends=original(end, edges.dst[some]),
-                relations=None
-                if target.relation is None
-                else edges.column(target.relation)[some].astype(np.int64),
-                times=None if times is None else times[some],
+                beside={
+                    "source": sources[start : start + size].numpy(),
+                    "target": original(end, edges.dst[some]),
+                    "relation": None
+                    if target.relation is None
+                    else edges.column(target.relation)[some].astype(np.int64),
+                    "time": None if times is None else times[some],
+                },
             )
 
     def count(self, split: str) -> int:

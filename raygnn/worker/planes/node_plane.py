@@ -28,7 +28,6 @@ from raygnn.worker.planes.plane import Kept, build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,
-    RowPredictions,
     chosen_nodes,
     chunk_rows,
     embedded_nodes,
@@ -287,15 +286,14 @@ class RowPlane(NodePlane):
             return np.arange(len(self._rows))
         return np.flatnonzero(self._splits == SPLITS.index(request.split))
 
-    def _predictions(self, chosen: np.ndarray, outputs: Tensor) -> RowPredictions:
+    def _predictions(self, chosen: np.ndarray, outputs: Tensor) -> Predictions:
         rows, times = self._rows[chosen], self.table.times
-        return RowPredictions(
+        return Predictions(
             rows,
             outputs,
             self.labels[torch.from_numpy(chosen)],
             self._splits[chosen],
-            nodes=self.table.nodes[rows],
-            times=None if times is None else times[rows],
+            {"node": self.table.nodes[rows], "time": None if times is None else times[rows]},
         )
 
     @cached_property

@@ -10,8 +10,8 @@ place of ``prediction`` and ``label``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -146,40 +146,15 @@ class Predictions:
         targets: classes int64 ``[n]``, below 0 if unknown; or numbers ``[n]`` or ``[n, K]``, NaN
             if unknown; None for links.
         splits: int8 ``[n]``, positions in `SPLITS`; -1 = in none.
+        beside: columns after the ids, int64 ``[n]``, nodes by their original ids; None = it is
+            left out.
     """
 
     ids: np.ndarray
     outputs: Tensor
     targets: Tensor | None
     splits: np.ndarray
-
-
-@dataclass(frozen=True)
-class EdgePredictions(Predictions):
-    """Outputs of a model for some edges.
-
-    Attributes:
-        sources, ends: original node ids, int64 ``[n]``.
-        relations, times: int64 ``[n]``; None if edges have none.
-    """
-
-    sources: np.ndarray
-    ends: np.ndarray
-    relations: np.ndarray | None
-    times: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class RowPredictions(Predictions):
-    """Outputs of a model for some rows of a training table, whose numbers are the ``ids``.
-
-    Attributes:
-        nodes: original node ids, int64 ``[n]``.
-        times: int64 ``[n]``; None if rows have none.
-    """
-
-    nodes: np.ndarray
-    times: np.ndarray | None
+    beside: Mapping[str, np.ndarray | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -305,18 +280,11 @@ class Format:
 
     def table(self, found: Predictions) -> pa.Table:
         """Return the rows of some predictions."""
-        columns = {self.key: pa.array(found.ids, pa.int64())}
-        if isinstance(found, RowPredictions):
-            columns["node"] = pa.array(found.nodes, pa.int64())
-            if found.times is not None:
-                columns["time"] = pa.array(found.times, pa.int64())
-        if isinstance(found, EdgePredictions):
-            columns["source"] = pa.array(found.sources, pa.int64())
-            columns["target"] = pa.array(found.ends, pa.int64())
-            if found.relations is not None:
-                columns["relation"] = pa.array(found.relations, pa.int64())
-            if found.times is not None:
-                columns["time"] = pa.array(found.times, pa.int64())
+        columns = {
+            name: pa.array(values, pa.int64())
+            for name, values in {self.key: found.ids, **found.beside}.items()
+            if values is not None
+        }
         if found.targets is None:
             columns["score"] = _numbers(found.outputs)
             columns["split"] = _splits(found.splits)
