@@ -84,6 +84,7 @@ class _FixedWidth:
     dropout: ClassVar[float] = 0.5
     categories: ClassVar[dict[str, int]] = {}
     columns: ClassVar[str] = "raw"
+    ages: ClassVar[dict[str, int]] = {}
 
 
 class _Model(Section):
@@ -117,6 +118,13 @@ class _Model(Section):
     def feature_names(self) -> tuple[str, ...]:
         """Input arrays, without categories."""
         return _listed(self.features)
+
+    @property
+    def node_arrays(self) -> dict[str, str]:
+        """Node arrays that the model reads → the key that names them."""
+        keys = ("features", "categories", "ages")
+        given: list[Any] = [self.feature_names, *(getattr(self, key) for key in keys[1:])]
+        return {name: f"model.{key}" for key, names in zip(keys, given) for name in names}
 
     @property
     def decoder_feature_names(self) -> tuple[str, ...]:
@@ -229,6 +237,12 @@ class FamilyConfig(_Layers):
         description="Categorical node features: integer array → width of its embedding, which "
         "is joined to the other features.",
     )
+    ages: dict[Text, Count] = Field(
+        {},
+        description="Relative times: integer node array of times → width of a learned encoding of "
+        "the time from each to its seed's time (temporal sampling), which is joined to the other "
+        "features. A later time counts as the seed's.",
+    )
     columns: Literal["raw", "learned"] = Field(
         "raw",
         description="Input of the first layer: raw = features and embedded categories side by "
@@ -260,6 +274,9 @@ class FamilyConfig(_Layers):
                 f"{name} is in model.features and in model.categories",
                 "keep it in one of them: categories are embedded, features are taken as numbers",
             )
+        for name in sorted({*self.feature_names, *self.categories} & set(self.ages)):
+            message = f"{name} is in model.ages, and in model.features or model.categories"
+            yield Problem((*at, "ages"), message, "keep it in one of them")
 
 
 class GcnConfig(FamilyConfig):

@@ -208,6 +208,9 @@ def _time(config: Config) -> Iterator[Problem]:
     if model.time_width and time is None:
         message = "time_encoding would be ignored: edges have no times"
         yield Problem(("model", "time_encoding"), message, "set sampling.time, or remove it")
+    if model.ages and time is None:
+        message = "ages would be ignored: seeds have no times"
+        yield Problem(("model", "ages"), message, "set sampling.time, or remove it")
     if time is not None and (config.task.of_graphs or not model.depth):
         what = "whole graphs are" if config.task.of_graphs else "a model without layers is"
         yield Problem(at, f"time would be ignored: {what} not sampled", "remove sampling.time")
@@ -453,6 +456,7 @@ _WHOLE = (
     "model.args",
     "task.args",
     "train.callbacks",
+    "model.ages",
     "model.categories",
     "model.edge_categories",
 )

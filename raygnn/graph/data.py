@@ -19,6 +19,7 @@ DEFAULT_ETYPE: EdgeType = ("_N", "_E", "_N")
 
 SPLITS = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
+NEVER = 1 << 62  # in place of a missing time: after all others
 
 
 @dataclass

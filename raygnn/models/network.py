@@ -30,7 +30,8 @@ class Typed:
         in_features: node type → width of its input features; 0 if it has none.
         etypes: all edge types.
         out_features: width of an output (number of classes, or of targets).
-        categories: node type → name → number of categories and width of their embedding.
+        categories: node type → name → number of categories and width of their embedding; 0
+            categories are the time since an array's times (``model.ages``).
         relations: edge type → number of relations of its edges, for types with
             `Adjacency.relation`; in graph-level tasks the relation is the edge type.
         buckets: node type and name of the categories in which 0 stands for unknown categories.
@@ -128,7 +129,7 @@ class Stack(nn.Module):
         self._categories = {t: named for t, named in schema.categories.items() if t in read}
         self.embeddings = nn.ModuleDict(
             {
-                key(t, name): nn.Embedding(count, width)
+                key(t, name): nn.Embedding(count, width) if count else TimeEncoding(width)
                 for t, named in self._categories.items()
                 for name, (count, width) in named.items()
             }

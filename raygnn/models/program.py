@@ -315,7 +315,8 @@ _EDGES = "edges of "
 def _graph_inputs(schema: Typed) -> InputSpecs:
 
     def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> InputSpecs:
-        return {name: InputSpec((of,), (count,)) for name, (count, _) in named.items()}
+        bounds = {name: (count,) if count else () for name, (count, _) in named.items()}
+        return {name: InputSpec((of,), below) for name, below in bounds.items()}
 
     edges = {e: f"{_EDGES}{etype_str(e)}" for e in schema.etypes}
     inputs = {

@@ -174,27 +174,25 @@ def _inputs(
     """Check that a node type has an embedding table or an input array, and that inputs are
     numbers."""
     model = job.config.model
-    names = [*model.feature_names, *model.categories]
+    names = model.node_arrays
     has_inputs = any(name in arrays for name in names)
     learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
     if not has_inputs and not learns:
-        keys = {"model.features": model.feature_names, "model.categories": model.categories}
-        named = [f"{n!r} ({key})" for key, listed in keys.items() for n in listed]
+        named = [f"{name!r} ({key})" for name, key in names.items()]
         yield error(
             f"node type {ntype!r} has no array {' or '.join(named)}; "
             f"there are: {', '.join(sorted(arrays)) or 'none'}",
             "give every node type an array of a name that one of these keys says, or learned rows "
             "with model.embedding",
         )
-    for name in names:
+    for name, key in names.items():
         if arrays.get(name):
-            key = "model.categories" if name in model.categories else "model.features"
             yield from _readable(name, key, arrays[name][0])
 
 
 def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
     """Check that an array that ``key`` names has numbers, or one category in each row."""
-    is_category = key.endswith("categories")
+    is_category = not key.endswith("features")
     kind = "whole numbers" if is_category else "numbers"
     if not _are_numbers(column, whole=is_category):
         yield error(
@@ -207,8 +205,8 @@ def _readable(name: str, key: str, column: ArrayType) -> Iterator[Finding]:
         )
     elif is_category and math.prod(column.shape) != 1:
         yield error(
-            f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one category",
-            "split it into arrays of one category each, or move it to "
+            f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one number",
+            "split it into arrays of one number each, or move it to "
             f"{key.replace('categories', 'features')}",
         )
 
@@ -231,13 +229,12 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
                 f"there are: {', '.join(sorted(of_edges)) or 'none'}",
                 f"set {key} to arrays that are there",
             )
-    inputs = (*model.feature_names, *model.categories)
+    inputs = model.node_arrays
     arrays = {name for columns in job.partition.columns.values() for name in columns}
     if arrays.isdisjoint(inputs):
         return  # there is a finding for each node type, or they are not known
-    for name in inputs:
+    for name, key in inputs.items():
         if name not in arrays:
-            key = "model.categories" if name in model.categories else "model.features"
             yield error(
                 f"no node type has an array {name!r} ({key}); "
                 f"there are: {', '.join(sorted(arrays)) or 'none'}",
@@ -250,7 +247,7 @@ def embeddings_usable(job: JobFacts) -> Iterator[Finding]:
     model, columns = job.config.model, job.partition.columns
     if model.embedding is None or not columns:
         return
-    inputs, listed = {*model.feature_names, *model.categories}, ", ".join(columns)
+    inputs, listed = {*model.node_arrays}, ", ".join(columns)
     unknown = [name for name in model.embedding.ntypes or () if name not in columns]
     if unknown:
         yield error(

@@ -354,7 +354,9 @@ def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
         columns = facts.columns.get(ntype, {})
         named = [columns[name][0] for name in model.feature_names if columns.get(name)]
         width = sum(math.prod(column.shape) for column in named)
-        width += sum(size for name, size in model.categories.items() if name in columns)
+        width += sum(
+            size for name, size in {**model.categories, **model.ages}.items() if name in columns
+        )
         if model.embedding is not None and model.embedding.covers(ntype, bool(width)):
             width += model.embedding.dim
         widths[ntype] = width
@@ -366,7 +368,7 @@ def _row_bytes(config: Config, facts: PartitionFacts) -> float:
     embedding = config.model.embedding
     if embedding is None:
         return 0.0
-    inputs = {*config.model.feature_names, *config.model.categories}
+    inputs = {*config.model.node_arrays}
     rows = sum(
         number
         for ntype, number in facts.nodes.items()

@@ -129,12 +129,15 @@ class Block:
     Attributes:
         counted: node type → bool ``[D]``, the destinations that this rank counts in statistics over
             the rows of all ranks; all of them for missing types.
+        until: node type → int64 ``[S]``, the seed's time of each source; empty unless models read
+            it.
     """
 
     adj: dict[EdgeType, Adjacency]
     num_src: dict[str, int]
     num_dst: dict[str, int]
     counted: dict[str, Tensor] = field(default_factory=dict)
+    until: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Block:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))

@@ -382,12 +382,14 @@ class Inputs:
         scaled: int8 arrays with a scale.
         categories: integers that stand for categories.
         learned: the type's node embeddings, placed after the features; None = none.
+        ages: times, of ``categories``, of which the model reads the time since.
     """
 
     plain: tuple[str, ...]
     scaled: tuple[str, ...]
     categories: tuple[str, ...]
     learned: Learned | None = None
+    ages: tuple[str, ...] = ()
 
     @property
     def stored(self) -> bool:
@@ -406,13 +408,18 @@ class Inputs:
 
 
 def choose_inputs(
-    arrays: Mapping[str, Tensor], features: Sequence[str], categories: Iterable[str]
+    arrays: Mapping[str, Tensor],
+    features: Sequence[str],
+    categories: Iterable[str],
+    ages: Iterable[str] = (),
 ) -> Inputs:
     """Select the wanted arrays that a node type has."""
     present = [name for name in features if name in arrays]
     scaled = [n for n in present if arrays[n].dtype == torch.int8 and n + SCALE in arrays]
     plain = [name for name in present if name not in scaled]
-    return Inputs(tuple(plain), tuple(scaled), tuple(n for n in categories if n in arrays))
+    since = tuple(n for n in ages if n in arrays)
+    chosen = (*(n for n in categories if n in arrays), *since)
+    return Inputs(tuple(plain), tuple(scaled), chosen, ages=since)
 
 
 def choose_edge_inputs(
@@ -558,9 +565,12 @@ class _TableBuilder:
 
 
 def assemble(
-    rows: FeatureRows, inputs: Mapping[str, Inputs]
+    rows: FeatureRows, inputs: Mapping[str, Inputs], until: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return a batch's ``(x, categories)`` from gathered columns.
+
+    Args:
+        until: `Block.until`; a later time, which the seed cannot know, counts as the seed's.
 
     Returns:
         node type → ``[n, F]`` in the compute dtype (no entry for a type with categories alone),
@@ -579,6 +589,10 @@ def assemble(
             x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if chosen.categories:
             categories[ntype] = {n: columns[f"category:{n}"] for n in chosen.categories}
+        for name in chosen.ages:
+            times = categories[ntype][name]
+            since = until[ntype].to(times.device) - times
+            categories[ntype][name] = since.clamp_(min=0)
     return x, categories
 
 

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -144,6 +145,7 @@ class BatchMaker:
             assert isinstance(self.sampler, NeighborSampler)
             blocks, frontier, draws = self.sampler.sample_open(start.nodes, self.fanouts, **given)
         blocks = self._with_counted(blocks, frontier)
+        until = blocks[0].until if blocks else {}
         sampled, asked = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         if self.combine is None:
@@ -157,9 +159,9 @@ class BatchMaker:
             assert isinstance(self.store, FeatureStore)
             rows, combined = self.store.combine(frontier, draws, self.combine)
         if awaited is None:
-            read = self._read(rows)
+            read = self._read(until, rows)
         else:
-            awaited = replace(awaited, finish=self._finish)
+            awaited = replace(awaited, finish=partial(self._finish, until))
             read = {"x": {}, "categories": {}, "degree": {}}
         end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
@@ -178,14 +180,14 @@ class BatchMaker:
             **start.fields,
         )
 
-    def _read(self, rows: FeatureRows) -> dict[str, Any]:
-        x, categories = assemble(rows, self.inputs)
+    def _read(self, until: Mapping[str, Tensor], rows: FeatureRows) -> dict[str, Any]:
+        x, categories = assemble(rows, self.inputs, until)
         degree = {e: rows[e[2]][degree_column(e)] for e in self.degree_etypes}
         return {"x": x, "categories": categories, "degree": degree}
 
-    def _finish(self, awaited: AwaitedRows) -> dict[str, Any]:
+    def _finish(self, until: Mapping[str, Tensor], awaited: AwaitedRows) -> dict[str, Any]:
         assert not isinstance(self.store, FeatureStore)
-        return self._read(self.store.finish(awaited))
+        return self._read(until, self.store.finish(awaited))
 
     def _with_counted(self, blocks: list[Block], frontier: Mapping[str, Ids]) -> list[Block]:
         """Add `Block.counted` if the model reads it. Collective.

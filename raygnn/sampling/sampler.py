@@ -46,10 +46,12 @@ class Timing:
     Attributes:
         latest: sample the latest ones instead of random ones.
         window: largest age of an edge, in the units of the times; None = unlimited.
+        ages: blocks have `Block.until`.
     """
 
     latest: bool = False
     window: int | None = None
+    ages: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,10 +282,14 @@ class NeighborSampler:
                 stop = start + len(draws[etype].ids)
                 adj[etype] = _adjacency(drawn, etype, torch.from_numpy(local[start:stop]))
                 start = stop
+        until: Frontier = {}
+        if bounds is not None and self._timing is not None and self._timing.ages:
+            until = bounds.times_of(sources)
         block = Block(
             adj={e: adj[e] for e in draws},
             num_src={t: len(ids) for t, ids in sources.items()},
             num_dst={t: len(ids) for t, ids in frontier.items()},
+            until={t: torch.from_numpy(times) for t, times in until.items()},
         )
         return block, sources
 

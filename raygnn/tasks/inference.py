@@ -318,7 +318,7 @@ class Inference:
         # a layer that narrows its inputs does so before aggregation
         if how is None or width > model.first_width:
             for block, _, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
-                x, categories = assemble(rows, self._inputs)
+                x, categories = assemble(rows, self._inputs, block.until)
                 moved = {t: _on(self._device, c) for t, c in categories.items()}
                 h = model.inputs(_on(self._device, x), moved)
                 yield LayerInput(block, h, self._degrees(rows))
@@ -338,7 +338,7 @@ class Inference:
                 chunk, self._hops[-1:], epoch=0, step=0, times=self._all_at(chunk)
             )
             rows, combined = self._store.combine(nodes, draws, how)
-            x, _ = assemble(rows, self._inputs)
+            x, _ = assemble(rows, self._inputs, {})
             yield LayerInput(block, x, self._degrees(rows), combined)
 
     def _fits(self, ids: Frontier) -> bool:
@@ -502,7 +502,7 @@ class Inference:
             seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)
         )
         rows, device = self._from_store(sources), self._device
-        x, categories = assemble(rows, self._inputs)
+        x, categories = assemble(rows, self._inputs, blocks[0].until if blocks else {})
         return (
             [block.to(device) for block in blocks],
             _on(device, x),

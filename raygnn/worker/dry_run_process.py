@@ -202,7 +202,7 @@ def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
 
 def _times(config: Config) -> set[str | None]:
     time = config.sampling.time
-    splits = {one.split_time for one in config.by_task.values()}
+    splits = {*config.model.ages, *(one.split_time for one in config.by_task.values())}
     return splits if time is None else {*splits, time.edges, time.seeds}
 
 

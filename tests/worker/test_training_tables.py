@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,13 @@ def of(place: Path, name: str, workers: int = 2, **sections: Any) -> Config:
         graph={"format": "tables", "path": str(place / "tables.yaml")},
         partition={"method": "random"},
         task=task,
-        model={"kind": "sage", "hidden": 16, "layers": 2, "dropout": 0.0},
+        model={
+            "kind": "sage",
+            "hidden": 16,
+            "layers": 2,
+            "dropout": 0.0,
+            **sections.pop("model", {}),
+        },
         sampling={"fanout": [3, 2], "batch_size": 60 // workers, "time": time},
         cluster={"workers": workers},
         **sections,
@@ -183,6 +190,46 @@ def test_a_row_sees_what_was_known_at_its_time(tmp_path: Path, strict: bool) -> 
     assert on_the_day.any()
     assert not same[times > first].all()
     assert same[on_the_day].all() == strict
+
+
+def test_times_relative_to_the_seeds(tmp_path: Path) -> None:
+    """Only the time from a customer's date to the row's says the class. Dates after a row's, and
+    missing ones, say nothing to it: whatever they are, its prediction is the same."""
+    rows = write(tmp_path)
+    customers = pd.read_csv(tmp_path / "customers.csv")
+    joined = np.random.default_rng(3).integers(-100, DAYS, CUSTOMERS)
+    ago = (rows.date - FIRST).dt.days - rows.customer.map(dict(zip(customers.name, joined)))
+    rows["grew"] = np.where((ago > 0) & (ago < 60), "yes", "no")
+    told = copy.deepcopy(DESCRIPTION)
+    told["nodes"]["customer"]["features"]["joined"] = {"column": "joined", "since": "seed"}
+
+    def tables(place: Path, joined: Any) -> Config:
+        place.mkdir(exist_ok=True)
+        (place / "purchases.csv").write_bytes((tmp_path / "purchases.csv").read_bytes())
+        customers.assign(joined=joined).to_csv(place / "customers.csv", index=False)
+        (place / "tables.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
+        for fold, part in rows.groupby("fold"):
+            part.to_csv(place / f"{fold}.csv", index=False)
+        model = {"columns": "learned", "ages": {"joined": 8, "time": 4}}
+        return of(place, "aged", model=model, train={"epochs": 40, "lr": 0.02})
+
+    dates = FIRST + joined
+    config = tables(tmp_path, dates)
+    run = train_on_ranks(config)
+    metrics = run.summary["metrics"]
+    assert metrics["test/accuracy"] > 0.9
+    again = ask(run, config.asking(), 3, split="test", rows=False, scores=False)
+    assert again["test/accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-6)
+    before = asked(run, config)
+    day = 200
+    other = np.where(joined > day, np.datetime64("2090-01-01"), dates)
+    other[(joined > day) & (joined % 2 == 0)] = np.datetime64("NaT")
+    sizes = weights.find(run.path / "checkpoints").sizes
+    after = asked(run, tables(tmp_path / "other", other), sizes=sizes)
+    same = np.array([*map(np.array_equal, before["scores"], after["scores"])])
+    known = before["time"].to_numpy() < np.datetime64(FIRST + day, "us").astype(int)
+    assert same[known].all()
+    assert not same[~known].all()
 
 
 @pytest.mark.parametrize("way", ["column", "time"])

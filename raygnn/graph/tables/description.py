@@ -32,6 +32,7 @@ from raygnn.graph.sources.input_files import check_file
 
 ROW = "\0"  # name of the number of the row, as if it was a column
 AVERAGES = ("mean", "median")
+SEED = "seed"  # in place of the column that a time is since
 MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
 HASHING, SENTENCES = "hashing", "sentence-transformers/"  # encoders of text
@@ -145,7 +146,9 @@ class FeatureColumn(Category):
         (), description="Of points in time, of UTC: a feature for each part, such as weekday."
     )
     since: Annotated[Text, AfterValidator(_since)] | None = Field(
-        None, description="Of points in time: the days since this one, or that of another column."
+        None,
+        description="Of points in time: the days since this one, or that of another column; seed = "
+        "the times themselves, as an array for model.ages.",
     )
     impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
         Field(None, description="In place of missing values: mean, median, or the value itself.")
@@ -513,6 +516,9 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         unused = "dim" if text.is_model else "num_gpus"
         yield from text.unused((*key, "text", name), unused, why=why)
     for name, columns in table.features.items():
+        if len(columns) > 1 and any(column.since == SEED for column in columns):
+            message = "times since which a seed is are an array of their own"
+            yield Problem((*key, "features", name), message, "give the column another array")
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)
 
@@ -532,6 +538,9 @@ def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
     if column.of_words:
         why = "unknown: bucket gives missing values a feature"
         yield from column.unused(key, "indicator", why=why)
+    if column.since == SEED:
+        steps = ("impute", "indicator", "scale", "bucket", "onehot", "hash")
+        yield from column.unused(key, *steps, why="model.ages encodes the time since")
     average = column.impute in AVERAGES
     if average if column.of_words else isinstance(column.impute, str) and not average:
         message = (
@@ -564,7 +573,10 @@ def _edge_problems(
     for name, column in (("weight", edges.weight), ("time", edges.time)):
         if column is not None and name in edges.features:
             yield _taken((*key, "features"), name, f"{name} gives")
-    for name in edges.features:
+    for name, columns in edges.features.items():
+        if columns[0].since == SEED:
+            remedy = "name the column as time, for model.time_encoding"
+            yield Problem((*key, "features", name), "edges have one time", remedy)
         if name == "label" or name in MASKS:
             yield _taken(key, name, "label and split give")
     yield from _table_problems(key, edges)

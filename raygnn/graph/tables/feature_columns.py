@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from raygnn.config.values import in_utc
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
+from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore.disk_arrays import Appended
 from raygnn.graph.tables.codes import discrete
 from raygnn.graph.tables.columns import (
@@ -37,7 +38,7 @@ from raygnn.graph.tables.columns import (
     shown,
     to_numpy,
 )
-from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, FeatureColumn
+from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, SEED, FeatureColumn
 from raygnn.graph.tables.reader import Chunk
 
 _ROWS = 1 << 16  # that are added up, or transformed, at once
@@ -62,7 +63,7 @@ class Transformed:
 
     def __init__(self, described: FeatureColumn, fill: float | None):
         self.described, self.columns = described, [described.column]
-        if described.since is not None:
+        if described.since is not None and described.since != SEED:
             try:
                 self._since = round(in_utc(described.since).timestamp() * 10**6)
             except ValueError:
@@ -98,12 +99,15 @@ class Transformed:
         return self.described.onehot or not all(_is_given(*step) for step in self.steps)
 
     def rows(self, chunk: Chunk) -> Array:
-        """A chunk's features, float32 ``[n, F]``.
+        """A chunk's features, float32 ``[n, F]``; times, of which the days since are known with a
+        seed only, int64 ``[n, 1]``.
 
         Raises:
             DataError: a missing value that nothing stands in for, a word that no row for training
                 has, or what is no number; see `raygnn.graph.tables.columns`.
         """
+        if self.described.since == SEED:
+            return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:
             blocks = [_indicators(*codes) for codes in self._codes(chunk)]
         else:
@@ -193,6 +197,8 @@ class Transformed:
         if described.parts:
             utc = pc.cast(points[0], pa.timestamp("us"))
             return [(_PARTS.get(part) or getattr(pc, part))(utc) for part in described.parts]
+        if described.since == SEED:
+            return points
         since = points[1] if len(points) > 1 else pa.scalar(self._since, pa.int64())
         days = pc.cast(pc.subtract(points[0], since), pa.float64(), safe=False)
         return [pc.divide(days, float(_DAY))]

@@ -44,7 +44,7 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
     """
     model, weight = config.model, config.sampling.edge_weight
     inputs = {
-        ntype: choose_inputs(arrays, model.feature_names, model.categories)
+        ntype: choose_inputs(arrays, model.feature_names, model.categories, model.ages)
         for ntype, arrays in shard.node_data.items()
     }
     if (embedding := model.embedding) is not None:

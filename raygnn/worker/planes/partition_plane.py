@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.data import NEVER, EdgeType, etype_str
 from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
@@ -289,7 +289,7 @@ class PartitionPlane:
         """
         arrays, model, topology = self.shard.node_data, self.config.model, self.shard.topology
         named = {e: rows.data for e, rows in topology.items()}
-        widths = model.edge_category_widths
+        widths, embedded = model.edge_category_widths, {**model.categories, **model.ages}
         edges = choose_edge_inputs(named, model.edge_feature_names, widths)
         return Schema(
             in_features={t: i.width(arrays[t]) for t, i in self.inputs.items()},
@@ -297,7 +297,7 @@ class PartitionPlane:
             target=target,
             out_features=out_features,
             categories={
-                t: {n: (self._count(t, n), model.categories[n]) for n in i.categories}
+                t: {n: (self._count(t, n), embedded[n]) for n in i.categories}
                 for t, i in self.inputs.items()
                 if i.categories
             },
@@ -503,7 +503,14 @@ class PartitionPlane:
         return self.sizes.resolve(f"categories of {etype_str(etype)}/{name}", count)
 
     def _count(self, ntype: str, name: str) -> int:
+        """Return the number of categories; 0 for times. Collective."""
         values = self.shard.node_data[ntype][name]
+        if name in self.config.model.ages:
+            manifest = self.job.meta.manifest
+            dates = manifest is not None and f"{ntype}/{name}" in manifest.transforms
+            times = values[values < NEVER].numpy()
+            self.clock.check(times, ntype, name, explicit=dates or None, note="")
+            return 0
         lowest = int(values.min()) if len(values) else 0
         if self.control.max(-lowest) > 0:
             raise DataError(

@@ -75,7 +75,7 @@ class Clock:
         tables = [one.table for one in self.job.config.by_task.values()]
         if window is not None and any(tables) and not time.strict:
             window += 1  # rows of training tables see edges before the time after their own
-        return Timing(self.latest, window)
+        return Timing(self.latest, window, ages=bool(self.job.config.model.ages))
 
     @property
     def latest(self) -> bool:
@@ -84,7 +84,13 @@ class Clock:
         return time is not None and time.strategy == "latest"
 
     def check(
-        self, times: np.ndarray, kind: str, name: str, *, explicit: bool | None = None
+        self,
+        times: np.ndarray,
+        kind: str,
+        name: str,
+        *,
+        explicit: bool | None = None,
+        note: str = " (the seeds)",
     ) -> None:
         """Check that times of seeds and of all edge types have one unit: else seeds would see later
         edges, or none. Collective.
@@ -93,12 +99,13 @@ class Clock:
             times: of this rank's seeds, int64 ``[n]``.
             kind: node or edge type of the seeds.
             name: of their array.
+            note: follows these in messages.
             explicit: whether they are known to be microseconds; None = as of the type's times.
 
         Raises:
             DataError: the units differ.
         """
-        of_seeds = self._range(name, kind, times, " (the seeds)")
+        of_seeds = self._range(name, kind, times, note)
         if explicit is not None:
             of_seeds = replace(of_seeds, is_explicit=explicit)
         ranges = [*self._ranges, of_seeds]
