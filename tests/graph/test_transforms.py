@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import ConfigError, DataError
+from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore import disk_graph, edge_shuffle
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.outofcore.estimate import size_of
@@ -331,6 +332,18 @@ ONE_BY_ONE: dict[str, tuple[dict[str, Any], list[Any], int | None, list[Any]]] =
     ),
     "parts as words": ({"parts": "year", "onehot": True}, ["2023-01-01", "2021-01-01"], None,
                        [[0, 1], [1, 0]]),
+    "sine and cosine of parts": (
+        {"cyclic": ["month", "hour"]},
+        WHEN,
+        None,
+        [[3**0.5 / 2, 0.5, np.sin(23 / 12 * np.pi), np.cos(23 / 12 * np.pi)], [0, 1, 0, 1]],
+    ),
+    "several words": (
+        {"onehot": True, "separator": "|", "unknown": "bucket"},
+        ["b| a", "b", None, "c|a|a"],
+        2,
+        [[0, 1, 1], [0, 0, 1], [0, 0, 0], [1, 1, 0]],
+    ),
     "days since": ({"since": "2024-02-28"}, WHEN, None, [1 + 23.5 / 24, 307]),
     "days since, of a zone": ({"since": "2024-02-29T01:30:00+02:00"}, WHEN, None,
                               [1, 306 + 1 / 48]),
@@ -375,6 +388,35 @@ def test_lists_are_as_many_features(tmp_path: Path) -> None:
     ((state, other),) = [one["state"] for one in _manifest(tmp_path)["user/feat"]]
     assert state == [[2.0], [1.0, 2.0]]
     assert other == [[25.0], [10.0, 30.0]]
+
+
+def test_several_words_in_a_list(tmp_path: Path) -> None:
+    """A feature for each word of a list; a hash of several is that of each."""
+    lists = [["b", "a"], [], None, ["b", None], ["c"]]
+    found = feat(tmp_path, {"onehot": True, "unknown": "bucket"}, lists, 4, "parquet")
+    assert found == [[0, 1, 1], [0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 0]]
+    with pytest.raises(DataError, match="no row for training has 'c'") as caught:
+        feat(tmp_path, {"onehot": True, "impute": "a"}, lists, 4, "parquet")
+    assert "row 5" in str(caught.value.where)
+    of_each = np.array(feat(tmp_path, {"hash": 5}, [["b"], ["a"]], None, "parquet"))
+    assert feat(tmp_path, {"hash": 5}, lists[:1], None, "parquet") == [[*of_each.max(0)]]
+    assert feat(tmp_path, {"onehot": True}, [[3, 10], [9]], None, "parquet") == [
+        [1, 0, 1],
+        [0, 1, 0],
+    ]
+
+
+def test_times_for_seeds_are_stored_as_they_are(tmp_path: Path) -> None:
+    found = feat(tmp_path, {"since": "seed"}, ["2024-01-01", None, "1960-01-01"])
+    assert found == [1704067200 * 10**6, NEVER, -315619200 * 10**6]
+    both = [{"column": "age", "since": "seed"}, "income"]
+    for place, columns, message in (
+        ("nodes user features", {"feat": both}, "since: seed is of nodes"),
+        ("edges user:bought:item features", {"how": both[:1]}, "since: seed is of nodes"),
+    ):
+        graph = write_shop(tmp_path, spec=changed(place, columns))
+        with pytest.raises(ConfigError, match=message):
+            load_graph(graph)
 
 
 def test_half_precision_is_scaled_in_double(tmp_path: Path) -> None:
@@ -506,6 +548,10 @@ def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 DESCRIBED = {
+    "parts and their waves": ({"parts": "month", "cyclic": "month"}, "parts and cyclic both"),
+    "no such wave": ({"cyclic": "year"}, "weekday"),
+    "separator of what": ({"separator": "|"}, "separator '|' would be ignored"),
+    "a seed's time, scaled": ({"since": "seed", "scale": "log"}, "scale .* would be ignored"),
     "parts and since": ({"parts": "year", "since": "2024-01-01"}, "parts and since both"),
     "two codes": ({"onehot": True, "hash": 3}, "onehot and hash both"),
     "scaled words": ({"onehot": True, "scale": "log"}, "onehot and scale both"),

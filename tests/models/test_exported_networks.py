@@ -29,7 +29,7 @@ from raygnn.models.registry import (
 )
 from raygnn.sampling.batch import Block, etype_str
 from tests.models import test_graph_networks as graphs
-from tests.models.test_networks import CATEGORICAL, FAMILIES, USER, names, network
+from tests.models.test_networks import CATEGORICAL, FAMILIES, ITEM, USER, names, network
 from tests.models.test_typed_families import ETYPES, PLAIN, SIZES, random_block
 from tests.support import whole_graphs
 from tests.support.small_jobs import slow_but
@@ -62,7 +62,7 @@ def random_data(schema: Schema, nums: dict[str, int]) -> tuple[Block, dict[str, 
         "x": {t: torch.randn(nums[t], w) for t, w in schema.in_features.items() if w},
         "edges": {},
         "categories": {
-            t: {n: torch.randint(0, c, (nums[t],)) for n, (c, _) in named.items()}
+            t: {n: torch.randint(0, c or 10**12, (nums[t],)) for n, (c, _) in named.items()}
             for t, named in schema.categories.items()
         },
         **{name: {} for name in ("relation", "edge_x", "edge_categories", "elapsed")},
@@ -127,9 +127,12 @@ def test_relations_are_inputs(regularizer: str, mean_over: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("columns", ["raw", "learned"])
 def test_categories_are_inputs(columns: str, tmp_path: Path) -> None:
+    """So are ages, which have no number of categories."""
     sizes = {t: 5 + len(t) for t in CATEGORICAL.widths}
     assert CATEGORICAL.in_features[USER] == 0
-    compare(CATEGORICAL, {"kind": "sage", "columns": columns}, sizes, tmp_path / "a.pt2")
+    named = {**CATEGORICAL.categories, ITEM: {"brand": (5, 3), "time": (0, 4)}}
+    schema = CATEGORICAL if columns == "raw" else replace(CATEGORICAL, categories=named)
+    compare(schema, {"kind": "sage", "columns": columns}, sizes, tmp_path / "a.pt2")
 
 
 EDGES = {"edge_features": "w", "edge_categories": {"sort": 2}}

@@ -119,7 +119,7 @@ def gather(
     for n in (40, 0, 90):
         ids = {t: rng.integers(0, len(o), n) for t, o in original.items()}
         rows = store.gather(ids)
-        x, categories = assemble(rows, inputs)
+        x, categories = assemble(rows, inputs, {})
         found.append(
             (
                 {t: original[t][i] for t, i in ids.items()},
@@ -352,5 +352,5 @@ def test_int8_rows_are_multiplied_by_their_scale() -> None:
             "scale:emb": torch.tensor([0.5, 2.0]),
         }
     }
-    x, _ = assemble(rows, inputs)
+    x, _ = assemble(rows, inputs, {})
     assert x["_N"].tolist() == [[0.5, -1.0, 63.5], [8.0, 0.0, -256.0]]

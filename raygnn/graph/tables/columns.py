@@ -177,13 +177,13 @@ def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -
     missing = total = 0
     for other in chunk.reader.again(column).chunks():
         array = other.columns[column]
-        array = nan_to_null(array.flatten() if _is_list(array.type) else array)
+        array = nan_to_null(array.flatten() if is_list(array.type) else array)
         missing, total = missing + array.null_count, total + len(array)
     message = f"there is no {kind}; {missing:,} of {total:,} are missing"
     return chunk.error(row, column, message, remedy)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return bool(is_list or pa.types.is_fixed_size_list(kind))
 
@@ -204,7 +204,7 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
 
 def flat(chunk: Chunk, column: str, width: int | None) -> tuple[pa.Array, int]:
     """The values of a column of single ones or of lists, and how many a row has; see `matrix`."""
-    if not _is_list(chunk.columns[column].type):
+    if not is_list(chunk.columns[column].type):
         if width not in (None, 1):
             message = f"there is one number, expected a list of {width}"
             raise chunk.error(0, column, message, "give all files columns of one kind")
@@ -217,7 +217,7 @@ def rows_or_nan(chunk: Chunk, column: str, width: int | None) -> Array:
     """Convert like `matrix`, with NaN for missing numbers or lists; ``[n, 0]`` if there is no list
     and the width is unknown."""
     array = chunk.columns[column]
-    if not _is_list(array.type):
+    if not is_list(array.type):
         return numbers_or_nan(chunk, column).reshape(-1, 1)
     longest = width or pc.max(pc.list_value_length(array)).as_py()
     if longest is None:

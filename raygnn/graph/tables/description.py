@@ -31,8 +31,7 @@ from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.input_files import check_file
 
 ROW = "\0"  # name of the number of the row, as if it was a column
-AVERAGES = ("mean", "median")
-SEED = "seed"  # in place of the column that a time is since
+AVERAGES, SEED = ("mean", "median"), "seed"  # impute; since
 MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
 HASHING, SENTENCES = "hashing", "sentence-transformers/"  # encoders of text
@@ -134,9 +133,7 @@ class Category(Section):
         description="What words that the training does not have do, and missing values: error, or "
         "bucket, one learned row, or of features one of them, for all.",
     )
-    min_count: Count = Field(
-        1, description="With bucket: words in fewer rows are in the bucket, too, when training."
-    )
+    min_count: Count = Field(1, description="With bucket: words in fewer rows are in it, too.")
 
 
 class FeatureColumn(Category):
@@ -145,17 +142,16 @@ class FeatureColumn(Category):
     parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = Field(
         (), description="Of points in time, of UTC: a feature for each part, such as weekday."
     )
+    cyclic: Annotated[tuple[Literal["month", "weekday", "hour"], ...], BeforeValidator(_listed)] = (
+        Field((), description="Of points in time, of UTC: sine and cosine of each part.")
+    )
     since: Annotated[Text, AfterValidator(_since)] | None = Field(
-        None,
-        description="Of points in time: the days since this one, or that of another column; seed = "
-        "the times themselves, as an array for model.ages.",
+        None, description="Of points in time: days since this one or a column's; seed: model.ages."
     )
     impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
         Field(None, description="In place of missing values: mean, median, or the value itself.")
     )
-    indicator: bool = Field(
-        False, description="Also a feature that is 1 where a value is missing, else 0."
-    )
+    indicator: bool = Field(False, description="Also a feature: 1 if the value is missing, else 0.")
     scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
         (), description="log, standard, minmax, rank_gauss, or several, one after the other."
     )
@@ -166,6 +162,7 @@ class FeatureColumn(Category):
     hash: Annotated[int, Field(ge=2, le=MAX_WIDTH)] | None = Field(
         None, description="So many features, 0 or 1, to which words are dealt by a hash."
     )
+    separator: Text | None = Field(None, description="Text between several words, such as '|'.")
 
     @property
     def is_plain(self) -> bool:
@@ -516,15 +513,14 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         unused = "dim" if text.is_model else "num_gpus"
         yield from text.unused((*key, "text", name), unused, why=why)
     for name, columns in table.features.items():
-        if len(columns) > 1 and any(column.since == SEED for column in columns):
-            message = "times since which a seed is are an array of their own"
-            yield Problem((*key, "features", name), message, "give the column another array")
+        if SEED in [c.since for c in columns] and (columns[1:] or isinstance(table, EdgeTable)):
+            yield Problem((*key, "features", name), "since: seed is of nodes, alone", "move it")
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)
 
 
 def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
-    for names in (("parts", "since"), ("bucket", "onehot", "hash", "scale")):
+    for names in (("parts", "cyclic", "since"), ("bucket", "onehot", "hash", "scale")):
         if len(given := [name for name in names if getattr(column, name)]) > 1:
             message = f"{' and '.join(given)} both say what becomes of {column.column!r}"
             yield Problem((*key, given[1]), message, "name the column twice, or keep one of them")
@@ -535,19 +531,15 @@ def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
         yield from column.unused(key, "unknown", "min_count", why="there is no onehot")
     elif column.unknown == "error":
         yield from column.unused(key, "min_count", why="there is no bucket")
-    if column.of_words:
-        why = "unknown: bucket gives missing values a feature"
-        yield from column.unused(key, "indicator", why=why)
+    wrong, why = ("indicator", "of words") if column.of_words else ("separator", "of numbers")
+    yield from column.unused(key, wrong, why=f"features are {why}")
     if column.since == SEED:
         steps = ("impute", "indicator", "scale", "bucket", "onehot", "hash")
-        yield from column.unused(key, *steps, why="model.ages encodes the time since")
+        yield from column.unused(key, *steps, why="model.ages encodes it")
     average = column.impute in AVERAGES
     if average if column.of_words else isinstance(column.impute, str) and not average:
-        message = (
-            f"there is no {column.impute} of words"
-            if average
-            else f"{show(column.impute)} is no number"
-        )
+        message = f"there is no {column.impute} of words"
+        message = message if average else f"{show(column.impute)} is no number"
         remedy = "give a word" if average else "set it to mean, median or a number"
         yield Problem((*key, "impute"), message, remedy)
 
@@ -573,10 +565,7 @@ def _edge_problems(
     for name, column in (("weight", edges.weight), ("time", edges.time)):
         if column is not None and name in edges.features:
             yield _taken((*key, "features"), name, f"{name} gives")
-    for name, columns in edges.features.items():
-        if columns[0].since == SEED:
-            remedy = "name the column as time, for model.time_encoding"
-            yield Problem((*key, "features", name), "edges have one time", remedy)
+    for name in edges.features:
         if name == "label" or name in MASKS:
             yield _taken(key, name, "label and split give")
     yield from _table_problems(key, edges)

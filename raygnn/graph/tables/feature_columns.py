@@ -31,6 +31,7 @@ from raygnn.graph.tables.columns import (
     Times,
     first,
     flat,
+    is_list,
     matrix,
     missing_value,
     no_number,
@@ -45,6 +46,7 @@ _ROWS = 1 << 16  # that are added up, or transformed, at once
 _ALL_LATER = "no row is before the first time of a row for validation"
 _QUANTILES = 1001  # that stand for a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
+_PERIODS = {"month": 12, "weekday": 7, "hour": 24}
 _PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
 
 
@@ -109,7 +111,7 @@ class Transformed:
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:
-            blocks = [_indicators(*codes) for codes in self._codes(chunk)]
+            blocks = [_indicators(chunk.num, *codes) for codes in self._codes(chunk)]
         else:
             values, state = self._numbers(chunk), self.state
             if state is None:
@@ -132,8 +134,8 @@ class Transformed:
         if self.described.of_words:
             found = self._encoded(chunk)
             self._words = self._words or [Counter() for _ in found]
-            for counter, (rows, words) in zip(self._words, found, strict=True):
-                counts = np.bincount(rows[training] + 1, minlength=len(words) + 1)[1:]
+            for counter, (rows, codes, words) in zip(self._words, found, strict=True):
+                counts = np.bincount(codes[training[rows]] + 1, minlength=len(words) + 1)[1:]
                 for word, count in zip(words, counts.tolist(), strict=True):
                     counter[word] += count  # what is imputed may be one of the words
             return
@@ -185,18 +187,26 @@ class Transformed:
     def _arrays(self, chunk: Chunk) -> list[pa.Array]:
         """The column, or what is made of points in time."""
         described = self.described
-        if not described.parts and described.since is None:
+        parts = described.parts or described.cyclic
+        if not parts and described.since is None:
             return [chunk.columns[described.column]]
         points = []
         for times, column in zip(self._times, self.columns, strict=True):
             array = times.array(chunk, column)
             if not pa.types.is_temporal(array.type):
-                remedy = "parts and since are of points in time, such as 2024-05-01 12:30:00"
+                remedy = (
+                    "parts, cyclic and since are of points in time, such as 2024-05-01 12:30:00"
+                )
                 raise chunk.error(0, column, "these are whole numbers", remedy)
             points.append(pc.cast(array, pa.int64()))
-        if described.parts:
+        if parts:
             utc = pc.cast(points[0], pa.timestamp("us"))
-            return [(_PARTS.get(part) or getattr(pc, part))(utc) for part in described.parts]
+            made = [(_PARTS.get(part) or getattr(pc, part))(utc) for part in parts]
+            if described.parts:
+                return made
+            turns = zip(made, (2 * math.pi / _PERIODS[part] for part in parts), strict=True)
+            angles = [pc.multiply(pc.cast(one, pa.float64()), by) for one, by in turns]
+            return [wave(angle) for angle in angles for wave in (pc.sin, pc.cos)]
         if described.since == SEED:
             return points
         since = points[1] if len(points) > 1 else pa.scalar(self._since, pa.int64())
@@ -218,29 +228,40 @@ class Transformed:
             raise chunk.error(first(low), column, message, "scale it in another way")
         return values
 
-    def _encoded(self, chunk: Chunk) -> list[tuple[Array, list[str]]]:
-        """For each feature which of the words, int64 ``[n]``, each row has, and the words; -1 = it
-        has none, where that may be."""
+    def _encoded(self, chunk: Chunk) -> list[tuple[Array, Array, list[str]]]:
+        """Return for each feature the rows of its values, int64 ``[v]``, the codes of these, and
+        the words that codes stand for; -1 = a row has no word, where that may be. A row has one
+        value, of a list any number."""
         column, described, found = self.columns[0], self.described, []
         for array in self._arrays(chunk):
+            owners = np.arange(len(array))
+            if described.separator is not None and not is_list(array.type):
+                array = pc.split_pattern(pc.cast(array, pa.large_string()), described.separator)
+            if is_list(array.type):
+                owners, array = to_numpy(pc.list_parent_indices(array)), pc.list_flatten(array)
+                if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+                    array = pc.utf8_trim_whitespace(pc.cast(array, pa.large_string()))
+                    some = pc.fill_null(pc.not_equal(array, ""), True)
+                    owners, array = owners[to_numpy(some)], array.filter(some)
             array = discrete(chunk, column, "onehot and hash are of text and whole numbers", array)
             encoded = pc.dictionary_encode(array)
-            rows = to_numpy(pc.fill_null(encoded.indices, -1)).astype(np.int64)
+            codes = to_numpy(pc.fill_null(encoded.indices, -1)).astype(np.int64)
             words = [str(word) for word in encoded.dictionary.to_pylist()]
             if array.null_count and self._missing is not None:
-                rows[rows < 0] = len(words)
+                codes[codes < 0] = len(words)
                 words.append(str(self._missing))
             elif array.null_count and described.unknown == "error":
                 remedy = f"impute a word, such as {{column: {column}, …, impute: none}}"
                 remedy += ", or set unknown: bucket" if described.onehot else ""
-                raise missing_value(chunk, first(rows < 0), column, "value", remedy)
-            found.append((rows, words))
+                raise missing_value(chunk, owners[first(codes < 0)], column, "value", remedy)
+            found.append((owners, codes, words))
         return found
 
-    def _codes(self, chunk: Chunk) -> list[tuple[Array, int]]:
-        """For each feature the number of each row's word, int64 ``[n]``, and how many there are."""
+    def _codes(self, chunk: Chunk) -> list[tuple[Array, Array, int]]:
+        """Return for each feature the rows of its values, int64 ``[v]``, the numbers of their
+        words, and how many words there are."""
         found = []
-        for at, (rows, words) in enumerate(self._encoded(chunk)):
+        for at, (owners, values, words) in enumerate(self._encoded(chunk)):
             if self.described.hash is not None:
                 width = self.described.hash
                 codes = [_hash(word) % width for word in words]
@@ -254,8 +275,8 @@ class Transformed:
                 listed = ", ".join(map(shown, itertools.compress(words, unknown)))
                 remedy = "correct this, or train with unknown: bucket for the column"
                 message = f"no row for training has {listed[:300]}"
-                raise chunk.error(first(unknown[rows]), self.columns[0], message, remedy)
-            found.append((of_word[rows], width))
+                raise chunk.error(owners[first(unknown[values])], self.columns[0], message, remedy)
+            found.append((owners, of_word[values], width))
         return found
 
 
@@ -268,10 +289,10 @@ def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
-def _indicators(codes: Array, width: int) -> Array:
-    """1 in the column of each row's code, float32 ``[n, width]``."""
-    made = np.zeros((len(codes), width), np.float32)
-    made[np.arange(len(codes)), codes] = 1
+def _indicators(num: int, rows: Array, codes: Array, width: int) -> Array:
+    """Return 1 in the columns of the codes of each row, float32 ``[num, width]``."""
+    made = np.zeros((num, width), np.float32)
+    made[rows, codes] = 1
     return made
 
 
@@ -323,7 +344,8 @@ def _applied(step: str, state: Sequence[float], values: Array) -> Array:
     if step == "log":
         return np.log1p(values)
     if step == "bucket":
-        return _indicators(np.searchsorted(state, values, side="right"), len(state) + 1)
+        codes = np.searchsorted(state, values, side="right")
+        return _indicators(len(values), np.arange(len(values)), codes, len(state) + 1)
     if step == "rank_gauss":
         return _rank_gauss(np.array(state), values)
     return (values - state[0]) / state[1]
@@ -363,7 +385,7 @@ class Features:
     def widening(self) -> int:
         """Bytes of a row beyond those of its columns, as far as that is known beforehand."""
         given = [
-            (one.bucket or 0, one.hash or 0, len(one.parts), int(one.indicator))
+            (one.bucket or 0, one.hash or 0, len(one.parts + 2 * one.cyclic), int(one.indicator))
             for one in self.described
         ]
         return 4 * sum(n if isinstance(n, int) else len(n) for made in given for n in made)
