@@ -91,8 +91,11 @@ def test_out_of_core_as_in_memory(
     assert manifest["transforms"]["user:bought:item/remark"]["text"]["dim"] == 8
 
 
-def test_edges_that_are_dropped_and_nodes_that_are_added(tmp_path: Path) -> None:
+def test_edges_that_are_dropped_and_nodes_that_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nodes that edges add have the empty text."""
+    monkeypatch.setattr(texts, "_ROWS", 1)
     graph = shop(tmp_path, nodes={"encoder": OWN})
     spec = (tmp_path / "shop.yaml").read_text()
     (tmp_path / "bought.csv").write_text(
