@@ -308,8 +308,8 @@ def _not_a_number(value: Any) -> Any:
 
 def _to_path(value: Any) -> Path:
     # An empty path would mean the current directory, which nobody means.
-    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
-        raise expected("a path")
+    if not isinstance(value, (str, Path)) or not str(value) or _GARBLED.search(str(value)):
+        raise expected("a path, in UTF-8 as a run's files are")
     if "://" in str(value):  # as a path it would be a directory called "s3:"
         raise expected("a path on a disk of this machine, not a URI")
     return Path(value)
@@ -324,7 +324,7 @@ def _to_place(value: Any) -> Path | Uri:
     if (
         uri.scheme not in SCHEMES
         or not (uri.netloc.rpartition("@")[2] + uri.path).strip("/")
-        or "\0" in value
+        or _GARBLED.search(value)
     ):
         raise expected(f"a path, or a URI that begins with {', '.join(SCHEMES)}")
     return Uri(value)
@@ -352,13 +352,9 @@ def _to_variable(value: Any) -> Any:
 
 def _variable(value: str) -> str:
     """Check that a process can be started with this value."""
-    if "\0" in value:
-        raise expected("text without the character NUL")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise expected("text that can be written as UTF-8") from None
-    if size > _MAX_VARIABLE:
+    if _GARBLED.search(value):
+        raise expected("text that can be written as UTF-8, without the character NUL")
+    if len(value.encode()) > _MAX_VARIABLE:
         raise expected(f"at most {_MAX_VARIABLE} bytes")
     return value
 
@@ -391,6 +387,7 @@ def _json_values(value: dict[str, Any]) -> dict[str, Any]:
 
 
 CLASS_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_GARBLED = re.compile("[\0\ud800-\udfff]")  # NUL, and bytes that are not UTF-8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TASK = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _ADDRESS = re.compile(r"auto|local|([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")

@@ -269,7 +269,7 @@ class SubmittedJob(Handle):
 def rows_of(server: JobServer) -> list[dict[str, str]]:
     """Return ``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age``, as text, of the
     latest jobs that train. Progress is read from the run directory if it is visible from here."""
-    return [_row(job) for job in server.jobs() if job.trains][:_MOST_LISTED]
+    return [_row(job) for job in [j for j in server.jobs() if j.trains][:_MOST_LISTED]]
 
 
 def _row(job: JobInfo) -> dict[str, str]:

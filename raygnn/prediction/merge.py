@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raygnn.config.places import unwritable
@@ -20,8 +21,10 @@ from raygnn.util.files import replacing, storage_errors
 _SUFFIX = ".parquet"
 _OTHER = "choose another --out"
 _OF_ROWS = ("row", "node", "time", "split", "label")
-_ROWS = 2**17  # in memory at once
+_ROWS = 2**17  # in memory at once, of all files
 _VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
+_FEWEST = 2**6  # rows of each file
+_BUFFER = 2**20  # bytes per read of a column
 
 
 def free_file(file: Path, overwrite: bool) -> Path:
@@ -67,7 +70,7 @@ def merge_rows(
     merged = file if beside is None else place / "merged.parquet"
     with show.stage("merge"), storage_errors(file, InputError, _OTHER):
         with replacing(merged) as out:
-            rows = merge_files(files, out, key, place / "spill", names)
+            rows = merge_files(files, out, key, names)
             if rows != found["rows"]:
                 raise TrainingError(
                     f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
@@ -126,57 +129,53 @@ def check_rows(file: Path) -> None:
 
 
 def merge_files(
-    files: Sequence[Path],
-    out: BinaryIO,
-    key: str,
-    spill: Path,
-    names: Mapping[str, Any] | None = None,
+    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
 ) -> int:
-    """Merge Parquet files with one schema into one, ascending by the column ``key``.
+    """Merge Parquet files with one schema, each ascending by the column ``key``; return the number
+    of rows.
 
     Args:
         out: takes the Parquet file.
-        spill: directory for rows that do not fit into memory.
         names: column of numbers → pyarrow array of their names; missing columns are ignored.
-
-    Returns:
-        The number of rows; without files 0, and nothing is written.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    import duckdb
-
-    from raygnn.graph.tables.duck import connect, path_text
-
     if not files:
         return 0
-    query = f'select * from read_parquet([{", ".join(map(path_text, files))}]) order by "{key}"'
     rows = 0
-    try:
-        with connect(spill) as connection:
-            most = min(_ROWS, _VALUES // max(1, *map(_width, files)))
-            reader = connection.sql(query).to_arrow_reader(most)
-            schema, named = reader.schema, {**(names or {})}
-            for name in named.keys() & {*schema.names}:
-                place = schema.get_field_index(name)
-                schema = schema.set(place, pa.field(name, named[name].type))
-            with pq.ParquetWriter(out, schema) as writer:
-                for batch in reader:
-                    columns = zip(schema.names, batch.columns, strict=True)
-                    arrays = [named[n].take(array) if n in named else array for n, array in columns]
-                    writer.write_table(pa.table(arrays, schema=schema))
-                    rows += batch.num_rows
-    except duckdb.Error as error:
-        raise OSError(errno.EIO, " ".join(str(error).split())[:300]) from error
-    return rows
+    with ExitStack() as opened:
+        sources = [opened.enter_context(pq.ParquetFile(f, buffer_size=_BUFFER)) for f in files]
+        most = min(_ROWS, _VALUES // max(1, *map(_width, sources)))
+        batches = [s.iter_batches(max(_FEWEST, most // len(files))) for s in sources]
+        held = [source.schema_arrow.empty_table() for source in sources]
+        schema = sources[0].schema_arrow
+        named = {name: array for name, array in (names or {}).items() if name in schema.names}
+        for name, array in named.items():
+            schema = schema.set(schema.get_field_index(name), pa.field(name, array.type))
+        writer = opened.enter_context(pq.ParquetWriter(out, schema))
+        while True:
+            for at, rest in enumerate(batches):
+                while not held[at].num_rows and (batch := next(rest, None)) is not None:
+                    held[at] = pa.Table.from_batches([batch])
+            lasts = [table[key][-1].as_py() for table in held if table.num_rows]
+            if not lasts:
+                return rows
+            # what is not in memory of a file is above its last row there
+            counts = [pc.less_equal(table[key], min(lasts)).to_numpy().sum() for table in held]
+            merged = pa.concat_tables(map(pa.Table.slice, held, repeat(0), counts)).sort_by(key)
+            held = [*map(pa.Table.slice, held, counts)]
+            for name, array in named.items():
+                at = schema.get_field_index(name)
+                merged = merged.set_column(at, schema.field(at), array.take(merged[name]))
+            writer.write_table(merged)
+            rows += merged.num_rows
 
 
-def _width(file: Path) -> int:
-    """Return the number of values in a row of a Parquet file, including those of lists."""
-    facts = pq.read_metadata(file)
-    if not facts.num_rows:
+def _width(source: pq.ParquetFile) -> int:
+    """Return the number of values in a row of a file, including those of lists."""
+    if not source.metadata.num_rows:
         return 0
-    group = facts.row_group(0)
+    group = source.metadata.row_group(0)
     values = sum(group.column(i).num_values for i in range(group.num_columns))
     return int(values) // max(1, group.num_rows)

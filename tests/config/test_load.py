@@ -151,6 +151,14 @@ def test_storage_may_be_a_file_uri(storage: str) -> None:
     assert load_config(PLANTED, storage=storage).storage == Path("/a b/runs")
 
 
+@pytest.mark.parametrize("path", ["/d\udcff", "s3://bucket/d\udcff"])
+def test_paths_that_are_not_utf8_are_refused(path: str) -> None:
+    """No file of a run and no message of Ray could contain them."""
+    with pytest.raises(ConfigError, match=r"storage: expected a path") as caught:
+        load_config(PLANTED, {"storage": path})
+    str(caught.value).encode()
+
+
 def test_home_is_expanded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     (here / "job.yaml").write_text(DGL.replace("graph.dgl", "~/graph.dgl"))

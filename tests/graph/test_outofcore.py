@@ -25,11 +25,7 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore import assembly, disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_graph import spill
-from raygnn.graph.outofcore.divide import (
-    make_partition,
-    partition_graph,
-    partition_out_of_core,
-)
+from raygnn.graph.outofcore.divide import make_partition, partition_graph, partition_out_of_core
 from raygnn.graph.outofcore.estimate import needs, size_of
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
@@ -43,13 +39,7 @@ from raygnn.graph.sources.ogb import archived
 from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
 from tests.support.ogb_builder import EDGES, NODES, write_archives
-from tests.support.parted import (
-    assert_same,
-    graphs,
-    in_edges,
-    original_ids,
-    reassemble,
-)
+from tests.support.parted import assert_same, graphs, in_edges, original_ids, reassemble
 from tests.support.tables_builder import changed, write_shop, write_table
 
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from raygnn.errors import (
     TrainingError,
     error_of,
 )
-from raygnn.jobs import server
+from raygnn.jobs import server, submit
 from raygnn.jobs.handle import said_error
 from raygnn.jobs.server import JobInfo, JobServer, tail, unencrypted
 from raygnn.jobs.submit import prepare, send
@@ -249,6 +250,14 @@ def test_rows() -> None:
     assert metric({"done": True}) == ""
     assert age(None) == ""
     assert age(1.0).endswith(" d")
+
+
+def test_only_runs_of_listed_jobs_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [JobInfo(str(n), "done", 0, "cora", "/a", "raygnn", "", None) for n in range(300)]
+    opened: list[str] = []
+    monkeypatch.setattr(submit, "_run_of", lambda job, *_: opened.append(job))
+    listed = [row["job"] for row in submit.rows_of(Mock(jobs=lambda: found))]
+    assert listed == opened == [str(n) for n in range(100)]
 
 
 def test_a_name_means_the_running_job(monkeypatch: pytest.MonkeyPatch) -> None:

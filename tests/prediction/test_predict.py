@@ -10,7 +10,6 @@ import signal
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import raygnn
@@ -97,7 +96,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         key = "node" if request.embeddings and task.of_edges else task.unit
         key = "row" if getattr(task, "table", None) else key
         files = sorted((aside / ROWS).iterdir())
-        assert merge.merge_files(files, file, key, aside / "spill") == result["rows"]
+        assert merge.merge_files(files, file, key) == result["rows"]
     return pq.read_table(out)
 
 
@@ -109,6 +108,7 @@ def test_predictions_equal_those_on_the_whole_graph(
     monkeypatch.setattr(prediction_rows, "_MOST", 100)  # many chunks on each rank
     monkeypatch.setattr(prediction_rows, "_FEWEST", 100)
     monkeypatch.setattr(merge, "_ROWS", 300)
+    monkeypatch.setattr(merge, "_FEWEST", 70)
     config = make_job(graph={"typed": typed})
     run = train_on_ranks(config)
     assert config.graph is not None
@@ -192,36 +192,39 @@ def test_numbers_of_graphs(tmp_path: Path) -> None:
 
 def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups are limited by memory rather than by their number of rows; no files merge to
-    none."""
+    none. Rows and types are those of the files, also below a directory with a name like id=7."""
     monkeypatch.setattr(merge, "_VALUES", 10_000)
+    monkeypatch.setattr(merge, "_FEWEST", 3)
     scores = pa.array([[0.5] * 100] * 1000, pa.list_(pa.float32()))
-    pq.write_table(pa.table({"id": pa.array(range(1000)), "scores": scores}), tmp_path / "wide")
+    given, place = pa.table({"id": pa.array(range(1000)), "scores": scores}), tmp_path / "id=7"
+    place.mkdir()
+    pq.write_table(given, place / "wide")
     with open(tmp_path / "out", "wb") as out:
-        assert merge.merge_files([tmp_path / "wide"], out, "id", tmp_path) == 1000
-        assert merge.merge_files([], out, "id", tmp_path) == 0
-    made = pq.ParquetFile(tmp_path / "out").metadata
-    assert max(made.row_group(i).num_rows for i in range(made.num_row_groups)) <= 99
+        assert merge.merge_files([place / "wide"], out, "id") == 1000
+        assert merge.merge_files([], out, "id") == 0
+    made = pq.ParquetFile(tmp_path / "out")
+    assert made.read() == given
+    groups = range(made.metadata.num_row_groups)
+    assert {made.metadata.row_group(i).num_rows for i in groups} <= {99, 10}
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 500), unique=True), max_size=5))
 def test_merging(lists: list[list[int]]) -> None:
     """All rows of the files are in order, each with its values."""
     owner = {number: file for file, numbers in enumerate(lists) for number in numbers}
-    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+    files, out = [], pa.BufferOutputStream()
+    for file in range(len(lists)):
+        own = sorted(number for number, each in owner.items() if each == file)
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": own, "file": [file] * len(own)}, SCHEMA), sink)
+        files.append(pa.BufferReader(sink.getvalue()))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "_ROWS", 12)
-        files = [Path(directory) / f"{file}'s" for file in range(len(lists))]
-        for number, file in enumerate(files):
-            own = sorted(row for row, each in owner.items() if each == number)
-            columns = {"id": own, "file": [number] * len(own)}
-            pq.write_table(pa.table(columns, SCHEMA), file)
-        with open(Path(directory) / "out", "wb") as out:
-            assert merge.merge_files(files, out, "id", Path(directory)) == len(owner)
-        if not lists:
-            return
-        found = pq.read_table(Path(directory) / "out").to_pydict()
-    assert found["id"] == sorted(owner)
-    assert found["file"] == [owner[number] for number in found["id"]]
+        patch.setattr(merge, "_FEWEST", 3)
+        assert merge.merge_files(files, out, "id") == len(owner)
+    if lists:
+        found = pq.read_table(pa.BufferReader(out.getvalue())).to_pydict()
+        assert found == {"id": sorted(owner), "file": [owner[number] for number in sorted(owner)]}
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,9 @@ def test_predictions_are_by_the_ids_of_the_tables(
     ids = read_ids(ensure_partition(config, 2), "item")
     rows = sorted((tmp_path / ".predicting" / "all-2" / ROWS).iterdir())
     monkeypatch.setattr(merge, "_ROWS", 60)  # many batches
+    monkeypatch.setattr(merge, "_FEWEST", 20)
     with open(tmp_path / "out.parquet", "wb") as file:
-        assert merge.merge_files(rows, file, "node", tmp_path / "spill", {"node": ids}) == ITEMS
+        assert merge.merge_files(rows, file, "node", {"node": ids}) == ITEMS
     items = pd.read_csv(tmp_path / "items.csv")
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.schema.field("node").type == pa.large_string()

@@ -23,15 +23,7 @@ from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
 from raygnn.preflight.findings import Finding
-from raygnn.preflight.links import (
-    _FRAME,
-    _RESULT,
-    _STREAM,
-    Link,
-    Responder,
-    measure,
-    pairs,
-)
+from raygnn.preflight.links import _FRAME, _RESULT, _STREAM, Link, Responder, measure, pairs
 from tests.support.facts import check, make_config, make_job
 from tests.support.hosts import Host, hosts, needs_hosts
 

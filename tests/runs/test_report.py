@@ -197,6 +197,9 @@ def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
     found = read_some(file, file.stat().st_size // 10, (b'"val/',))
     assert 50 <= len(found) <= 110
     assert {501, 999} <= {record["step"] for record in found}
+    # also with evaluations only
+    file.write_text('{"step": 1, "val/f1": 1}\n' * 1000)
+    assert len(read_some(file, file.stat().st_size // 10, (b'"val/',))) < 300
 
 
 def test_fifos_are_not_read(run: Path) -> None:

@@ -145,11 +145,9 @@ def read_json(path: AnyPath, remedy: str = _AGAIN) -> dict[str, Any]:
         if not path.is_file():  # reading a FIFO would block
             raise DataError("is no file", where=str(path), remedy=remedy)
         if (size := path.stat().st_size) > _LARGEST:
-            raise DataError(
-                f"has {size:,} bytes, more than any partition's description",
-                where=str(path),
-                remedy=f"check that this is the right file, or {remedy}",
-            )
+            what = f"has {size:,} bytes, more than any partition's description"
+            remedy = f"check that this is the right file, or {remedy}"
+            raise DataError(what, where=str(path), remedy=remedy)
         values = json.loads(read_all(path).decode())
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -215,6 +213,8 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
         check_size(
             directory / name, expected.bytes, f"copy the complete directory again, or {_AGAIN}"
         )
+        if name.endswith(".json"):  # parts are compared when they are read
+            compare(directory / name, expected, expected.bytes, file_facts(directory / name).sha256)
     return manifest
 
 

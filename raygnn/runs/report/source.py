@@ -90,21 +90,21 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
 
     Args:
         most: bytes; of a longer file every n-th line is used, and the last.
-        special: texts of lines that are used in any case.
+        special: texts of lines that are used in any case, if they are not as many.
     """
-    kept, last = list[bytes](), b""
+    kept, last, left = list[bytes](), b"", 2 * most
     with suppress(OSError), open_regular(path) as file:
         every = os.fstat(file.fileno()).st_size // most + 1
         for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
             if not line.endswith(b"\n"):
                 break  # incomplete, perhaps only so far
             last = line
-            if index % every == 0 or any(word in line for word in special):
+            if index % every == 0 or (left > 0 and any(word in line for word in special)):
                 kept.append(line)
+                left -= len(line)
     if kept and kept[-1] is not last:
         kept.append(last)
-    records = map(parse, kept)
-    return [record for record in records if record and type(record.get("step")) is int]
+    return [r for r in map(parse, kept) if r and type(r.get("step")) is int]
 
 
 def _events(logs: Path) -> list[dict[str, Any]]:
