@@ -61,7 +61,7 @@ NODES: dict[str, Any] = {
 def write(place: Path, rows: int, questions: int) -> Path:
     """Write the tables and the job; customers and products are drawn by a power law."""
     num = {name: max(int(share * rows), 100) for name, share in SHARES.items()}
-    day = "date '2024-01-01' + cast(floor({} * 700) as integer)"
+    day = "cast(date '2024-01-01' + cast(floor({} * 700) as integer) as timestamp)"  # for pandas
     some = "cast(floor(power({}, 2) * {}) as integer)"  # the square prefers small numbers
 
     def uniform(stream: int) -> str:

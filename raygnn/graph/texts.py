@@ -178,6 +178,7 @@ class Texts:
             self._work.run(joined.name, _join, [(encoded, arrays[name], num, kept)], [num])
             self._work.drop(directory.name)
             self._num += 1
+        _loaded.cache_clear()  # else this process would hold the model while it trains
         return arrays, made
 
 
@@ -190,29 +191,28 @@ def encode(
     described: Path,
     where: str,
 ) -> dict[str, int]:
-    """Append the vectors of a file's texts to those that an earlier attempt wrote; that of the
-    empty text comes first. Returns the number of rows and of features.
+    """Append the vectors of a file's texts to those that an earlier attempt wrote, after the one
+    of the empty text. Returns the number of rows and of features.
 
     Raises:
-        DataError: the column is no text, or the encoder fails or is ended again and again.
+        DataError: the column is no text, or the encoder fails or is killed again and again.
     """
     attempts = to.with_suffix(".attempts")
     with attempts.open("a") as counted:
         counted.write(".")
     if attempts.stat().st_size > _ATTEMPTS:
         attempts.unlink()
-        message = f"the process that encodes {file} was ended {_ATTEMPTS} times"
-        raise DataError(message, where=where, remedy="give it more memory, or take a smaller model")
+        message = f"the process that encodes {file} was killed {_ATTEMPTS} times at the same texts"
+        raise DataError(message, where=where, remedy="give it more memory, or use a smaller model")
 
-    def vectors(texts: list[str]) -> Array:
+    def vectors(texts: list[str], width: int | None = None) -> Array:
         try:
             loaded = _loaded(column.encoder, column.dim, column.num_gpus > 0, described.parent)
             rows = np.asarray(loaded(texts), np.float32)
-            if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
-                message = (
-                    f"{len(texts)} texts became {list(rows.shape)} numbers, or NaN or infinity"
-                )
-                raise ValueError(f"{message}, and not [{len(texts)}, d]")
+            wanted = (len(texts), width or max(rows.shape[-1:], default=0) or 1)
+            if rows.shape != wanted or not np.isfinite(rows).all():
+                message = f"{len(texts)} texts became {list(rows.shape)} numbers, or NaN or"
+                raise ValueError(f"{message} infinity, and not [{len(texts)}, {width or 'd'}]")
             return rows
         except Exception as error:
             message = f"{column.encoder} failed: {_line(error)}"
@@ -237,8 +237,9 @@ def encode(
                     batch = texts[start : start + _BATCH].to_pylist()
                     if done + len(batch) > there:
                         out.truncate((1 + done) * empty.nbytes)
-                        out.write(vectors(batch).tobytes())
+                        out.write(vectors(batch, empty.shape[1]).tobytes())
                         out.flush()
+                        attempts.write_text(".")  # those that had no progress count
                     done += len(batch)
         return {"rows": done, "width": empty.shape[1]}
     finally:

@@ -217,8 +217,8 @@ class Run:
                         remedy="give numbers or texts, not both",
                     ) from None
             if isinstance(rows, pandas.DataFrame):
-                rows.to_parquet(rows_file := Path(directory) / "rows.parquet")
-                rows = rows_file
+                named = None not in rows.index.names  # else the index would be a column
+                rows.to_parquet(rows := Path(directory) / "rows.parquet", index=named)
             self._ask(
                 "predict",
                 overrides,

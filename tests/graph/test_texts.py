@@ -18,6 +18,7 @@ from raygnn.graph import texts
 from raygnn.graph.outofcore.estimate import size_of
 from raygnn.graph.outofcore.workspace import in_turn
 from raygnn.graph.sources import digest, load_graph
+from raygnn.graph.tables.description import TextColumn
 from raygnn.graph.texts import needs_model
 from raygnn.runs import trust
 from tests.budget import CHECKOUT
@@ -82,6 +83,7 @@ def test_out_of_core_as_in_memory(
         words = load_graph(graph).nodes["item"].data["words"]
         wanted = Tiny()([word or "" for word in WORDS])
         assert np.allclose(words, wanted, atol=1e-6)
+        assert not texts._loaded.cache_info().currsize  # this process holds no model
     assert needs_model(graph) is (encoder == OWN)
     assert_as_in_memory(graph, tmp_path, 2)
     manifest = json.loads((tmp_path / "disk" / "raygnn.json").read_text())
@@ -178,8 +180,27 @@ def test_an_encoder_that_ends_its_process_is_given_up(
     program = KILLED.replace("left = Path(sys.argv[1]), 3", "left = Path(sys.argv[1]), 99")
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=CHECKOUT)
     assert ended.returncode == 1
-    with pytest.raises(DataError, match=r"text\.words: the process .* was ended 1 times"):
+    with pytest.raises(DataError, match=r"text\.words: the process .* was killed 1 times at"):
         out_of_core(missing(graph, tmp_path / "p", 2))
+
+
+def test_attempts_with_progress_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that is killed often, such as on spot instances, is not refused."""
+    monkeypatch.setattr(texts, "_BATCH", 2)
+    shop(tmp_path, "parquet")
+    attempts, counts, call = tmp_path / "0.attempts", [], Tiny.__call__
+    attempts.write_text("..")
+
+    def counted(encoder: Tiny, rows: list[str]) -> np.ndarray:
+        counts.append(len(attempts.read_text()))
+        return call(encoder, rows)
+
+    monkeypatch.setattr(Tiny, "__call__", counted)
+    column, file = TextColumn(encoder=OWN), tmp_path / "items.parquet"
+    texts.encode(file, None, column, "words", tmp_path / "0", tmp_path / "shop.yaml", "")
+    assert counts == [3, 3, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +208,8 @@ def test_an_encoder_that_ends_its_process_is_given_up(
     [
         ("tests.support.own_encoders:Nan", r"Nan failed: .* or NaN or infinity"),
         ("tests.support.own_encoders:Flat", r"Flat failed: ValueError: 1 texts became \[1\]"),
+        ("tests.support.own_encoders:Empty", r"1 texts became \[1, 0\]"),
+        ("tests.support.own_encoders:Ragged", r"5 texts became \[5, 5\] .* and not \[5, 1\]"),
     ],
 )
 def test_wrong_encoders(encoder: str, message: str, tmp_path: Path) -> None:

@@ -156,11 +156,13 @@ def test_a_notebook_predicts_for_rows(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`Run.predict` asks the command with the rows, as a file."""
-    frame = pd.DataFrame({"who": ["ann"], "at": [7]})
-    frame.to_parquet(tmp_path / "rows.parquet")
+    frame = pd.DataFrame({"who": ["bob", "ann"], "at": [1, 7]})
+    frame = frame[frame["at"] > 1]  # whose index is no column
+    frame.to_parquet(tmp_path / "rows.parquet", index=False)
 
     def asked(run: Run, verb: str, overrides: Any, timeout: float, **options: Any) -> None:
-        pd.read_parquet(options["rows"]).assign(prediction=1).to_parquet(options["out"])
+        rows = pq.read_table(options["rows"]).to_pandas(ignore_metadata=True)
+        rows.assign(prediction=1).to_parquet(options["out"])
 
     monkeypatch.setattr(Run, "_ask", asked)
     run = object.__new__(Run)

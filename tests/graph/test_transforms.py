@@ -395,6 +395,9 @@ def test_several_words_in_a_list(tmp_path: Path) -> None:
     lists = [["b", "a"], [], None, ["b", None], ["c"]]
     found = feat(tmp_path, {"onehot": True, "unknown": "bucket"}, lists, 4, "parquet")
     assert found == [[0, 1, 1], [0, 0, 0], [0, 0, 0], [1, 0, 1], [1, 0, 0]]
+    twice, column = [["a", "a"], ["b"], ["b"]], {"onehot": True, "unknown": "bucket"}
+    found = feat(tmp_path, {**column, "min_count": 2}, twice, 3, "parquet")
+    assert found == [[1, 0], [0, 1], [0, 1]]  # "a" is in one row
     with pytest.raises(DataError, match="no row for training has 'c'") as caught:
         feat(tmp_path, {"onehot": True, "impute": "a"}, lists, 4, "parquet")
     assert "row 5" in str(caught.value.where)

@@ -53,6 +53,16 @@ class Nan:
         return np.full((len(texts), 2), np.nan)
 
 
+class Ragged:
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        return np.zeros((len(texts), len(texts)))
+
+
+class Empty:
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        return np.zeros((len(texts), 0))
+
+
 class Flat:
     def __call__(self, texts: list[str]) -> np.ndarray:
         return np.zeros(len(texts))

@@ -135,7 +135,9 @@ class Transformed:
             found = self._encoded(chunk)
             self._words = self._words or [Counter() for _ in found]
             for counter, (rows, codes, words) in zip(self._words, found, strict=True):
-                counts = np.bincount(codes[training[rows]] + 1, minlength=len(words) + 1)[1:]
+                num, chosen = len(words) + 1, training[rows]
+                once = np.unique(rows[chosen] * num + codes[chosen] + 1)  # a row counts once
+                counts = np.bincount(once % num, minlength=num)[1:]
                 for word, count in zip(words, counts.tolist(), strict=True):
                     counter[word] += count  # what is imputed may be one of the words
             return
