@@ -44,6 +44,8 @@ MAY_SKIP = re.compile(
             "no mounts here|nothing can be mounted here",
             "root may read everything",
             "could not import '(ogb|wandb|mlflow)",  # packages that are no dependencies
+            # torchmetrics imports transformers wherever it is, in each process
+            "could not import '(sentence_transformers|transformers)",
             "KubeRay's definitions are in no package",
             "with this torch|GraphBolt is available here",  # ends of the supported versions
         )

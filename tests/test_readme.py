@@ -156,7 +156,7 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     assert data.nodes["item"].data["feat"].tolist() == [[9.5], [0.0]]
     assert data.edges["item", "bought_by", "user"].dst.tolist() == [0, 1, 2, 3]
     (columns,) = read_description(tmp_path / "company.yaml").nodes["customer"].features.values()
-    assert [column.is_plain for column in columns] == [True, *[False] * 8]
+    assert [column.is_plain for column in columns] == [True, *[False] * 9]
     assert [column.column for column in columns][:4] == ["visits", "income", "debt", "joined"]
     assert read_description(tmp_path / "books.yaml").nodes["book"].text["description"].dim == 256
     races = TablesGraph(format="tables", path=tmp_path / "races.yaml")

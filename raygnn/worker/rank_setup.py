@@ -90,7 +90,6 @@ class RankSetup:
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
             limit = min(limit, plan.batches_until(train.max_steps))
-        gpu = self.runtime.device if self.runtime.device.type == "cuda" else None
         return BatchLoader(
             maker,
             prefetch=self.config.sampling.prefetch,
@@ -98,9 +97,19 @@ class RankSetup:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
-            pin=gpu,
-            side=None if gpu is None else SideStream(gpu),
+            pin=self._pin(),
+            side=self._side(),
         )
+
+    def _pin(self) -> torch.device | None:
+        """Return the GPU for which batches are copied to page-locked memory; None without one."""
+        device = self.runtime.device
+        return device if device.type == "cuda" else None
+
+    def _side(self) -> SideStream | None:
+        """Return the stream on which batches are copied to the GPU during training, or None."""
+        device = self.runtime.device
+        return SideStream(device) if device.type == "cuda" else None
 
     def _ddp(self) -> dict[str, Any]:
         comm = self.config.comm

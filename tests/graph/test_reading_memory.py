@@ -271,7 +271,7 @@ def test_memory_that_runs_out_later_is_no_bug(
     def fail(*_: Any) -> Any:
         raise MemoryError("Unable to allocate 8.0 GiB")
 
-    monkeypatch.setattr("raygnn.graph.partition.metis.assign", fail)
+    monkeypatch.setattr("raygnn.graph.outofcore.divide.assign", fail)
     graph = {"format": "planted", "nodes": 1000}
     assert main(["partition", job(tmp_path / "job.yaml", graph, storage=str(tmp_path))]) == 4
     said = capsys.readouterr().err

@@ -291,7 +291,7 @@ def test_the_export_contains_the_transforms(tmp_path: Path) -> None:
     assert written["transforms"] == kept["transforms"] != {}
     (inputs,) = (one["inputs"] for one in written["programs"].values())
     assert inputs["edges"].keys() == {"customer:calls:customer"}  # the tables' own names
-    assert inputs["x"]["customer"]["shape"] == ["nodes of customer", 31]
+    assert inputs["x"]["customer"]["shape"] == ["nodes of customer", 32]
     assert len(written["transforms"]["customer/feat"]) == 14  # columns, in the YAML's order
     assert written["words"] == kept["words"]
 

@@ -378,7 +378,7 @@ def test_values_that_the_config_does_not_keep(trained: Run, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(files: Any, out: Any, key: str, names: Any) -> int:
+    def fails(files: Any, out: Any, *_: Any) -> int:
         out.write(b"half")
         out.flush()
         raise error
