@@ -65,6 +65,7 @@ LINKS: dict[str, Any] = {"kind": "link_prediction"}
         (LINKS, {"decoder": "dot", "relation": "r"}, "model.decoder"),
         (LINKS, {"decoder_features": "w"}, "model.decoder_features"),
         ({"kind": "node_classification"}, {"decoder_features": "w"}, "model.decoder_features"),
+        ({"kind": "node_classification"}, {"ages": {"born": 8}}, "model.ages"),
         (LINKS, {"decoder": "rotate", "hidden": 7}, "model.decoder"),
         (LINKS, {"kind": "none", "embedding": {"dim": 7}, "decoder": "complex"}, "model.decoder"),
     ],

@@ -582,6 +582,31 @@ def test_descriptions_that_cannot_be(name: str, tmp_path: Path) -> None:
     assert "shop.yaml: nodes.user.features.feat" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("place", "columns"),
+    [
+        ("nodes user features feat", ["age", {"column": "age", "since": "seed"}]),
+        ("edges user:bought:item features", {"how": {"column": "at", "since": "seed"}}),
+    ],
+)
+def test_a_time_for_seeds_is_an_array_of_nodes(place: str, columns: Any, tmp_path: Path) -> None:
+    graph = write_shop(tmp_path, spec=changed(place, columns))
+    with pytest.raises(ConfigError, match="since: seed needs an array of its own, at a table of"):
+        load_graph(graph)
+
+
+def test_several_columns_have_one_transform(tmp_path: Path) -> None:
+    both = {"column": ["age", "income"], "impute": 0, "scale": "standard"}
+    each = [{**both, "column": one} for one in both["column"]]
+    found = []
+    for number, columns in enumerate((both, each)):
+        (directory := tmp_path / str(number)).mkdir()
+        spec = changed("nodes user features feat", columns)
+        found.append(load_graph(write_shop(directory, spec=spec)).nodes["user"].data["feat"])
+    assert found[0].shape[1] == 2
+    assert np.array_equal(*found)
+
+
 def test_nodes_that_edges_add_have_nothing_to_transform(tmp_path: Path) -> None:
     spec = changed("edges user:bought:item missing", "add")
     spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.0

@@ -184,9 +184,7 @@ class TextColumn(Section):
         description="hashing = scikit-learn's HashingVectorizer; sentence-transformers/NAME, a "
         "model's name or directory; or package.module:Class: list of texts → float32 [n, d].",
     )
-    dim: Annotated[int, Field(ge=2, le=1 << 16)] = Field(
-        256, description="Number of features of hashing."
-    )
+    dim: Annotated[int, Field(ge=2, le=1 << 16)] = Field(256, description="Features of hashing.")
     num_gpus: float = Field(
         0.0, ge=0, description="GPUs of each process that encodes, if the encoder is a model."
     )
@@ -514,7 +512,8 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield from text.unused((*key, "text", name), unused, why=why)
     for name, columns in table.features.items():
         if SEED in [c.since for c in columns] and (columns[1:] or isinstance(table, EdgeTable)):
-            yield Problem((*key, "features", name), "since: seed is of nodes, alone", "move it")
+            message = "since: seed needs an array of its own, at a table of nodes"
+            yield Problem((*key, "features", name), message, "move the column")
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)
 
