@@ -4,8 +4,8 @@ Four tables (customers, products, orders, visits) of generated rows and a traini
 (customer, day, target). Each step is a command of raygnn in a process of its own, with its seconds
 and the most memory of all its processes (PSS without files). Beside it PyG's ``NeighborLoader``
 with ``input_time`` and GraphSAGE train on the same rows of the same graph with the same fanout,
-where it fits into memory; it needs ``torch-sparse`` or ``pyg-lib``. Each has two processor cores:
-raygnn's worker prepares batches in a thread, PyG's loader in a process.
+where it fits into memory; sampling by time needs ``pyg-lib``, which only PyG's own index has. Each
+has two processor cores: raygnn's worker prepares batches in a thread, PyG's loader in a process.
 
     python benchmarks/bench_relational.py [--rows 50000000] [--questions 10000000] [--only stages]
     python benchmarks/bench_relational.py --rows 1000000 --questions 200000 --only peer
