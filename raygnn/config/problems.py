@@ -71,6 +71,7 @@ _SYNONYMS = {
         "bf16": "bfloat16",
         "ntype": "node_type target_node_type",
         "tables": "csv parquet table",
+        "split": "masks",
     }.items()
     for other in others.split()
 }

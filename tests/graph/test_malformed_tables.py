@@ -122,27 +122,6 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         ["users.csv, row 3 (line 4), column 'class'", "in test and has no label"],
     ),
     "no training nodes": (users(fold=["val", "val", None]), ["no training nodes"]),
-    "two splits at once": (
-        shop(
-            spec={
-                **SPEC,
-                "nodes": {
-                    **SPEC["nodes"],
-                    "user": {
-                        "files": "users.csv",
-                        "id": "name",
-                        "masks": {"train": "age", "val": "income"},
-                    },
-                },
-            },
-            users={"age": [1, 0, 1], "income": [0, 0, 1]},
-        ),
-        ["row 3 (line 4), column 'income'", "in val and in train"],
-    ),
-    "mask of numbers": (
-        spec("nodes user", {"files": "users.csv", "id": "name", "masks": {"train": "age"}}),
-        ["row 1 (line 2), column 'age'", "34.0"],
-    ),
     "fractional class": (
         parquet(users={"class": [0.0, 1.5, None]}),
         ["row 2, column 'class'", "1.5"],
@@ -256,13 +235,6 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
             bought={"part": ["train", "test", None], "stars": ["a", None, None]},
         ),
         ["bought.csv, row 2 (line 3), column 'stars'", "the edge is in test and has no label"],
-    ),
-    "edge in two splits": (
-        shop(
-            spec=changed("edges user:bought:item masks", {"train": "x", "val": "y"}),
-            bought={"x": [1, 0, 1], "y": [0, 0, 1]},
-        ),
-        ["bought.csv, row 3 (line 4), column 'y'", "the edge is in val and in train"],
     ),
     "split and shares of edges": (
         spec(

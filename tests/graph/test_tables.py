@@ -314,25 +314,11 @@ def test_lists_and_fill(tmp_path: Path) -> None:
     assert data["fixed"].tolist() == [[1, 2], [3, -1]]
 
 
-@pytest.mark.parametrize(
-    ("split", "columns"),
-    [
-        (
-            {"split": "fold", "split_words": {"1": "train", "2": "test", "0": "val"}},
-            {"fold": [1, 2, None]},
-        ),
-        ({"masks": {"train": "a", "test": "b"}}, {"a": ["True", "False", None], "b": [0, 1, None]}),
-    ],
-    ids=["words", "masks"],
-)
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_ways_to_split(
-    split: dict[str, Any], columns: dict[str, list[Any]], kind: str, tmp_path: Path
-) -> None:
-    spec = copy.deepcopy(SPEC)
-    del spec["nodes"]["user"]["split"]
-    spec["nodes"]["user"] |= split
-    data = load_graph(write_shop(tmp_path, kind, spec, users=columns)).nodes["user"].data
+def test_other_words_of_splits(kind: str, tmp_path: Path) -> None:
+    spec = changed("nodes user split_words", {"1": "train", "2": "test", "0": "val"})
+    users = {"fold": [1, 2, None]}
+    data = load_graph(write_shop(tmp_path, kind, spec, users=users)).nodes["user"].data
     assert data["train_mask"].tolist() == [True, False, False]
     assert data["test_mask"].tolist() == [False, True, False]
     assert data["val_mask"].tolist() == [False, False, False]
@@ -438,14 +424,13 @@ def test_labels_and_splits_of_edges(of: str, kind: str, tmp_path: Path) -> None:
     """Both directions of an edge have its label and its split."""
     table: dict[str, Any] = {"label": "stars", "split": "part", "reverse": "by"}
     if of == "number":
-        table |= {"label": "half", "label_kind": "number", "split": None}
-        table |= {"masks": {"train": "amount"}}
+        table |= {"label": "half", "label_kind": "number"}
     spec = copy.deepcopy(SPEC)
     spec["edges"]["user:bought:item"] = {
         **{key: SPEC["edges"]["user:bought:item"][key] for key in ("files", "source", "target")},
         **table,
     }
-    bought = STARS | {"amount": [1, 0, 0]}
+    bought = STARS if of == "class" else STARS | {"part": ["train", None, None]}
     data = load_graph(write_shop(tmp_path, kind, spec, bought=bought))
     for etype in (BOUGHT, ("item", "by", "user")):
         edges = data.edges[etype].data

@@ -37,7 +37,6 @@ SHARES = {"train": 0.4, "val": 0.1, "seed": 3}
 SPLITS: dict[str, dict[str, Any]] = {
     "column": {"split": "fold"},
     "words": {"split": "fold", "split_words": {"holdout": "test"}},
-    "masks": {"masks": {"train": "is_train", "val": "is_val"}},
     "shares": {"splits": SHARES},
 }
 
@@ -61,12 +60,6 @@ def test_by_hand(kind: str, split: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(feature_columns, "_ROWS", 64)
     people, called = company.write(tmp_path, kind, 700, 1, **SPLITS[split])
     training = people["fold"] == "train"
-    if split == "masks":
-        flags = people.assign(is_train=training, is_val=people["fold"] == "val")
-        if kind == "csv":
-            flags.to_csv(tmp_path / "customers.csv", index=False)
-        else:
-            flags.to_parquet(tmp_path / "customers.parquet", index=False)
     if split == "shares":
         training = draw(RandomSplit(**SHARES), len(people)) == 0
     data = load_graph(described(tmp_path))
@@ -85,8 +78,7 @@ def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> N
     if split == "shares":
         training = pd.Series(draw(RandomSplit(**SHARES), len(called)) == 0)
     called.loc[called.index[~training][:9], "line"] = "courier"
-    flags = {"is_train": training, "is_val": (called["fold"] == "val") & ~training}
-    called.assign(**flags).to_csv(tmp_path / "calls.csv", index=False)
+    called.to_csv(tmp_path / "calls.csv", index=False)
     spec = company.spec("csv")
     spec["edges"]["customer:calls:customer"] |= SPLITS[split]
     (tmp_path / "tables.yaml").write_text(yaml.safe_dump(spec))
@@ -99,9 +91,8 @@ def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", ["memory", "disk"])
-@pytest.mark.parametrize("held", ["split", "masks"])
 def test_tables_with_times_are_fitted_to_what_is_before_validation(
-    held: str, engine: str, tmp_path: Path
+    engine: str, tmp_path: Path
 ) -> None:
     """Without a column of splits, later rows stay out of the fit: they could reveal the future."""
     shop, visits = {"id": [1, 2, 3], "spent": [1.0, 3.0, 900.0]}, {"from": [1, 2], "to": [2, 3]}
@@ -110,15 +101,11 @@ def test_tables_with_times_are_fitted_to_what_is_before_validation(
         tmp_path / "visits.csv", index=False
     )
     seeds = {"id": [1, 2, 3, 4], "at": [5, 30, 20, 2], "fold": ["train", "test", "val", None]}
-    flags = {"is_train": [1, 0, 0, 0], "is_val": [0, 0, 1, 0], "is_test": [0, 1, 0, 0]}
-    pd.DataFrame({**seeds, **flags, "y": [0, 1, 0, 1]}).to_csv(tmp_path / "s.csv", index=False)
-    says = {"split": "fold"}
-    masks = {"masks": {"train": "is_train", "val": "is_val", "test": "is_test"}}
+    pd.DataFrame({**seeds, "y": [0, 1, 0, 1]}).to_csv(tmp_path / "s.csv", index=False)
     scaled = {"column": "spent", "scale": "minmax"}
     nodes = {
         "shop": {"files": "shop.csv", "id": "id", "time": "at", "features": {"feat": scaled}},
-        "seed": {"files": "s.csv", "id": "id", "time": "at", "label": "y"}
-        | (says if held == "split" else masks),
+        "seed": {"files": "s.csv", "id": "id", "time": "at", "label": "y", "split": "fold"},
     }
     visit = {"files": "visits.csv", "source": "from", "target": "to", "time": "at"}
     visit["features"] = {"how": {"column": "long", "impute": "mean", "scale": "minmax"}}

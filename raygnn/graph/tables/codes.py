@@ -1,4 +1,4 @@
-"""Words and whole numbers as codes: classes and categories from 0, splits, truth values.
+"""Words and whole numbers as codes: classes and categories from 0, and splits.
 
 What reads a chunk raises DataError, naming file, row and column, for a value that is neither text
 nor a whole number, or that may not be.
@@ -28,7 +28,6 @@ log = logging.getLogger("raygnn")
 MAX_CLASSES = 1 << 16
 MAX_CATEGORIES = 1 << 20
 _SHOWN = 5  # words in an error
-_TRUTHS = {"true": 1, "1": 1, "false": 0, "0": 0}
 
 
 class Codes:
@@ -138,7 +137,7 @@ class Codes:
 
 
 def splits(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
-    """A column of the words train, val and test, or nothing, as int64 ``[n]``: 0, 1, 2, -1.
+    """A column of the words train, val and test, or nothing, as int8 ``[n]``: 0, 1, 2, -1.
 
     Args:
         words: what else stands for them; None = nothing can.
@@ -154,18 +153,7 @@ def splits(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
             raise _Refused(f"{shown(value)} is no split", remedy)
         return SPLITS.index(split_of[str(value)])
 
-    return _mapped(chunk, column, "a split is a word", code_of, -1)
-
-
-def truths(chunk: Chunk, column: str) -> Array:
-    """A column of truth values, or of 0 and 1, as bool ``[n]``; null is false."""
-
-    def code_of(value: Any) -> int:
-        if str(value).lower() not in _TRUTHS:
-            raise _Refused(f"the value is {shown(value)}", "write true or false, or 1 or 0")
-        return _TRUTHS[str(value).lower()]
-
-    return _mapped(chunk, column, "a mask is true or false, or 1 or 0", code_of, 0).astype(bool)
+    return _mapped(chunk, column, "a split is a word", code_of, -1).astype(np.int8)
 
 
 class _Refused(Exception):

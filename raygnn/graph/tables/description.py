@@ -221,14 +221,6 @@ class Label(Section):
         return (self.column,) if isinstance(self.column, str) else tuple(self.column)
 
 
-class Masks(Section):
-    """One column of truth values for each split."""
-
-    train: Text = Field(description="Column that is true for the rows to train on.")
-    val: Text | None = Field(None, description="Column of those to validate on.")
-    test: Text | None = Field(None, description="Column of those to test on.")
-
-
 class Table(Section):
     """Common fields of tables of nodes and of edges."""
 
@@ -280,7 +272,6 @@ class Table(Section):
     split_words: dict[str, Split] = Field(
         {}, description="Other words of that column → train, val or test."
     )
-    masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
     splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
 
     @property
@@ -476,10 +467,9 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield from table.unused(key, "url", why="there is no sql")
     if table.url is not None and not DATABASE.fullmatch(table.url):
         yield Problem((*key, "url"), *NO_DATABASE)
-    given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
-    if len(given) > 1:
-        message = f"{' and '.join(given)} both say which rows are for what"
-        yield Problem((*key, given[1]), message, "keep one of them")
+    if table.split is not None and table.splits is not None:
+        message = "split and splits both say which rows are for what"
+        yield Problem((*key, "splits"), message, "keep one of them")
     if table.split_words and table.split is None:
         message = "split_words has no effect without split"
         yield Problem((*key, "split_words"), message, "set split to the column of these values")

@@ -134,8 +134,8 @@ def read_rows(
     for chunk in reader.chunks() if columns else ():
         for column in found.values():
             column.add(chunk)
-        if split_columns(table):
-            splits.add(_splits(table, chunk))
+        if table.split is not None:
+            splits.add(codes.splits(chunk, table.split, table.split_words))
     arrays, names = dict[str, DiskArray](), dict[str, list[Any]]()
     for name, column in found.items():
         arrays[name], stand_for = column.finish(reader, num)
@@ -148,37 +148,16 @@ def read_rows(
     if table.splits is not None:
         split = draw(table.splits, num)
         split[unlabelled] = -1
-    elif not split_columns(table):
+    elif table.split is None:
         return arrays, names
     elif (bad := (split >= 0) & unlabelled).any():
         held_in = SPLITS[split[row := int(np.argmax(bad))]]
-        message = f"the {_row_of(table)} is in {held_in} and has no label"
+        row_of = "node" if isinstance(table, NodeTable) else "edge"
+        message = f"the {row_of} is in {held_in} and has no label"
         remedy = f"give one, or take it out of {held_in}"
         raise reader.error(row, target_columns(table)[0], message, remedy)
     masks = {mask: store(directory / mask, split == code) for code, mask in enumerate(MASKS)}
     return arrays | masks, names
-
-
-def _row_of(table: Table) -> str:
-    return "node" if isinstance(table, NodeTable) else "edge"
-
-
-def _splits(table: Table, chunk: Chunk) -> Array:
-    """Return the split of each row, int8 ``[n]``; -1 = none."""
-    if table.split is not None:
-        return codes.splits(chunk, table.split, table.split_words).astype(np.int8)
-    split = np.full(chunk.num, -1, np.int8)
-    for code, name in enumerate(SPLITS):
-        if (column := getattr(table.masks, name)) is None:
-            continue
-        mask = codes.truths(chunk, column)
-        both = mask & (split >= 0)
-        if both.any():
-            row = int(np.argmax(both))
-            message = f"the {_row_of(table)} is in {name} and in {SPLITS[split[row]]}"
-            raise chunk.error(row, column, message, "put it in one split at most")
-        split[mask] = code
-    return split
 
 
 def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
@@ -197,18 +176,8 @@ def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
 
 def target_columns(table: Table) -> list[str]:
     """Return the columns of labels and splits."""
-    return [*label_columns(table), *split_columns(table)]
-
-
-def split_columns(table: Table) -> list[str]:
-    """Return the columns of splits, if there are any."""
-    masks = [getattr(table.masks, split) for split in SPLITS] if table.masks else []
-    return [column for column in (table.split, *masks) if column is not None]
-
-
-def label_columns(table: Table) -> list[str]:
-    """The columns that hold labels, if there are any."""
-    return [column for label in table.targets.values() for column in label.columns]
+    of_labels = [column for label in table.targets.values() for column in label.columns]
+    return of_labels if table.split is None else [*of_labels, table.split]
 
 
 def label_rows(label: Label, chunk: Chunk, width: int | None = None) -> Array:
@@ -245,28 +214,22 @@ class FitTo:
 
 def _has_times_alone(table: Table) -> bool:
     """Return True if times determine the rows to fit to."""
-    if table.time is None or (table.split, table.masks, table.splits) != (None,) * 3:
+    if table.time is None or (table.split, table.splits) != (None, None):
         return False
     return any(matrix.fitted for matrix in features_of(table).values())
-
-
-def _holds_out(table: Table) -> bool:
-    """Return True if columns say which rows are held out."""
-    return table.split is not None or any(
-        (table.masks.val, table.masks.test) if table.masks else ()
-    )
 
 
 def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None, TimeRange]:
     """Return the first time of a row for validation or test, if there is one, and all times."""
     assert table.time is not None
-    column, columns = table.time.column, split_columns(table)
+    column, columns = table.time.column, [table.split] if table.split is not None else []
     times, firsts, samples = Times(table.time), list[int](), [np.zeros(0, np.int64)]
     for chunk in TableReader(files, [*columns, column], table.delimiter).chunks():
         found = times.of(chunk, column)
         samples.append(sample(found))
-        if columns and (held := _splits(table, chunk) > 0).any():
-            firsts.append(int(found[held].min()))
+        for of in columns:
+            if (held := codes.splits(chunk, of, table.split_words) > 0).any():
+                firsts.append(int(found[held].min()))
     everyones = sample(np.sort(np.concatenate(samples)))
     found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
     return min(firsts, default=None), found_in
@@ -277,8 +240,8 @@ def training_rows(table: Table, chunk: Chunk, before: int | None = None) -> Arra
     time."""
     if table.time is not None and before is not None:
         return Times(table.time).of(chunk, table.time.column) < before
-    if split_columns(table):
-        return _splits(table, chunk) == 0
+    if table.split is not None:
+        return codes.splits(chunk, table.split, table.split_words) == 0
     if table.splits is None:
         return np.ones(chunk.num, bool)
     drawn = draw(table.splits, chunk.num, chunk.first) == 0
@@ -359,7 +322,7 @@ def fit_to(graph: TablesGraph, described: Description) -> FitTo:
     tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
     if not any(map(_has_times_alone, tables)):
         return FitTo()
-    compared = [one for one in tables if one.time and (_holds_out(one) or _has_times_alone(one))]
+    compared = [one for one in tables if one.time and (one.split or _has_times_alone(one))]
     base = Path(graph.path).parent
     found = [_first_held_out(one, resolve(base, one.files)) for one in compared]
     before = min((first for first, _ in found if first is not None), default=None)

@@ -75,7 +75,7 @@ def _read(
         if table.time is not None:
             times.append(times_of.of(chunk, table.time))
         if table.split is not None:
-            splits.append(codes.splits(chunk, table.split, None).astype(np.int8))
+            splits.append(codes.splits(chunk, table.split, None))
     if not reader.num:
         raise DataError("the table has no rows", where=str(files[0]), remedy="add rows")
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
