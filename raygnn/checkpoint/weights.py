@@ -75,7 +75,6 @@ class Weights(About):
 
     @property
     def about(self) -> Path:
-        """Path of their description."""
         return self.path.parent / ABOUT
 
     @property
@@ -198,7 +197,6 @@ def load(weights: Weights, model: nn.Module) -> None:
 
 
 def _check_rows(directory: Path, rows: RowFiles | None) -> None:
-    """Check the embedding tables' files."""
     for file in () if rows is None else rows.files:
         path = directory / ROWS / file.name
         try:

@@ -202,7 +202,6 @@ class _Ending:
         return False
 
     def _moved(self) -> bool:
-        """Return True if there was a heartbeat in the meantime."""
         newest = self._job.snapshot.progress.get(self._progress.rank)
         return newest is None or newest.beat != self._progress.beat
 
@@ -315,7 +314,6 @@ class SignalTask:
             return False
 
     def cancel(self) -> None:
-        """Cancel the task."""
         import ray
 
         with contextlib.suppress(Exception):  # it may have ended

@@ -79,7 +79,6 @@ class Input:
 
     @property
     def parts(self) -> int:
-        """Number of its parts."""
         return 1
 
     def made(self, show: Display) -> Input:
@@ -438,7 +437,6 @@ def with_rows(facts: PartitionFacts, lists: Mapping[str, Any]) -> PartitionFacts
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
-    """Return the number of graphs in each split."""
     column = meta.target(config.task.target)
     if (given := meta.given_splits()) is not None:
         return {name: len(numbers) for name, numbers in given.items()}

@@ -27,8 +27,6 @@ _REPLICATED_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """Complete plan of a job."""
-
     input: Input
     report: Report
     # task name → prediction target, "" for a single task; empty if the report says why

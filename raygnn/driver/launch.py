@@ -372,7 +372,6 @@ def plain(error: BaseException | None) -> str:
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """Return the innermost cause of Ray's error."""
     for _ in range(10):
         inner = getattr(error, "controller_failure", None) or getattr(error, "cause", None)
         inner = inner or getattr(error, "__cause__", None)

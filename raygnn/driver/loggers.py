@@ -410,7 +410,6 @@ _BACKENDS: dict[str, type[Backend]] = {b.name: b for b in (TensorBoard, Mlflow, 
 
 
 def backend_of(name: str, run: Path) -> Backend:
-    """A logger of a run, by the run's configuration."""
     config = Run(run).config
     return _BACKENDS[name](run / DIRECTORY, config["logging"]["loggers"][name], config)
 

@@ -121,7 +121,6 @@ def _check(config: Config, missing: Missing, expected: Needs) -> None:
 
 
 def _held(stages: Path) -> int:
-    """Return the bytes that the stages of an earlier attempt have written."""
     return sum(path.stat().st_size for path in stages.rglob("*") if path.is_file())
 
 

@@ -137,12 +137,10 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """Shown address."""
         return self._address or "this process's connection"
 
     @property
     def ready(self) -> bool:
-        """True if Ray has started."""
         return self._ready.is_set() and self._error is None
 
     @property
@@ -506,7 +504,6 @@ class Children:
         return None
 
     def ask(self) -> bool:
-        """Return True if all of them run."""
         return self.death() is None
 
 

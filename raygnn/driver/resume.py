@@ -33,7 +33,6 @@ class StartPoint:
     resumed: bool = False  # True with ``--resume``
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
-        """Yield notes for the user."""
         for what in self.rejected:
             yield f"resume: passed over {what}"
         if not self.resumed:

@@ -193,7 +193,6 @@ class Scaling(FixedScalingPolicy):
         return "".join(f"; {rank}" for rank in lost[:_NAMED])
 
     def _report(self, what: str) -> None:
-        """Write an event, which the driver shows."""
         events = Events(self._run_dir / "logs" / SCALING)
         events.tell(what)
         events.close()

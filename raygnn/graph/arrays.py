@@ -77,7 +77,6 @@ class Rows:
             yield self._take(self.ids[start : start + step])
 
     def whole(self) -> Array | Tensor:
-        """Return all rows at once."""
         return self._take(self.ids)
 
     @property

@@ -86,7 +86,6 @@ def lines(file: Path) -> list[str]:
 
 
 def words(file: Path) -> list[str]:
-    """Return the words of a file of the kernel."""
     return " ".join(lines(file)).split()
 
 

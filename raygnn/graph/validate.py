@@ -168,7 +168,6 @@ def _unknown(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _first(bad: np.ndarray[Any, Any]) -> int | None:
-    """Return the first true row of a mask, or None."""
     at = int(np.argmax(bad)) if len(bad) else 0
     return at if len(bad) and bad[at] else None
 

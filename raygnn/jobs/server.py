@@ -53,8 +53,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobInfo:
-    """Job on the server."""
-
     id: str  # its submission id
     state: str  # ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``
     code: int | None  # its exit code, once it has ended
@@ -71,7 +69,6 @@ class JobInfo:
 
     @property
     def over(self) -> bool:
-        """True if it has ended."""
         return self.state not in ("pending", "running")
 
 
@@ -164,7 +161,6 @@ class JobServer:
         return self._ask(lambda: bool(self._client.stop_job(job)), job)
 
     def log(self, job: str) -> str:
-        """Return a job's output."""
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
 
     def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:

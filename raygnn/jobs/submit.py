@@ -316,7 +316,6 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the file or directory, or what a pattern matches."""
     return [path] if path.exists() else sorted(map(Path, glob.glob(str(path))))
 
 
@@ -332,7 +331,6 @@ def _carried(
 
 
 def _within(key: str, path: Path, directory: Path, label: str) -> Path:
-    """Return the path of an input within the directory."""
     if not path.is_relative_to(directory):
         raise ConfigError(
             f"{key} leads out of the working directory {directory}, to {path}",

@@ -63,7 +63,6 @@ class Contents:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(self.files.values())
 
     def check(self) -> None:

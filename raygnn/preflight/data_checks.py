@@ -164,7 +164,6 @@ def _are_numbers(column: ArrayType, whole: bool = False) -> bool:
 
 
 def _is_number(column: ArrayType, whole: bool = False) -> bool:
-    """True if a row is one number."""
     return _are_numbers(column, whole) and not column.shape
 
 

@@ -51,8 +51,6 @@ error, warn, info = (partial(_finding, severity) for severity in get_args(Severi
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts of a job that checks may read."""
-
     config: Config
     partition: PartitionFacts
     resources: Resources

@@ -75,7 +75,6 @@ class Knock:
             raise _unreachable(self._address, lines[-1], "look after the head node")
 
     def close(self) -> None:
-        """End the check."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

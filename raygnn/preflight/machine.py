@@ -145,7 +145,6 @@ def _resolve(name: str) -> tuple[str, ...]:
 
 
 def _fields(file: Path) -> dict[str, str]:
-    """Return the first value of each name in one of the kernel's files."""
     fields: dict[str, str] = {}
     for line in lines(file):
         name, _, value = line.partition(":")
@@ -224,7 +223,6 @@ def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None) -> Gpu:
 
 
 def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
-    """Return the result of an NVML query, or None."""
     if None in arguments:
         return None
     try:
@@ -234,7 +232,6 @@ def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
 
 
 def _text(answer: str | bytes | None) -> str | None:
-    """Decode bytes, which older versions of NVML return."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 

@@ -174,8 +174,6 @@ def probe_resources(config: Config, local: bool) -> Resources:
 
 
 class _Prober:
-    """Actor on a node."""
-
     def __init__(self) -> None:
         self._responder: Responder | None = None
 
@@ -184,7 +182,6 @@ class _Prober:
         return retry(look, _AWAY, is_away)
 
     def listen(self, address: str, token: bytes) -> int:
-        """Listen for one peer's measurement; returns the port."""
         self.close()
         self._responder = Responder(address, token, lifetime=_NETWORK)
         return self._responder.port
@@ -295,7 +292,6 @@ def _token(storage: AnyPath) -> Iterator[AnyPath]:
 
 
 def _alive() -> list[dict[str, Any]]:
-    """Return Ray's living nodes by host name."""
     import ray
 
     living = (node for node in ray.nodes() if node["Alive"])

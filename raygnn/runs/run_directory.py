@@ -538,7 +538,6 @@ class RankLogs:
             )
 
     def texts(self) -> dict[int, str]:
-        """Return the complete log of each rank."""
         return {rank: self._read(path, 0).decode(errors="replace") for rank, path in self._files()}
 
     def news(self) -> list[str]:

@@ -162,7 +162,6 @@ def _reached_by_tables(config: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in nested lists and values of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):

@@ -79,7 +79,6 @@ class Bounds:
         return Bounds(distinct, bits), pairs
 
     def nodes(self, pairs: Frontier) -> Frontier:
-        """Return the nodes of pairs, by node type."""
         return {t: numbers & ((1 << self.bits[t]) - 1) for t, numbers in pairs.items()}
 
     def times_of(self, pairs: Frontier) -> Frontier:

@@ -449,8 +449,6 @@ class SeedAssigner:
 
 @dataclass(frozen=True)
 class TaskSeeds(SeedAssigner):
-    """Seeds of one task."""
-
     plan: SeedPlan
     seeds: Seeds
     world: World

@@ -67,7 +67,6 @@ class Claim:
         raise self._busy(_name(None))
 
     def release(self) -> None:
-        """Release the claim, if it is held."""
         self._released.set()
         if self._beats is not None:
             self._beats.join()

@@ -188,7 +188,6 @@ class RemotePath:
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
-        """Yield a stream to write the file."""
         with self._reported("cannot be written"):
             if self._fs.type_name not in _FLAT:
                 self._fs.create_dir(posixpath.dirname(self.path), recursive=True)
@@ -222,8 +221,6 @@ def _stat(info: Any) -> Stat:
 
 
 class _Raw(io.RawIOBase):
-    """Input stream of pyarrow, for `io.BufferedReader`."""
-
     def __init__(self, path: RemotePath):
         self._path = path
         self._stream = path._fs.open_input_stream(path.path, compression=None)
@@ -277,7 +274,6 @@ def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]
 
 @functools.lru_cache(maxsize=16)
 def _open(uri: Uri, key: str) -> tuple[Any, str]:
-    """Return the file system and the path in it."""
     from pyarrow.fs import FileSystem
 
     with reported(uri, str(uri), "cannot be opened", f"check {key}, and the credentials"):

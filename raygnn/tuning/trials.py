@@ -102,7 +102,6 @@ class Tuning:
         return trial
 
     def _same(self, value: float) -> float:
-        """Rank 0's value, on all ranks."""
         own = value if self._ranks.first else 0.0
         return float(self._control.sum(torch.tensor(own, dtype=torch.float64)))
 

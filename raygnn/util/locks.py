@@ -177,7 +177,6 @@ class Lock:
             self._descriptor = None
 
     def _beat(self) -> None:
-        """Touch the file until the lock is released."""
         while not self._released.wait(_BEAT):
             with contextlib.suppress(OSError):  # storage is unreachable for a while
                 os.utime(self.path)

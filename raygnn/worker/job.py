@@ -295,7 +295,6 @@ class Job:
 
     @property
     def trains(self) -> bool:
-        """True if the job trains a model."""
         return self.tune is None and self.request is None
 
     @property

@@ -262,7 +262,6 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dic
 
 
 def no_splits() -> dict[str, np.ndarray]:
-    """Return empty splits."""
     return {name: np.zeros(0, np.int64) for name in SPLITS}
 
 

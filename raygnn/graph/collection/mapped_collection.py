@@ -182,8 +182,6 @@ class Collection:
 
 
 class _MappedFrames:
-    """The mapped arrays of one node or edge type."""
-
     def __init__(self, meta: CollectionMeta, kind: PackedNodes | PackedEdges):
         self.offsets = _map(meta, kind.offsets, meta.num_graphs + 1)
         file = meta.directory / kind.offsets.file

@@ -84,8 +84,6 @@ def pack(
 
 
 class _Packer:
-    """The graphs packed so far."""
-
     def __init__(self, directory: Path):
         self.directory = directory
         self.num = 0

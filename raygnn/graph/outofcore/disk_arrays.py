@@ -97,7 +97,6 @@ class Appended:
         return self
 
     def add(self, rows: Array | Tensor) -> None:
-        """Append rows."""
         if not self.array.dtype:
             self.array = DiskArray(self.array.path, dtype_name(rows), tuple(rows.shape[1:]))
         if rows.nbytes:

@@ -51,7 +51,6 @@ class EdgeRun:
         return src[keep], dst[keep]
 
     def rows(self, name: str) -> Array:
-        """An array's rows, as stored."""
         rows = self.data[name].read(self.start, self.stop)
         if self.interleaved:
             return np.repeat(rows, 2, axis=0)

@@ -71,7 +71,6 @@ class Workspace:
         boot.write_text(_boot())
 
     def directory(self, stage: str) -> Path:
-        """Return the directory of a stage."""
         path = self.path / stage
         path.mkdir(exist_ok=True)
         return path

@@ -65,7 +65,6 @@ class Splitter:
                 self._original[ntype] = np.concatenate(ids)
 
     def part(self, part: int) -> SplitEdges:
-        """Read the edges into one part's nodes."""
         meta, etype = self._meta, self._split.etype
         edges = read_in_edges(meta, part)[etype]
         first = int(meta.node_ranges[etype[2]][part, 0])

@@ -90,7 +90,6 @@ def read(graph: PlantedGraph) -> GraphData:
 
 
 def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> GraphData:
-    """Build the graph with the names of its types."""
     if not graph.typed:
         return GraphData("planted", {DEFAULT_NTYPE: frames[0]}, {DEFAULT_ETYPE: edges[0]})
     relations = (("item", "also", "item"), ("user", "buys", "item"), ("item", "bought_by", "user"))

@@ -48,7 +48,6 @@ class GraphSet:
 
 
 def files(graph: DglGraph) -> list[Path]:
-    """Return the one file."""
     return [Path(graph.path)]
 
 

@@ -68,8 +68,6 @@ class StoredArray(BaseModel):
 
 
 class _Facts(BaseModel):
-    """Contents of ``stage.json``."""
-
     version: Literal[1]
     made_from: dict[str, Any]
     arrays: dict[str, StoredArray]

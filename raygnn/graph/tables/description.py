@@ -217,7 +217,6 @@ class Label(Section):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the target."""
         return (self.column,) if isinstance(self.column, str) else tuple(self.column)
 
 
@@ -330,7 +329,6 @@ class EdgeTable(Table):
     undirected: bool = Field(False, description="Each row is an edge in both directions.")
 
     def place(self, name: str) -> str:
-        """Return where a table of this name is described."""
         return f"edges.{name}"
 
 

@@ -132,7 +132,6 @@ class StoredIds:
         return pa.ipc.open_file(pa.memory_map(str(self.file))).read_all()["id"]
 
     def ids(self) -> Ids:
-        """Return the ids, mapped."""
         return Ids(self.ntype, self.values())
 
     def write(self, kind: pa.DataType, arrays: Iterable[pa.Array]) -> None:

@@ -342,7 +342,6 @@ def quoted(name: str) -> str:
 
 
 def _wrong(where: str, message: str) -> DataError:
-    """Return the error for what DuckDB refuses."""
     line = " ".join(message.partition("\n\nLINE ")[0].split())[:300]
     remedy = "correct the query. Files that it reads are named as text, relative to the description"
     return DataError(line, where=where, remedy=remedy)

@@ -130,11 +130,9 @@ class Chunk:
         return len(next(iter(self.columns.values())))
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
-        """Build the error of a row of the chunk."""
         return self.reader.error(self.first + row, column, message, remedy)
 
     def text(self, column: str) -> bool:
-        """Return True if the column is text."""
         return bool(pa.types.is_large_string(self.columns[column].type))
 
 

@@ -56,7 +56,6 @@ class Diagnosis:
 
 
 def judge(evidence: Evidence) -> Diagnosis:
-    """Return the diagnosis."""
     difference = first_difference({t.rank: collectives(t.box) for t in evidence.ranks if t.box})
     ranks = [report(traces, evidence) for traces in evidence.ranks]
     cause = _Judge(evidence, ranks, difference).cause()
@@ -260,7 +259,6 @@ class _Judge:
         )
 
     def _odd_rank(self) -> int | None:
-        """Return the rank that differs, if the error names none."""
         if self.difference and self.difference["odd"] is not None:
             return int(self.difference["odd"])
         users = [

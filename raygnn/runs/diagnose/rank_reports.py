@@ -61,7 +61,6 @@ class RankReport:
 
 
 def report(traces: Traces, evidence: Evidence) -> RankReport:
-    """Return the report on one rank."""
     state, box = _state_of_last_start(traces, evidence), traces.box or {}
     training, prefetch = _stack(box, "training"), _stack(box, "prefetch")
     waiting = _waiting(box)

@@ -64,8 +64,6 @@ class ThreadPhase(_StateSection):
 
 @dataclass(frozen=True)
 class RankAttempt(_StateSection):
-    """Attempt of a rank."""
-
     attempt: int  # number of the run's attempt, from 1
     rank: int
     world: int

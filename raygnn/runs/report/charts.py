@@ -65,8 +65,6 @@ _USAGE = (
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of a page."""
-
     name: str  # in the page's markup; letters and hyphens
     title: str  # with the unit
     traces: Sequence[Trace]  # plotly's, as dicts of plain types
@@ -147,12 +145,10 @@ def speed(records: Sequence[Record]) -> Chart | None:
 
 
 def _points(records: Iterable[Record], key: str) -> list[Point]:
-    """Return step and value of the records with this key."""
     return [(record["step"], number(record[key])) for record in records if key in record]
 
 
 def _keys(records: Iterable[Record], heads: tuple[str, ...]) -> list[str]:
-    """Return the keys with these prefixes, in order of appearance."""
     return list(dict.fromkeys(key for r in records for key in r if key.startswith(heads)))
 
 

@@ -206,7 +206,6 @@ def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def _count(value: Any) -> float:
-    """Return a count, or NaN for any other value."""
     count = number(value)
     return count if 0 <= count < 2**63 else math.nan
 
@@ -239,7 +238,6 @@ def listed(value: Any) -> list[Any]:
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the dicts of a list."""
     return [item for item in listed(value) if isinstance(item, dict)]
 
 
@@ -250,7 +248,6 @@ def _floor(value: Any) -> str:
 
 
 def _size(value: Any) -> str:
-    """Format bytes."""
     count = number(value)
     return size(count) if math.isfinite(count) else ""
 

@@ -61,7 +61,6 @@ class Source:
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read the files."""
         faults: list[str] = []
 
         def read(get: Callable[[], T], otherwise: T) -> T:

@@ -106,7 +106,6 @@ class Ranks:
         return deep and self.world.size > 1
 
     def alarm(self) -> FailureBroadcast:
-        """Return the broadcast of failures between ranks."""
         store = None
         if self.world.size > 1:
             store = dist.PrefixStore("raygnn/alarm", compat.default_store())

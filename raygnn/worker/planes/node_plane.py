@@ -55,7 +55,6 @@ class NodePlane(PartitionPlane):
         return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
 
     def task_of(self, model: nn.Module | None) -> TaskModule:
-        """Return the task with a model."""
         loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
@@ -96,7 +95,6 @@ class NodePlane(PartitionPlane):
         return owned_nodes(self.shard, self.ntype, split, self.labels)
 
     def _ids(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the global ids of this rank's seeds at these positions."""
         return chosen + self.shard.first(self.ntype)
 
     def _outputs(
@@ -241,7 +239,6 @@ class RowPlane(NodePlane):
         return self._targets(self._rows)
 
     def _targets(self, rows: np.ndarray) -> Tensor:
-        """Return the targets of rows of any rank."""
         found = self.table.targets
         return self.labels_of(None if found is None else torch.from_numpy(found[rows]), len(rows))
 

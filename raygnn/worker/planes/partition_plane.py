@@ -115,7 +115,6 @@ class PartitionPlane:
 
     @property
     def seed_type(self) -> str:
-        """Type of the seeds, for messages."""
         raise NotImplementedError
 
     def _finish(self, task: T) -> T:
@@ -348,7 +347,6 @@ class PartitionPlane:
         return self.sizes.resolve(self.size_name(what), counted)
 
     def size_name(self, what: str) -> str:
-        """Return the name of a size of this task."""
         return f"{what} of {self.job.task}" if self.job.task else what
 
     @cached_property
