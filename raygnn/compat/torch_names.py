@@ -37,20 +37,6 @@ def import_torchmetrics() -> None:
         del sys.modules["scipy.signal"]
 
 
-@private(
-    "torch.distributed.distributed_c10d:_get_default_group()",
-    "torch.distributed:ProcessGroup._get_backend",
-    otherwise=nothing,
-    loses="the timeout of the process group is not compared with the planned one",
-)
-def group_timeout(device: Any) -> int | None:
-    """Return the timeout of the default process group in seconds; None if it cannot be read."""
-    import torch.distributed as dist
-
-    group = dist.distributed_c10d._get_default_group()
-    return int(group._get_backend(device).options._timeout.total_seconds())
-
-
 def _shared_store() -> Any:
     """Return a store of its own for all ranks. Collective."""
     import torch.distributed as dist

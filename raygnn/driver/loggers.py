@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -311,14 +311,6 @@ class TensorBoard(Backend):
             logger.write_event(_event(step, session_log=SessionLog(status=SessionLog.START)))
         return logger
 
-    def describe(self) -> None:
-        from tensorboardX.summary import hparams
-
-        super().describe()
-        # hyperparameters are only shown with a metric
-        for summary in hparams(dict(_flat(self.config)), {"epoch": 0.0}):
-            self.logger.write_event(_event(None, summary=summary))
-
     def log(self, record: Mapping[str, Any]) -> None:
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -422,12 +414,3 @@ def _event(step: int | None, **content: Any) -> Any:
     from tensorboardX.proto.event_pb2 import Event
 
     return Event(wall_time=time.time(), step=step, **content)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | float]]:
-    """Yield keys joined by slashes, and numbers or text."""
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}/")
-        else:
-            yield prefix + key, value if isinstance(value, (bool, int, float)) else str(value)

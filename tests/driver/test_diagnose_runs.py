@@ -154,7 +154,6 @@ def test_the_last_of_several_starts(make_job: JobFactory) -> None:
     config = make_job(model={"kind": MODEL, "args": {"how": "raise"}}, fault={"max_failures": 3})
     found = fail(config)
     assert (found.cause.kind, found.cause.rank, found.attempt) == ("model", faulty.ODD, 2)
-    assert [item["rank"] for item in found.earlier] == [faulty.ODD]
 
 
 @SLOW

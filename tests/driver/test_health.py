@@ -467,7 +467,6 @@ def test_a_job_with_a_rank_that_is_stopped(
     assert f"pid {stopper.pid}" in shown
     found = raygnn.diagnose(run.path)
     assert found.cause.kind == "none"
-    assert any("rank 1 sent no heartbeat" in item["what"] for item in found.earlier)
 
 
 @pytest.mark.system

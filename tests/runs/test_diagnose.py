@@ -508,11 +508,6 @@ def failed(tmp_path: Path) -> Path:
     (logs / "rank-1.blackbox.json").write_text(json.dumps(box(1, attempt=2)))
     (logs / "rank-0.failure.json").write_text(json.dumps(failure(0, "OSError: old", attempt=1)))
     (logs / "rank-1.failure.json").write_text(json.dumps(failure(1, "ValueError: no", attempt=2)))
-    old = (
-        "2026-01-01 10:00:00,1 ERROR raygnn: failed\nTraceback (most recent call last):\n  File x\n"
-    )
-    (logs / "rank-0.log").write_text(old + "OSError: old\n")
-    (logs / "rank-1.log").write_text(old + "ValueError: no\n")
     (logs / "rank-0.crash").write_text(
         "start 1 pid 4\nFatal Python error: Aborted\nstart 2 pid 5\n"
     )
@@ -524,8 +519,6 @@ def test_the_last_start_is_judged(failed: Path) -> None:
     assert (found.cause.kind, found.cause.rank, found.attempt) == ("model", 1, 2)
     assert found.status == "failed"
     assert found.notes == []
-    assert found.earlier == [{"rank": 0, "time": "2026-01-01 10:00:00", "what": "OSError: old"}]
-    assert "earlier: 2026-01-01 10:00:00 rank 0: OSError: old" in shown(found)
     assert raygnn.diagnose("a", str(failed.parent)).cause == found.cause
 
 

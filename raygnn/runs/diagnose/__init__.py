@@ -67,8 +67,6 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
                 for r in found["ranks"][:_RANKS]
             ],
         )  # fmt: skip
-    for item in diagnosis.earlier:
-        display.note(f"earlier: {item['time']} rank {item['rank']}: {item['what']}")
     for note in diagnosis.notes:
         display.note(f"note: {note}")
 

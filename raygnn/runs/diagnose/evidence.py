@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,13 +38,10 @@ from raygnn.runs.run_directory import (
 from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
 
-_LARGEST = 8 * 2**20  # bytes of a log that are read
+_LARGEST = 8 * 2**20  # bytes of a traceback that are read
 _LARGEST_RECORD = 4 * 2**20  # bytes of a crash dump or other record; a larger file is not ours
 _SILENT_RANKS = 512  # reported ranks without a file, since the recorded number may be damaged
 _DIGITS = 19  # of a number that we write
-_FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
-_MOST_EARLIER = 20  # failures of earlier starts
-_LONGEST_TRACE = 20_000  # characters of a traceback in a log
 
 # keys and types of files in logs/
 _BOX = {"rank": int, "attempt": int, "time": (int, float), "reason": str}
@@ -78,8 +74,6 @@ class Evidence:
     driver: Mapping[str, Any] | None = None  # ``logs/driver.json``
     # preflight's estimates of a node's memory, with ``use``, ``bytes`` and ``remedy``
     memory: tuple[Mapping[str, Any], ...] = ()
-    # failures of earlier attempts: ``rank``, ``time`` and ``what``
-    earlier: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # skipped files, and why
     now: float = 0.0  # when this was read, seconds since the epoch
 
@@ -113,7 +107,6 @@ class _EvidenceReader:
             ranks=tuple(ranks),
             driver=self._json(f"{LOGS}/{DRIVER}", _DRIVER),
             memory=self._memory(),
-            earlier=tuple(self._earlier(ranks)),
             notes=tuple(self.notes),
             now=time.time(),
         )
@@ -211,31 +204,15 @@ class _EvidenceReader:
             and all(isinstance(item.get(key), str) for key in ("use", "remedy"))
         )
 
-    def _text(self, name: str) -> str:
-        try:
-            content = read_regular(self.logs / name, _LARGEST, cut=True)
-        except OSError:
-            return ""
-        return content.decode(errors="replace")
-
     def _crash(self, rank: int, attempt: int) -> str:
         """Return faulthandler's text on a fatal error in this attempt of the rank, or ""."""
-        text = self._text(f"rank-{rank}{CRASH}")
+        try:
+            content = read_regular(self.logs / f"rank-{rank}{CRASH}", _LARGEST, cut=True)
+        except OSError:
+            return ""
+        text = content.decode(errors="replace")
         head, _, last = text.rpartition(f"start {attempt} pid ")
         return last if (head or last != text) and "Fatal Python error" in last else ""
-
-    def _earlier(self, ranks: Sequence[Traces]) -> list[dict[str, Any]]:
-        """Return failures before the last attempt, from the logs, which all attempts share."""
-        failures = []
-        for traces in ranks:
-            text = self._text(f"rank-{traces.rank}.log")
-            blocks = list(_FAILED.finditer(text))
-            for match in blocks[:-1] if traces.failure else blocks:
-                lines = text[match.end() :][:_LONGEST_TRACE].lstrip("\n").splitlines()
-                # the first line after the frames is the exception
-                what = next((x for x in lines if x and not x.startswith((" ", "Traceback"))), "")
-                failures.append({"rank": traces.rank, "time": match[1], "what": what[:500]})
-        return sorted(failures, key=lambda item: item["time"])[-_MOST_EARLIER:]
 
 
 def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:

@@ -47,7 +47,6 @@ class Diagnosis:
     cause: Cause
     ranks: list[RankReport]
     first_difference: dict[str, Any] | None
-    earlier: list[dict[str, Any]]
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +69,6 @@ def judge(evidence: Evidence) -> Diagnosis:
         cause=replace(cause, remedy=cause.remedy or causes.REMEDIES[cause.kind]),
         ranks=ranks,
         first_difference=difference,
-        earlier=[dict(item) for item in evidence.earlier],
         notes=list(evidence.notes),
     )
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 import torch.distributed as dist
 from ray.train.torch import TorchConfig
 
@@ -96,12 +95,8 @@ _given: dict[str, str] = {}  # in a worker: variables that _apply has set
 
 
 def _in_force() -> dict[str, Any]:
-    """Return the current values of the variables that were set, the backend and the timeout."""
-    backend = dist.get_backend()
-    timeout = compat.group_timeout(torch.device("cuda" if backend == "nccl" else "cpu"))
-    variables = {name: os.environ.get(name) for name in _given}
-    known = {} if timeout is None else {"timeout": timeout}
-    return {**variables, "backend": backend, **known}
+    """Return the current values of the variables that were set, and the backend."""
+    return {**{name: os.environ.get(name) for name in _given}, "backend": dist.get_backend()}
 
 
 def _describe() -> dict[str, Any]:
@@ -120,9 +115,8 @@ def _verify(plan: CommPlan) -> None:
     """Compare the process group and its variables with the plan."""
     rank, host = dist.get_rank(), socket.gethostname()
     found = _in_force()
-    planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
-    for name, wanted in planned.items():
-        if name in found and found[name] != wanted:
+    for name, wanted in {**_given, "backend": plan.backend}.items():
+        if found[name] != wanted:
             raise TrainingError(
                 f"{name} is {_shown(name, found[name])!r} after the process group was created, "
                 f"instead of {_shown(name, wanted)!r}",
