@@ -16,10 +16,9 @@ from torch.export import Dim, ExportedProgram
 from raygnn.errors import CapabilityError, error_text
 from raygnn.models.convolutions import GCNConv
 from raygnn.models.decoders import Decoder
-from raygnn.models.graph_network import GraphNetwork, members
 from raygnn.models.heads import EdgeModel, MultitaskModel, NodeHead
 from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels
-from raygnn.models.network import Direct, Network, Typed
+from raygnn.models.network import Direct, GraphNetwork, Network, Typed, members
 from raygnn.models.typed_layers import Hidden, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str
 from raygnn.util.files import replacing

@@ -25,9 +25,8 @@ from raygnn.errors import ConfigError
 from raygnn.models.attention_layers import HANLayer, HGTLayer
 from raygnn.models.convolutions import GATConv, GCNConv, GINConv, Rest, SAGEConv
 from raygnn.models.decoders import make_decoder
-from raygnn.models.graph_network import GraphNetwork, GraphSchema
 from raygnn.models.heads import EdgeHead, EdgeModel, Head, LinkModel, MultitaskModel, NodeHead
-from raygnn.models.network import Direct, Encoder, Network, Schema, Typed
+from raygnn.models.network import Direct, Encoder, GraphNetwork, GraphSchema, Network, Schema, Typed
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer, key
 from raygnn.models.user import PygGraphModel, PygModel, UserGraphModel, UserModel

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.partition import metis, metis_library, stream, stream_kernels
+from raygnn.graph.partition import edge_kernels, metis, metis_library, stream
 from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
 
 # small graphs are handled as large ones: clusters, a sample of the edges, several threads
@@ -209,7 +209,7 @@ def test_a_sketch_has_the_frequent_labels(seed: int, kinds: int, degree: int) ->
     left = np.array([degree, *[9] * degree], np.uint32)
     ready = np.empty(2 * degree, np.int32)
     dst = np.zeros(degree, np.int32)
-    end = stream_kernels.see_edges(src, dst, labels, names, counts, left, 0, 1, ready)
+    end = edge_kernels.see_edges(src, dst, labels, names, counts, left, 0, 1, ready)
     assert ready[:end].tolist() == [0]
     exact = np.bincount(labels[1:], minlength=kinds)
     others = np.delete(exact, labels[0])
@@ -228,5 +228,5 @@ def test_counts_that_are_full_are_halved() -> None:
     edges = np.full(2, 1, np.int32), np.zeros(2, np.int32)
     left, ready = np.full(2, 99, np.uint32), np.empty(4, np.int32)
     labels = np.array([0, 5], np.int32)
-    stream_kernels.see_edges(*edges, labels, names, counts, left, 0, 1, ready)
+    edge_kernels.see_edges(*edges, labels, names, counts, left, 0, 1, ready)
     assert counts[0].tolist() == [4, 32767]

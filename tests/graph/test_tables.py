@@ -543,7 +543,7 @@ def test_queries_show_no_progress() -> None:
     """DuckDB would print a bar in a notebook, and in ``python -c``."""
     script = """
 from pathlib import Path
-from raygnn.graph.tables.duck import connect
+from raygnn.graph.tables.reader import connect
 print(*connect(Path("spill")).execute("select current_setting('enable_progress_bar')").fetchone())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from raygnn.config.model import ModelConfig, read_model
 from raygnn.errors import CapabilityError
 from raygnn.models.decoders import make_decoder
-from raygnn.models.graph_network import GraphSchema
 from raygnn.models.heads import EdgeHead, EdgeModel, MultitaskModel, NodeHead
 from raygnn.models.kernels import message_passing
-from raygnn.models.network import Direct, Schema
+from raygnn.models.network import Direct, GraphSchema, Schema
 from raygnn.models.program import InputSpec, Program, check, describe_inputs, programs, trace, write
 from raygnn.models.registry import (
     build_edge_model,

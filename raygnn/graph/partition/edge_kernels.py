@@ -134,3 +134,198 @@ def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
                 kept += 1
         begin = end
         indptr[row + 1] = kept
+
+
+# --- sketches, for `raygnn.graph.partition.stream`
+#
+# A node's *sketch* counts the labels of its neighbours in few bytes. Slot 0 counts the node's own
+# label exactly, the other slots the most frequent others (Misra & Gries, "Finding repeated
+# elements", 1982): a label of more than 1 / slots of the neighbours is always among them, and all
+# counts are exact while there are no more labels than slots.
+
+_FULL = np.uint16(np.iinfo(np.uint16).max)
+
+
+@njit(**_COMPILE)
+def count_degrees(src, dst, degrees, in_degrees):  # type: ignore[no-untyped-def]
+    """Count each edge in ``in_degrees``, and at both ends in ``degrees`` unless it is a loop."""
+    for i in range(len(src)):
+        in_degrees[dst[i]] += 1
+        if src[i] != dst[i]:
+            degrees[src[i]] += 1
+            degrees[dst[i]] += 1
+
+
+@njit(**_COMPILE)
+def first_turns(degrees, seed, left):  # type: ignore[no-untyped-def]
+    """Set ``left``, the number of edges before a node's first decision: half to all of its own."""
+    for node in range(len(degrees)):
+        late = _mix(uint64(seed) ^ uint64(node)) % uint64(degrees[node] // 2 + 1)
+        left[node] = degrees[node] - late
+
+
+@njit(**_COMPILE)
+def _see(node, label, names, counts, left, done, at):  # type: ignore[no-untyped-def]
+    """Count a neighbour's label; add the node to ``done`` once it has seen all of its edges."""
+    left[node] -= 1
+    if left[node] == 0:
+        done[at] = node
+        at += 1
+    slots = names.shape[1]
+    slot, free = 0, -1
+    while slot < slots and (names[node, slot] != label or (slot and not counts[node, slot])):
+        if slot and not counts[node, slot]:
+            free = slot
+        slot += 1
+    if slot == slots and free < 0:
+        for other in range(1, slots):
+            counts[node, other] -= 1
+        return at
+    if slot == slots:
+        slot = free
+        names[node, slot] = label
+    counts[node, slot] += 1
+    if counts[node, slot] == _FULL:
+        for other in range(slots):
+            counts[node, other] >>= 1
+    return at
+
+
+@njit(**_COMPILE)
+def see_edges(src, dst, labels, names, counts, left, share, shares, done):  # type: ignore[no-untyped-def]
+    """Show the edges to their ends in one of ``shares`` shares of the nodes. Return the number of
+    nodes in ``done``. A node's sketch depends only on the order of its edges, not on the shares."""
+    at = 0
+    for i in range(len(src)):
+        a, b = src[i], dst[i]
+        if a == b:
+            continue
+        if (a >> 4) % shares == share:
+            at = _see(a, labels[b], names, counts, left, done, at)
+        if (b >> 4) % shares == share:
+            at = _see(b, labels[a], names, counts, left, done, at)
+    return at
+
+
+@njit(**_COMPILE)
+def _restart(node, label, degrees, labels, names, counts, left):  # type: ignore[no-untyped-def]
+    labels[node] = label
+    left[node] = degrees[node]
+    names[node, 0] = label
+    counts[node, :] = 0
+
+
+@njit(**_COMPILE)
+def join_clusters(nodes, degrees, weights, cap, labels, sizes, favourite, names, counts, left):  # type: ignore[no-untyped-def]
+    """Let each node join the cluster of most of its neighbours among those below ``cap``;
+    ``favourite[node]`` is the cluster without that limit."""
+    for node in nodes:
+        own = labels[node]
+        best, most, like, likes = own, counts[node, 0], own, counts[node, 0]
+        for slot in range(1, names.shape[1]):
+            label, count = names[node, slot], counts[node, slot]
+            if count > likes:
+                like, likes = label, count
+            if count > most and sizes[label] + weights[node] <= cap:
+                best, most = label, count
+        favourite[node] = like
+        if best != own:
+            sizes[own] -= weights[node]
+            sizes[best] += weights[node]
+        _restart(node, best, degrees, labels, names, counts, left)
+
+
+@njit(**_COMPILE)
+def pack(sizes, cap):  # type: ignore[no-untyped-def]
+    """Return the bin of each cluster, in order; a cluster that does not fit opens the next bin."""
+    bins = np.zeros(len(sizes), np.int64)
+    current, filled = 0, 0
+    for i in range(len(sizes)):
+        if filled and filled + sizes[i] > cap:
+            current, filled = current + 1, 0
+        bins[i] = current
+        filled += sizes[i]
+    return bins
+
+
+@njit(**_COMPILE)
+def keep_crossing(src, dst, first, begin, threshold, clusters, kept, keys, at):  # type: ignore[no-untyped-def]
+    """Append edges between clusters whose key is at most ``threshold``, from ``at`` on.
+
+    The key of an edge is the hash of its number; ``first``: number of the block's first edge.
+    Returns (end of the kept edges, edges of the block read), not all of which fit if it is full.
+    """
+    for i in range(begin, len(src)):
+        a, b = clusters[src[i]], clusters[dst[i]]
+        if a != b:
+            key = np.uint32(_mix(uint64(first + i)) >> uint64(32))
+            if key <= threshold:
+                if at == len(keys):
+                    return at, i
+                kept[0, at], kept[1, at], keys[at] = a, b, key
+                at += 1
+    return at, len(src)
+
+
+@njit(**_COMPILE)
+def _overload(part, group, sizes, loads, means, mean_load):  # type: ignore[no-untyped-def]
+    """Return by which share a part exceeds the mean of a group's nodes or of in-edges."""
+    return max(sizes[part, group] / means[group] - 1, loads[part] / mean_load - 1, 0.0)
+
+
+@njit(**_COMPILE)
+def move_nodes(  # type: ignore[no-untyped-def]
+    nodes,
+    degrees,
+    in_degrees,
+    groups,
+    size_limits,
+    load_limit,
+    means,
+    mean_load,
+    labels,
+    sizes,
+    loads,
+    names,
+    counts,
+    left,
+):
+    """Let each node move to the part of most of its neighbours within the limits; a part's excess
+    over the mean, times the node's degree, is subtracted from its count."""
+    for node in nodes:
+        own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
+        degree = np.float64(degrees[node])
+        crowded = _overload(own, group, sizes, loads, means, mean_load)
+        best, most = own, counts[node, 0] - degree * crowded
+        for slot in range(1, names.shape[1]):
+            part, count = names[node, slot], counts[node, slot]
+            full = sizes[part, group] >= size_limits[group] or loads[part] + load > load_limit
+            if count > 0 and not full:
+                score = count - degree * _overload(part, group, sizes, loads, means, mean_load)
+                if score > most:
+                    best, most = part, score
+        if best != own:
+            sizes[own, group] -= 1
+            sizes[best, group] += 1
+            loads[own] -= load
+            loads[best] += load
+        _restart(node, best, degrees, labels, names, counts, left)
+
+
+@njit(**_COMPILE)
+def give_away(nodes, groups, in_degrees, size_limits, labels, sizes, loads):  # type: ignore[no-untyped-def]
+    """Move nodes of parts with too many of their group to the least loaded part within limits."""
+    for node in nodes:
+        own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
+        if sizes[own, group] <= size_limits[group]:
+            continue
+        best = own
+        for part in range(len(loads)):
+            room = sizes[part, group] < size_limits[group]
+            if room and (best == own or loads[part] < loads[best]):
+                best = part
+        sizes[own, group] -= 1
+        sizes[best, group] += 1
+        loads[own] -= load
+        loads[best] += load
+        labels[node] = best

@@ -9,7 +9,7 @@ that graph. A few more passes move nodes to the part of most of their neighbours
 balance (restreaming: Nishimura & Ugander 2013; balance as a price in the score: Fennel, Tsourakakis
 et al. 2014).
 
-Each node keeps a sketch of its neighbours' labels (`stream_kernels`; label propagation with such
+Each node keeps a sketch of its neighbours' labels (`edge_kernels`; label propagation with such
 sketches: Sahu 2024) and decides whenever it has seen all of its edges once. It begins to count at a
 random point of the stream, so that nodes decide at different times in any order of the edges and
 see each other's decisions; label propagation in rounds would oscillate.
@@ -30,7 +30,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from raygnn.graph.arrays import Array, IntArray, index_type
-from raygnn.graph.partition import edge_kernels, stream_kernels
+from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.metis_library import divide
 
 # Yields the edges as chunks of (source ids, destination ids), the same ones at each call.
@@ -151,7 +151,7 @@ class _EdgePasses:
         self.degrees, self.in_degrees = (np.zeros(num_nodes, np.uint32) for _ in range(2))
         num = 0
         for src, dst in self.blocks(_BLOCK):
-            stream_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
+            edge_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
             num += len(src)
         self.num = num
         self._block = min(max(num // 64, _SMALL_BLOCK), _BLOCK)
@@ -191,11 +191,11 @@ class _EdgePasses:
         names[:, 0] = labels
         counts = np.zeros((self.num_nodes, _SLOTS), np.uint16)
         left = np.zeros(self.num_nodes, np.uint32)
-        stream_kernels.first_turns(self.degrees, self._seed, left)
+        edge_kernels.first_turns(self.degrees, self._seed, left)
         ready = np.empty((self._threads, 2 * self._block), self.index)
 
         def see(share: int, block: tuple[Array, Array]) -> Array:
-            end = stream_kernels.see_edges(
+            end = edge_kernels.see_edges(
                 *block, labels, names, counts, left, share, self._threads, ready[share]
             )
             return ready[share, :end]
@@ -221,7 +221,7 @@ def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
     sizes, favourite = weights.copy(), labels.copy()
 
     def join(nodes: Array, *sketches: Array) -> None:
-        stream_kernels.join_clusters(
+        edge_kernels.join_clusters(
             nodes, edges.degrees, weights, cap, labels, sizes, favourite, *sketches
         )
 
@@ -243,12 +243,12 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
     low, high = 1, cap
     while low < high:  # the smallest size that yields few enough
         middle = (low + high) // 2
-        if stream_kernels.pack(sizes[names][by_favourite], middle)[-1] < most:
+        if edge_kernels.pack(sizes[names][by_favourite], middle)[-1] < most:
             high = middle
         else:
             low = middle + 1
     bins = np.empty(count, labels.dtype)
-    bins[by_favourite] = stream_kernels.pack(sizes[names][by_favourite], high)
+    bins[by_favourite] = edge_kernels.pack(sizes[names][by_favourite], high)
     return bins[numbers], int(bins.max()) + 1
 
 
@@ -262,7 +262,7 @@ def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntA
     for src, dst in edges.blocks(_BLOCK):
         begin = 0
         while begin < len(src):
-            at, begin = stream_kernels.keep_crossing(
+            at, begin = edge_kernels.keep_crossing(
                 src, dst, first, begin, threshold, clusters, kept, keys, at
             )
             if begin < len(src):  # the sample is full
@@ -301,7 +301,7 @@ def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
     """Move nodes to the parts of most of their neighbours, in place."""
 
     def move(nodes: Array, *sketches: Array) -> None:
-        stream_kernels.move_nodes(
+        edge_kernels.move_nodes(
             nodes,
             edges.degrees,
             edges.in_degrees,
@@ -350,7 +350,7 @@ class Balance:
         over = self.sizes > self.size_limits
         nodes = np.flatnonzero(over[labels, self.groups])
         nodes = nodes[np.argsort(degrees[nodes], kind="stable")]
-        stream_kernels.give_away(
+        edge_kernels.give_away(
             nodes, self.groups, self.in_degrees, self.size_limits, labels, self.sizes, self.loads
         )
         # The two parts differ by more in-edges than any node has, so an exchange always helps.

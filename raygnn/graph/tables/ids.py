@@ -25,8 +25,14 @@ from raygnn.graph.tables.columns import (
     to_numpy,
 )
 from raygnn.graph.tables.description import ROW, NodeTable
-from raygnn.graph.tables.duck import Connection, batches, connect, put
-from raygnn.graph.tables.reader import Chunk, TableReader
+from raygnn.graph.tables.reader import (
+    Chunk,
+    Connection,
+    TableReader,
+    batches,
+    connect,
+    put,
+)
 from raygnn.storage.remote import AnyPath
 
 _ALIKE = "write the ids of nodes and of edges alike"

@@ -17,9 +17,8 @@ from raygnn.errors import DataError
 from raygnn.graph.data import MASKS
 from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.databases import export
-from raygnn.graph.tables.duck import Connection, connect
 from raygnn.graph.tables.queries import quoted, scan
-from raygnn.graph.tables.reader import is_table
+from raygnn.graph.tables.reader import Connection, connect, is_table
 
 _WORDS = 1000  # of a category, at most
 _DANGLING = 0.1  # of the values of a key, at most

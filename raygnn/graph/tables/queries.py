@@ -25,8 +25,18 @@ from raygnn.graph.data import etype_str
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
 from raygnn.graph.tables.description import Description, KeyTable, Table
-from raygnn.graph.tables.duck import Connection, batches, connect, path_text, text
-from raygnn.graph.tables.reader import ROWS, is_table, is_text, resolve, separator
+from raygnn.graph.tables.reader import (
+    ROWS,
+    Connection,
+    batches,
+    connect,
+    is_table,
+    is_text,
+    path_text,
+    resolve,
+    separator,
+    text,
+)
 from raygnn.storage.remote import AnyPath, RemotePath
 
 _ROW = 32  # bytes of files that become a row of a result, about

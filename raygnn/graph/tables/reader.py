@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import bisect
 import csv
+import functools
 import glob
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import duckdb
 import numpy as np
@@ -27,9 +28,9 @@ import pyarrow.parquet as pq
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
 from raygnn.graph.tables.description import ROW
-from raygnn.graph.tables.duck import batches, path_text, scanner, text
 from raygnn.storage.remote import AnyPath, RemotePath
 
 ROWS = 1 << 16  # of a chunk, fewer where rows are wide or a file ends
@@ -43,7 +44,10 @@ _VALUE = 8  # bytes of a value as an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
 _VALUE_TEXT = 1 << 21  # characters of a value, as many as of a line in DuckDB
+_MEMORY = 256 << 20  # bytes, unless queries are known to need more, or fewer are available
 csv.field_size_limit(_VALUE_TEXT)
+
+Connection: TypeAlias = Any  # DuckDB's
 
 
 def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) -> list[AnyPath]:
@@ -481,3 +485,57 @@ def _damaged(file: AnyPath, error: Any) -> DataError:
         where=str(file),
         remedy="the file is damaged: get it or write it again",
     )
+
+
+# --- DuckDB
+
+
+def connect(spill: Path, need: int = 0) -> Connection:
+    """Open a database in memory that spills to a directory.
+
+    Args:
+        need: bytes that its queries are known to need; with fewer they spill.
+    """
+    limit = max(min(max(_MEMORY, need), memory()[1] // 2), _MEMORY // 4)
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    connection = duckdb.connect(
+        config={
+            "memory_limit": f"{limit}B",
+            "temp_directory": str(spill),
+            "threads": int(threads or len(os.sched_getaffinity(0))),
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "python_enable_replacements": False,
+            "arrow_large_buffer_size": True,
+        }
+    )
+    connection.execute("set enable_progress_bar = false")  # which a notebook would show
+    return connection
+
+
+@functools.cache
+def scanner() -> Connection:
+    """Return the database of this process for queries that pass over files, which never spill."""
+    return connect(Path(os.devnull))
+
+
+def put(connection: Connection, table: str, columns: Mapping[str, Any]) -> None:
+    """Append columns, Arrow's or NumPy's, to a table."""
+    connection.register("given", pa.table(dict(columns)))
+    connection.execute(f"insert into {table} select * from given")
+    connection.unregister("given")
+
+
+def batches(connection: Connection, query: str, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the result of a query in order, so many rows at a time."""
+    yield from connection.sql(query).to_arrow_reader(rows)
+
+
+def text(value: Any) -> str:
+    """Quote a value as a literal of SQL."""
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def path_text(file: Path) -> str:
+    """Quote a path as a literal of SQL, which is no pattern."""
+    return text(glob.escape(str(file)))

@@ -19,7 +19,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
 from raygnn.graph.collection.mapped_collection import Sample, Samples
-from raygnn.models.graph_network import GraphNetwork, GraphSchema
+from raygnn.models.network import GraphNetwork, GraphSchema
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
 from raygnn.sampling.collate import Collate, GraphBatchMaker, arrays_of, find_pattern, get
