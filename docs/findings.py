@@ -60,10 +60,6 @@ ABOUT = {
         "or threads.",
         "Unset it there, or set it for all in `comm.env`.",
     ),
-    "cpus_are_there": About(
-        "Ray trusts that number, so the workers would share fewer CPUs.",
-        "Start Ray without `--num-cpus`, or lower `cluster.num_cpus`.",
-    ),
     "shared_memory": About(
         "Containers have 64 MB of `/dev/shm` by default. NCCL and Ray's object store "
         f"then die of a bus error ({_issue('NVIDIA/nccl', 290)}, "
@@ -93,14 +89,13 @@ ABOUT = {
         "Change the key, or install the build, that the finding names.",
     ),
     "bf16_is_there": About(
-        "Without bf16 instructions it saves memory and bytes, and little time; on older GPUs it "
-        "does not work.",
-        "Set `precision` to `fp32`, or to `fp16-mixed` on GPUs.",
+        "GPUs of a compute capability below 8.0 cannot compute in it.",
+        "Set `precision` to `fp16-mixed` or `fp32`.",
     ),
     "gpus_are_there": About(
         "Two ranks on one GPU is what NCCL calls `Duplicate GPU detected` "
         f"({_issue('NVIDIA/nccl', 1241)}), or hangs of.",
-        "One Ray node per machine, without `--num-gpus`; or a `CUDA_VISIBLE_DEVICES` for each.",
+        "Start Ray without `--num-gpus`.",
     ),
     "gpus_are_free": About(
         "Another process uses memory and time.",
@@ -196,10 +191,6 @@ ABOUT = {
         "vanish: training would hang at the first exchange.",
         "Open all ports between the nodes, give all interfaces one MTU, or name the interface of "
         "another network in `comm.env.GLOO_SOCKET_IFNAME`.",
-    ),
-    "network_latency": About(
-        "Each step waits for several messages.",
-        "Send less often: `comm.bucket_cap_mb`, `train.accumulate`; or use nodes that are closer.",
     ),
     "network_bandwidth": About(
         "Gradients and features go over it in each step.",

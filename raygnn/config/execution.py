@@ -44,12 +44,10 @@ NODE_CHECKS = (
     "code_uniform",
     "hardware_uniform",
     "environment_uniform",
-    "cpus_are_there",
     "shared_memory",
     "interfaces_there",
     "debug_level_safe",
     "network_reach",
-    "network_latency",
     "network_bandwidth",
 )
 # Those of a job on them.

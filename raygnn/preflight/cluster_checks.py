@@ -29,7 +29,6 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
 }
 # Package → first version whose private names were not compared, see `raygnn.compat`.
 UNSEEN = {"torch": "2.16", "ray": "2.61", "lightning": "2.7"}
-HIGH_LATENCY_MS = 5.0
 LOW_MBITS = 9_000.0  # a line of 10 Gbit/s carries 9,400
 
 # variables with a value for each node
@@ -39,7 +38,6 @@ _PER_NODE = (
 )
 _SHM_SMALL = 256 * 2**20
 _SHM_NONE = 64 * 2**20
-_LARGE_BUCKET_MB = 100
 
 
 def nodes_answer(job: JobFacts) -> Iterator[Finding]:
@@ -167,20 +165,6 @@ def _differ(
     )
 
 
-def cpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """Ray was started with no more CPUs than the node has."""
-    cpus = {node.node: node.cpus for node in job.nodes}
-    for node in job.resources.nodes:
-        real = cpus.get(node.node, 0)
-        if real and node.cpus > real:
-            yield warn(
-                f"Ray was told of {node.cpus:g} CPUs, the machine has {real}: workers will share "
-                "them and be slower",
-                "lower cluster.num_cpus, or ignore this if speed does not matter",
-                [node.node],
-            )
-
-
 def shared_memory(job: JobFacts) -> Iterator[Finding]:
     """`/dev/shm` is large enough for Ray and NCCL."""
     for node in job.holding:
@@ -285,24 +269,6 @@ def network_reach(job: JobFacts) -> Iterator[Finding]:
     )
 
 
-def network_latency(job: JobFacts) -> Iterator[Finding]:
-    """The round trip to the next node takes at most 5 ms."""
-    links = [link for link in job.links if not link.local]
-    slow = {link: ms for link in links if (ms := link.latency_ms) and ms > HIGH_LATENCY_MS}
-    bad = sorted(slow, key=lambda link: -slow[link])
-    if not bad:
-        return
-    advice = [_accumulate(job)]
-    if job.config.comm.bucket_cap_mb < _LARGE_BUCKET_MB:
-        advice.insert(0, f"larger gradient buckets (--set comm.bucket_cap_mb={_LARGE_BUCKET_MB})")
-    yield warn(
-        f"a message {_way(bad[0])} and back takes {slow[bad[0]]:.1f} ms, more than "
-        f"{HIGH_LATENCY_MS:g} ms{_others(bad, links)}",
-        f"send less often: {', '.join(advice)}; or use nodes that are closer to each other",
-        _ends(bad),
-    )
-
-
 def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
     """One connection to the next node has the bandwidth of a 10 Gbit/s link."""
     links = [link for link in job.links if not link.local]
@@ -310,7 +276,9 @@ def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
     bad = sorted(slow, key=lambda link: slow[link])
     if not bad:
         return
-    advice = [_accumulate(job)]
+    advice = [
+        f"more batches per exchange (--set train.accumulate={2 * job.config.train.accumulate})"
+    ]
     if job.config.comm.compression == "none":
         advice.insert(0, "half the bytes (--set comm.compression=bf16, or fp16)")
     yield warn(
@@ -319,10 +287,6 @@ def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
         f"send less: {', '.join(advice)}",
         _ends(bad),
     )
-
-
-def _accumulate(job: JobFacts) -> str:
-    return f"more batches per exchange (--set train.accumulate={2 * job.config.train.accumulate})"
 
 
 def _way(link: Link) -> str:

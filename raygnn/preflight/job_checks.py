@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 
 from raygnn.config.graph import ManyGraphs
@@ -114,18 +113,8 @@ def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
 
 
 def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
-    """The processors or GPUs support bf16 if `precision` needs it."""
-    if not job.config.arithmetic.bf16:
-        return
-    if not job.config.cluster.gpus_per_worker:
-        units = {"avx512_bf16", "amx_bf16"}
-        slow = [node.node for node in job.holding if units.isdisjoint(node.cpu_flags)]
-        if slow:
-            yield info(
-                "the processor has no bf16 instructions: products are computed in fp32, so that "
-                "bf16 saves memory and bytes, and little time",
-                nodes=slow,
-            )
+    """The GPUs support bf16 if `precision` needs it."""
+    if not (job.config.arithmetic.bf16 and job.config.cluster.gpus_per_worker):
         return
     for node in job.holding:
         old = sorted({gpu.model for gpu in node.gpus if gpu.capability and gpu.capability < _BF16})
@@ -138,7 +127,7 @@ def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
 
 
 def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """Ray was started with the GPUs that exist, each of them once."""
+    """Ray was started with no more GPUs than the node has."""
     if not job.config.cluster.gpus_per_worker:
         return
     gpus = {node.node: len(node.gpus) for node in job.nodes}
@@ -149,18 +138,6 @@ def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
                 "would share one",
                 "start Ray there without --num-gpus, or with the real number",
                 [node.node],
-            )
-    nodes_of: dict[str, list[str]] = defaultdict(list)
-    for holder in job.holding:
-        for gpu in holder.gpus:
-            if gpu.uuid:
-                nodes_of[gpu.uuid].append(holder.node)
-    for uuid, nodes in nodes_of.items():
-        if len(nodes) > 1:
-            yield error(
-                f"GPU {uuid} is given away more than once: two ranks would be on one GPU",
-                "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES",
-                nodes,
             )
 
 

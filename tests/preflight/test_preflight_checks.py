@@ -382,10 +382,6 @@ SPEAKS = {
     "CPUs that others use": speaks(
         "warn resources_fit: have to wait | leave 1 CPUs", resources=make_resources(free=1)
     ),
-    "CPUs that are not there": speaks(
-        "warn cpus_are_there: told of 8 CPUs, the machine has 2",
-        resources=make_resources(("a", 8, 0)),
-    ),
     "a partition larger than memory": speaks(
         "warn memory_fits: take 9.0 GiB, only 6.0 GiB of memory are free | read from the disk",
         partition=make_partition(bytes=9 * GIB),
@@ -513,24 +509,12 @@ SPEAKS = {
     "a slow link": speaks(
         "warn network_bandwidth: 100", nodes=two(), links=(Link("a", "b", 0.1, 100.0),)
     ),
-    "a far node": speaks(
-        "warn network_latency: 20", nodes=two(), links=(Link("a", "b", 20.0, 20_000.0),)
-    ),
     "no way between nodes": speaks(
         "error network_reach: refused", nodes=two(), links=(Link("a", "b", None, None, "refused"),)
-    ),
-    "bf16 without instructions": speaks(
-        "info bf16_is_there: no bf16 instructions | (on b)",
-        nodes=two(cpu_flags=("avx2",)),
-        precision="bf16",
     ),
     "bf16 on old GPUs": speaks(
         "warn bf16_is_there: V100 | bf16",
         job=on_gpus(make_node(gpus=(OLD,)), precision="bf16-mixed"),
-    ),
-    "one GPU for two": speaks(
-        "error gpus_are_there: GPU-2 | two ranks | (on a, b)",
-        job=on_gpus(make_node(gpus=(NEW,)), make_node("b", gpus=(NEW,))),
     ),
     "a GPU in use": speaks(
         "warn gpus_are_free: 77", job=on_gpus(make_node(gpus=(replace(NEW, processes=(77,)), OLD)))
