@@ -57,7 +57,6 @@ LOADER = {
 }
 
 COMPUTE = ("transfer", "forward", "backward", "optimizer", "rest")  # a rank's own work
-SHARED_PARTS = ("communicate", "peers")  # time for, or because of, other ranks
 GROUPS = ("seconds", "bytes", "use", "memory", "network")
 
 _MOST_WAITING = 64 * 2**20  # bytes

@@ -139,8 +139,7 @@ class Shard:
             which is the same on all ranks.
         node_data: node type → name → tensor ``[owned, …]`` as stored, mapped.
         original: node type → int32 or int64 ``[owned]`` original ids, mapped.
-        span, held: first and one past the last of the parts with owned nodes, and of the parts
-            whose edges are mapped.
+        held: first and one past the last of the parts whose edges are mapped.
     """
 
     rank: int
@@ -152,7 +151,6 @@ class Shard:
     original: dict[str, np.ndarray]
     replicated: bool
     staged: Staged
-    span: tuple[int, int]
     held: tuple[int, int]
 
     def first(self, ntype: str) -> int:
@@ -344,7 +342,6 @@ def load_shard(
         original={t: nodes.array(f"original/{t}")[own[t]] for t in meta.ntypes},
         replicated=replicated,
         staged=staged,
-        span=span,
         held=held,
     )
 
