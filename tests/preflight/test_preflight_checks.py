@@ -638,9 +638,9 @@ def test_a_node_is_named_once() -> None:
 
 def test_errors_come_first() -> None:
     job = make_job(
-        make_config(precision="bf16"),
+        make_config(cluster__workers=[1, 8]),
         partition=make_partition(splits={"train": 0}),
-        nodes=(make_node(shm_free=2**27, cpu_flags=("avx2",)),),
+        nodes=(make_node(shm_free=2**27),),
     )
     severities = [finding.severity for finding in check(job)]
     assert severities == ["error", *["error"] * (len(severities) - 3), "warn", "info"]
