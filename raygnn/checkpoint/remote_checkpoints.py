@@ -95,11 +95,7 @@ class RemoteCheckpoints:
             self.put(directory / name, "")
 
     def send(
-        self,
-        checkpoint: Path,
-        keep: int,
-        name: str = "",
-        moved: Callable[[], None] = lambda: None,
+        self, checkpoint: Path, keep: int, name: str = "", moved: Callable[[], None] = lambda: None
     ) -> None:
         """Upload a checkpoint, and remove the oldest ones, so that ``keep`` are left.
 

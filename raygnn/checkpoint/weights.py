@@ -84,10 +84,7 @@ class Weights(About):
 
 
 def save(
-    directory: Path,
-    model: nn.Module,
-    facts: Mapping[str, Any],
-    rows: RowFiles | None = None,
+    directory: Path, model: nn.Module, facts: Mapping[str, Any], rows: RowFiles | None = None
 ) -> str:
     """Write ``selected.pt``, plain tensors by parameter name, and return its SHA-256.
 
@@ -209,9 +206,7 @@ def _check_rows(directory: Path, rows: RowFiles | None) -> None:
 
 def _damaged(file: Path, what: str) -> DataError:
     return DataError(
-        what,
-        where=str(file),
-        remedy="restore the file that training wrote, or train again",
+        what, where=str(file), remedy="restore the file that training wrote, or train again"
     )
 
 

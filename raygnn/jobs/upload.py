@@ -105,8 +105,7 @@ def contents_of(
     with _reading(directory):
         allowed = _allowed(directory)
         paths = chain(
-            _travelling(directory, [_Rules(directory, _NEVER)], without),
-            *map(_below, data),
+            _travelling(directory, [_Rules(directory, _NEVER)], without), *map(_below, data)
         )
         for number, path in enumerate(paths):
             if number == _COUNTED:

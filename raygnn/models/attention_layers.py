@@ -203,12 +203,7 @@ class HGTLayer(Layer):
         return _apply(linears, ntype, h).view(-1, self.num_heads, self.head_width)
 
     def _attend(
-        self,
-        block: Block,
-        etypes: Sequence[EdgeType],
-        keys: Hidden,
-        values: Hidden,
-        query: Tensor,
+        self, block: Block, etypes: Sequence[EdgeType], keys: Hidden, values: Hidden, query: Tensor
     ) -> Tensor:
         """Attend from destinations ``query [D, H, d]`` to all their sources."""
         scores, messages, additions = [], [], []

@@ -344,14 +344,7 @@ class GINConv(LinearConv):
         edges: width of edge features.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        same_type: bool,
-        edges: int = 0,
-    ):
+    def __init__(self, in_features: int, out_features: int, *, same_type: bool, edges: int = 0):
         super().__init__(in_features, out_features, reduce="sum")
         self.edge = nn.Linear(edges, in_features) if edges else None
         self.eps = nn.Parameter(torch.zeros(1)) if same_type else None

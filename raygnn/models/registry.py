@@ -312,10 +312,7 @@ def gin(config: GinConfig) -> Family:
 def rgcn(config: RgcnConfig) -> Family:
     """Schlichtkrull et al., "Modeling relational data with graph convolutional networks"."""
     layer = partial(
-        RGCNLayer,
-        regularizer=config.regularizer,
-        bases=config.bases,
-        mean_over=config.mean_over,
+        RGCNLayer, regularizer=config.regularizer, bases=config.bases, mean_over=config.mean_over
     )
     return Family(layer, own=True, activation="relu")
 

@@ -66,11 +66,7 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        block: Block,
-        h: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
+        self, block: Block, h: Hidden, degree: Degrees, combined: Combined | None = None
     ) -> Hidden:
         """Map node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 

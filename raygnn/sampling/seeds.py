@@ -377,10 +377,7 @@ def in_order(edges: OwnedEdges, own: np.ndarray) -> np.ndarray:
 
 
 def _nodes(
-    etype: EdgeType,
-    ends: np.ndarray,
-    drawn: dict[str, np.ndarray],
-    when: np.ndarray | None,
+    etype: EdgeType, ends: np.ndarray, drawn: dict[str, np.ndarray], when: np.ndarray | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, np.ndarray, dict[str, np.ndarray]]:
     """Return ``nodes`` and ``times`` of a `BatchStart`, and ``pairs`` and ``instead`` of a `Batch`.
 

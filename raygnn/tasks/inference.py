@@ -230,8 +230,7 @@ class Inference:
                 return self._layer_by_layer(model, own, again=again)
             return {
                 t: NodeRows(
-                    ids,
-                    self._by_batches(lambda *inputs, t=t: model.represent(*inputs)[t], t, ids),
+                    ids, self._by_batches(lambda *inputs, t=t: model.represent(*inputs)[t], t, ids)
                 )
                 for t, ids in own.items()
             }

@@ -108,19 +108,11 @@ def regression_metrics(outputs: Tensor, targets: Tensor, exchange: Exchange) -> 
     absolute, squares, total, numbers = sums.tolist()
     spread = float(exchange.sum((truth - total / numbers).square().sum()))
     r2 = 1 - squares / spread if numbers > 1 and spread > 0 else math.nan
-    return {
-        "mae": absolute / numbers,
-        "rmse": math.sqrt(squares / numbers),
-        "r2": r2,
-    }
+    return {"mae": absolute / numbers, "rmse": math.sqrt(squares / numbers), "r2": r2}
 
 
 def classification_metrics(
-    outputs: Tensor,
-    labels: Tensor,
-    wanted: str,
-    exchange: Exchange,
-    positive: int | None = None,
+    outputs: Tensor, labels: Tensor, wanted: str, exchange: Exchange, positive: int | None = None
 ) -> dict[str, float]:
     """Compute classification metrics over all ranks. Collective.
 

@@ -83,12 +83,7 @@ class Schedule(LRScheduler):
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        curve: Curve,
-        *,
-        warmup: int = 0,
-        start: float = 1.0,
+        self, optimizer: torch.optim.Optimizer, curve: Curve, *, warmup: int = 0, start: float = 1.0
     ):
         self._curve = curve
         self._warmup = warmup

@@ -100,9 +100,7 @@ def axes(config: Config, workers: int, gradients: int, *, one_host: bool = False
 
 
 def search(
-    axes: list[Axis],
-    measure: Callable[[Settings], Trial],
-    is_possible: Callable[[Settings], bool],
+    axes: list[Axis], measure: Callable[[Settings], Trial], is_possible: Callable[[Settings], bool]
 ) -> Outcome:
     """Try one axis after the other, each from the best settings so far.
 

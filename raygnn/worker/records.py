@@ -321,10 +321,7 @@ class Records(pl.Callback):
             self.first_step = window.time
 
     def _of_ranks(
-        self,
-        window: _Window,
-        ranks: Mapping[str, list[float]],
-        each: Mapping[str, list[float]],
+        self, window: _Window, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
     ) -> dict[str, Any]:
         use = {
             name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
@@ -336,11 +333,7 @@ class Records(pl.Callback):
             "seconds": {name: each[name] for name in PARTS},
             "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
             "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
-            "memory": {
-                "rss": use["rss"],
-                "gpu": use["gpu_memory"],
-                "gpu_share": use["gpu_share"],
-            },
+            "memory": {"rss": use["rss"], "gpu": use["gpu_memory"], "gpu_share": use["gpu_share"]},
             "network": {"sent": use["sent"], "received": use["received"]},
         }
 

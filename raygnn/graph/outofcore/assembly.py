@@ -94,9 +94,7 @@ class Assembly:
         """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
         return {
             f"{etype_str(etype)}/{name}": OnDemand(
-                figures.dtype,
-                (num, *figures.shape[1:]),
-                partial(self._rows, part, etype, name),
+                figures.dtype, (num, *figures.shape[1:]), partial(self._rows, part, etype, name)
             )
             for etype, num in self.num_edges(part).items()
             for name, figures in self.data.edges[etype].data.items()

@@ -233,11 +233,7 @@ def _scatter(
 
 
 def _gather(
-    bucket: Bucket,
-    pieces: Sequence[_Piece],
-    bounds: list[int],
-    number_type: str,
-    directory: Path,
+    bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int], number_type: str, directory: Path
 ) -> dict[str, Any]:
     """Sort the edges of a bucket. Returns ``leaving`` and ``arrays`` of `SortedEdges`.
 

@@ -25,11 +25,7 @@ _FAILURES = {-2: "invalid input", -3: "out of memory"}
 
 
 def divide(
-    graph: tuple[IntArray, IntArray],
-    parts: int,
-    weights: IntArray,
-    loads: IntArray,
-    what: str,
+    graph: tuple[IntArray, IntArray], parts: int, weights: IntArray, loads: IntArray, what: str
 ) -> IntArray:
     """Partition with METIS, again with a constraint on in-edges if a part has too many.
 

@@ -137,12 +137,7 @@ class _EdgePasses:
     """
 
     def __init__(
-        self,
-        num_nodes: int,
-        passes: Passes,
-        seed: int,
-        threads: int,
-        announced: Iterator[object],
+        self, num_nodes: int, passes: Passes, seed: int, threads: int, announced: Iterator[object]
     ):
         self._passes, self._seed, self._announced = passes, seed, announced
         self.num = -1  # until they have been counted

@@ -112,11 +112,7 @@ def write_parts(
 
 
 def _write(
-    graph: GraphData | Figures,
-    numbering: Numbering,
-    shuffled: Shuffled,
-    part: int,
-    directory: Path,
+    graph: GraphData | Figures, numbering: Numbering, shuffled: Shuffled, part: int, directory: Path
 ) -> dict[str, Any]:
     data = graph.data() if isinstance(graph, Figures) else graph
     return _write_part(Assembly(data, numbering, shuffled), part, directory).model_dump()

@@ -79,10 +79,7 @@ class Member:
 
 
 def members(
-    file: Path,
-    names: Sequence[str],
-    remedy: str,
-    others: tuple[str, ...] = (),
+    file: Path, names: Sequence[str], remedy: str, others: tuple[str, ...] = ()
 ) -> dict[str, Member]:
     """Return the arrays of these names, without expanding any.
 

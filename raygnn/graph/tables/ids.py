@@ -16,23 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.graph.arrays import Array, index_type
-from raygnn.graph.tables.columns import (
-    INTEGER,
-    cast,
-    first,
-    refuse_nulls,
-    shown,
-    to_numpy,
-)
+from raygnn.graph.tables.columns import INTEGER, cast, first, refuse_nulls, shown, to_numpy
 from raygnn.graph.tables.description import ROW, NodeTable
-from raygnn.graph.tables.reader import (
-    Chunk,
-    Connection,
-    TableReader,
-    batches,
-    connect,
-    put,
-)
+from raygnn.graph.tables.reader import Chunk, Connection, TableReader, batches, connect, put
 from raygnn.storage.remote import AnyPath
 
 _ALIKE = "write the ids of nodes and of edges alike"

@@ -25,14 +25,7 @@ from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.description import (
-    ROW,
-    Description,
-    EdgeTable,
-    KeyTable,
-    NodeTable,
-    Table,
-)
+from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, NodeTable, Table
 from raygnn.graph.tables.frames import (
     FitTo,
     RowArrays,

@@ -55,11 +55,7 @@ def read_training_rows(
 
 
 def _read(
-    config: Config,
-    table: TrainingTable,
-    ids: Any,
-    count: int,
-    vocabulary: Sequence[Any] | None,
+    config: Config, table: TrainingTable, ids: Any, count: int, vocabulary: Sequence[Any] | None
 ) -> TrainingRows:
     task = config.task
     assert isinstance(task, NodeTaskConfig)

@@ -31,14 +31,7 @@ from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import (
-    Kept,
-    Traffic,
-    build,
-    loss_of,
-    make_task,
-    seed_plan,
-)
+from raygnn.worker.planes.plane import Kept, Traffic, build, loss_of, make_task, seed_plan
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -368,11 +361,7 @@ class GraphPlane:
         of = f"node type {kind!r}" if isinstance(kind, str) else f"edge type {etype_str(kind)!r}"
         what = f"array {name!r} of {of} has categories" if name else "targets are"
         if self.ranks.control.max(-lowest) > 0:
-            raise DataError(
-                f"{what} below 0",
-                where=self._where,
-                remedy="number them from 0",
-            )
+            raise DataError(f"{what} below 0", where=self._where, remedy="number them from 0")
         return self.ranks.control.max(highest)
 
 

@@ -34,12 +34,7 @@ from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
-from raygnn.worker.planes.model_inputs import (
-    MemoryBudget,
-    make_embeddings,
-    make_store,
-    read_inputs,
-)
+from raygnn.worker.planes.model_inputs import MemoryBudget, make_embeddings, make_store, read_inputs
 from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
 from raygnn.worker.planes.prediction_rows import Embedded, embedded_nodes, pick_ntype
 from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of

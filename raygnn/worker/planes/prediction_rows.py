@@ -209,11 +209,7 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
 
 
 def embedded_nodes(
-    job: Job,
-    request: Request,
-    shard: Shard,
-    ntype: str,
-    rows_of: Callable[[np.ndarray], Tensor],
+    job: Job, request: Request, shard: Shard, ntype: str, rows_of: Callable[[np.ndarray], Tensor]
 ) -> Iterator[Embedded]:
     """Yield the embeddings of the requested owned nodes, in chunks.
 

@@ -73,11 +73,7 @@ def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType
 
 
 def count_numbers(
-    etype: EdgeType,
-    name: str,
-    own: np.ndarray,
-    exchange: Exchange,
-    key: str = "model.relation",
+    etype: EdgeType, name: str, own: np.ndarray, exchange: Exchange, key: str = "model.relation"
 ) -> int:
     """Return the number of relations or categories, at least 1. Collective.
 
