@@ -95,7 +95,7 @@ ABOUT = {
     "gpus_are_there": About(
         "Two ranks on one GPU is what NCCL calls `Duplicate GPU detected` "
         f"({_issue('NVIDIA/nccl', 1241)}), or hangs of.",
-        "Start Ray without `--num-gpus`.",
+        "One Ray node per machine, without `--num-gpus`; or a `CUDA_VISIBLE_DEVICES` for each.",
     ),
     "gpus_are_free": About(
         "Another process uses memory and time.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from raygnn.config.graph import ManyGraphs
@@ -127,7 +128,7 @@ def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
 
 
 def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
-    """Ray was started with no more GPUs than the node has."""
+    """Ray was started with the GPUs that exist, each of them once."""
     if not job.config.cluster.gpus_per_worker:
         return
     gpus = {node.node: len(node.gpus) for node in job.nodes}
@@ -138,6 +139,18 @@ def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
                 "would share one",
                 "start Ray there without --num-gpus, or with the real number",
                 [node.node],
+            )
+    nodes_of: dict[str, list[str]] = defaultdict(list)
+    for holder in job.holding:
+        for gpu in holder.gpus:
+            if gpu.uuid:
+                nodes_of[gpu.uuid].append(holder.node)
+    for uuid, nodes in nodes_of.items():
+        if len(nodes) > 1:
+            yield error(
+                f"GPU {uuid} is given away more than once: two ranks would be on one GPU",
+                "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES",
+                nodes,
             )
 
 

@@ -402,7 +402,11 @@ def test_times_for_seeds_are_stored_as_they_are(tmp_path: Path) -> None:
     both = [{"column": "age", "since": "seed"}, "income"]
     for place, columns, message in (
         ("nodes user features", {"feat": both}, "since: seed needs an array of its own"),
-        ("edges user:bought:item features", {"how": both[:1]}, "since: seed needs an array of its own"),
+        (
+            "edges user:bought:item features",
+            {"how": both[:1]},
+            "since: seed needs an array of its own",
+        ),
     ):
         graph = write_shop(tmp_path, spec=changed(place, columns))
         with pytest.raises(ConfigError, match=message):

@@ -516,9 +516,9 @@ SPEAKS = {
         "warn bf16_is_there: V100 | bf16",
         job=on_gpus(make_node(gpus=(OLD,)), precision="bf16-mixed"),
     ),
-    "GPUs that are not there": speaks(
-        "error gpus_are_there: told of 2 GPUs, the machine has 1 | (on a)",
-        job=replace(on_gpus(make_node(gpus=(NEW,))), resources=make_resources(("a", 2, 2))),
+    "one GPU for two": speaks(
+        "error gpus_are_there: GPU-2 | two ranks | (on a, b)",
+        job=on_gpus(make_node(gpus=(NEW,)), make_node("b", gpus=(NEW,))),
     ),
     "a GPU in use": speaks(
         "warn gpus_are_free: 77", job=on_gpus(make_node(gpus=(replace(NEW, processes=(77,)), OLD)))
