@@ -46,27 +46,27 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 255,
-    "compat": 844,
-    "util": 717,
+    "compat": 830,
+    "util": 716,
     "config": 4_526,
-    "graph": 14_958,
+    "graph": 14_820,
     "sampling": 5_767,
     "models": 4_269,
     "tasks": 2_768,
-    "preflight": 3_182,
-    "storage": 778,
-    "checkpoint": 1_847,
-    "worker": 8_188,
-    "driver": 4_314,
+    "preflight": 3_124,
+    "storage": 773,
+    "checkpoint": 1_836,
+    "worker": 8_144,
+    "driver": 4_283,
     "prediction": 1_312,
-    "tuning": 547,
-    "runs": 5_100,
-    "jobs": 1_392,
+    "tuning": 544,
+    "runs": 5_057,
+    "jobs": 1_384,
     "cli": 921,
     "package": 61_667,
     "tests": 57_565,
 }
-MODULES, MODULES_TODAY = 189, 236
+MODULES, MODULES_TODAY = 189, 233
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
