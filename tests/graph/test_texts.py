@@ -242,14 +242,17 @@ def test_a_column_that_is_no_text(tmp_path: Path) -> None:
         load_graph(graph)
 
 
-@pytest.mark.parametrize("name", ["feat", "brand", "label"])
-def test_names_of_other_arrays(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [("feat", "features gives"), ("brand", "categories gives"), ("label", "label and split give")],
+)
+def test_names_of_other_arrays(name: str, by: str, tmp_path: Path) -> None:
     graph = shop(tmp_path)
     content = graph.path.read_text().replace(
         "      words:\n", f"      {name}:\n        column: words\n"
     )
     graph.path.write_text(content)
-    with pytest.raises(ConfigError, match=rf"another key gives an array '{name}' already"):
+    with pytest.raises(ConfigError, match=rf"{by} an array '{name}' already"):
         load_graph(graph)
 
 

@@ -486,15 +486,8 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
             kind = "label_kind" if table.label is not None else "its kind"
             place = (*key, "label") if table.label is not None else (*key, "labels", name)
             yield Problem(place, message, f"set {kind} to several, or to number")
-    for name in table.labels:
-        others = {"weight", "time", "src", "dst", *MASKS, *table.features, *table.text}
-        if name in {*others, *getattr(table, "categories", ())}:
-            yield _taken((*key, "labels"), name, "another key gives")
+    yield from _taken(key, table)
     for name, text in table.text.items():
-        if name in {"weight", "time", "label", *MASKS, *table.features} or name in getattr(
-            table, "categories", ()
-        ):
-            yield _taken((*key, "text"), name, "another key gives")
         why = f"the encoder is {text.encoder}"
         unused = "dim" if text.is_model else "num_gpus"
         yield from text.unused((*key, "text", name), unused, why=why)
@@ -532,13 +525,6 @@ def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
 
 
 def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
-    for name in (*nodes.features, *nodes.categories):
-        if name == "label" or name in MASKS:
-            yield _taken(key, name, "label and split give")
-    if nodes.time is not None and "time" in {*nodes.features, *nodes.categories}:
-        yield _taken(key, "time", "time gives")
-    for name in nodes.features.keys() & nodes.categories.keys():
-        yield _taken((*key, "categories"), name, "features give")
     for name, category in nodes.categories.items():
         if category.min_count > 1 and category.unknown == "error":
             message = "min_count would be ignored: there is no bucket"
@@ -549,12 +535,6 @@ def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
 def _edge_problems(
     key: KeyPath, edges: EdgeTable, etype: EdgeType, described: Description
 ) -> Iterator[Problem]:
-    for name, column in (("weight", edges.weight), ("time", edges.time)):
-        if column is not None and name in edges.features:
-            yield _taken((*key, "features"), name, f"{name} gives")
-    for name in edges.features:
-        if name == "label" or name in MASKS:
-            yield _taken(key, name, "label and split give")
     yield from _table_problems(key, edges)
     if not _is_name(etype[1]):
         yield Problem(key, f"{show(etype[1])} is no name", f"use {_NAMES}")
@@ -583,5 +563,14 @@ def _edge_problems(
         yield Problem((*key, "missing"), message, f"choose drop or refuse, or set {remedy}")
 
 
-def _taken(key: KeyPath, name: str, by: str) -> Problem:
-    return Problem(key, f"{by} an array {name!r} already", "give it another name")
+def _taken(key: KeyPath, table: Table) -> Iterator[Problem]:
+    """Yield arrays that two keys give, or that label and split may give."""
+    given = dict.fromkeys(("label", *MASKS), "label and split give")
+    columns = [name for name in ("weight", "time") if getattr(table, name, None) is not None]
+    given |= {name: f"{name} gives" for name in columns}
+    for section in ("features", "categories", "text", "labels"):
+        for name in getattr(table, section, ()):
+            if name in given and (section, name) != ("labels", "label"):
+                message = f"{given[name]} an array {name!r} already"
+                yield Problem((*key, section), message, "give it another name")
+            given[name] = f"{section} gives"
