@@ -79,25 +79,22 @@ MARK = "# raygnn run: the configuration as it was resolved\n"
 def storage_path(storage: str | Path) -> Path:
     """Return the absolute local directory for ``storage``, a path or a ``file://`` URI. Raises
     InputError for any other URI, or an invalid path."""
-    text = str(storage)
-    if "://" not in text:
-        return local_path(text, "storage")
-    uri = urlsplit(text)
-    if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
-        raise InputError(
-            f"{without_users(text)[:_SHOWN]!r} is neither a directory nor a file:///path",
-            where="storage",
-            remedy="give a directory of this machine",
-        )
-    return Path(unquote(uri.path))
+    place = read_storage(str(storage))
+    if isinstance(place, Uri):
+        remedy = "give a directory of this machine"
+        raise InputError(f"{place} is not on this machine", where="storage", remedy=remedy)
+    return place
 
 
 def read_storage(text: str) -> Path | Uri:
     """Parse ``storage``: an absolute local directory, or the URI of an object store. Raises
     InputError if it is neither."""
-    if "://" not in text or text.startswith("file:"):
-        return storage_path(text)
-    if text.partition("://")[0] not in SCHEMES or "\0" in text:
+    if "://" not in text:
+        return local_path(text, "storage")
+    scheme, _, rest = text.partition("://")
+    if scheme == "file" and rest.removeprefix("localhost").startswith("/"):
+        return Path(unquote(urlsplit(text).path))
+    if scheme == "file" or scheme not in SCHEMES or "\0" in text:
         raise InputError(
             f"{without_users(text)[:_SHOWN]!r} is no place for runs",
             where="storage",
