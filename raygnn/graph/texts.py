@@ -18,7 +18,7 @@ from raygnn.config.graph import GraphConfig, TablesGraph
 from raygnn.config.values import class_problems, find_module, find_user_modules
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.arrays import Array
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
+from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import sha256
 from raygnn.graph.tables.databases import description_of

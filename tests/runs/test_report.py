@@ -19,7 +19,7 @@ from raygnn.runs.metrics_files import STEP
 from raygnn.runs.report import charts
 from raygnn.runs.report.charts import of_ranks, thin
 from raygnn.runs.report.page import as_json, write_report
-from raygnn.runs.report.source import Source, read_some
+from raygnn.runs.report.sections import Source, read_some
 from raygnn.runs.run import Run
 from tests.support.made_runs import make_run, write_records
 

@@ -19,8 +19,7 @@ import numpy as np
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore.disk_arrays import DiskArray, store
-from raygnn.graph.outofcore.disk_graph import DiskGraph, spill
+from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, spill, store
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta

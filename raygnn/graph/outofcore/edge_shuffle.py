@@ -25,8 +25,14 @@ import numpy as np
 
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import EdgeType
-from raygnn.graph.outofcore.disk_arrays import DiskArray, described, opened, store
-from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun
+from raygnn.graph.outofcore.disk_graph import (
+    DiskArray,
+    DiskGraph,
+    EdgeRun,
+    described,
+    opened,
+    store,
+)
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.edge_kernels import IndexArray

@@ -13,8 +13,17 @@ from raygnn.config.graph import GraphConfig, OgbGraph, ReversibleGraph, TablesGr
 from raygnn.graph import sources, validate
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, opened, store
-from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures, runs_of, spill
+from raygnn.graph.outofcore.disk_graph import (
+    Appended,
+    DiskArray,
+    DiskGraph,
+    Figures,
+    described,
+    opened,
+    runs_of,
+    spill,
+    store,
+)
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources import ogb
 from raygnn.graph.sources.npz_members import Member

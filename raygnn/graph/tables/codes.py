@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray
+from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
 from raygnn.graph.tables.columns import INTEGER, first, nan_to_null, shown, to_numpy
 from raygnn.graph.tables.description import Category
 from raygnn.graph.tables.reader import Chunk, TableReader

@@ -24,7 +24,7 @@ from raygnn.config.values import in_utc
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import NEVER
-from raygnn.graph.outofcore.disk_arrays import Appended
+from raygnn.graph.outofcore.disk_graph import Appended
 from raygnn.graph.tables.codes import discrete
 from raygnn.graph.tables.columns import (
     INTEGER,

@@ -18,7 +18,7 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, SPLITS
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store
+from raygnn.graph.outofcore.disk_graph import Appended, DiskArray, store
 from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables import codes

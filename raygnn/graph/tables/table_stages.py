@@ -20,8 +20,16 @@ import numpy as np
 from raygnn.config.graph import TablesGraph
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, described, opened
-from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
+from raygnn.graph.outofcore.disk_graph import (
+    Appended,
+    DiskArray,
+    DiskGraph,
+    EdgeRun,
+    Figures,
+    described,
+    opened,
+    runs_of,
+)
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of

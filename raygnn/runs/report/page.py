@@ -19,7 +19,7 @@ from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
 from raygnn.runs.report import charts, sections
-from raygnn.runs.report.source import Source
+from raygnn.runs.report.sections import Source
 from raygnn.runs.run_directory import LOGS, REPORT, TOLD, Events, RunDir, local_path
 from raygnn.util.files import storage_errors, write_atomic
 

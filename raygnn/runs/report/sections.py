@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Context
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from raygnn.config.places import size
-from raygnn.runs.metrics_files import Record, number, of_class
+from raygnn.config.places import Uri, size
+from raygnn.errors import DataError
+from raygnn.runs.metrics_files import RANKS, Record, last_lines, number, of_class, parse
 from raygnn.runs.progress_line import clock
-from raygnn.runs.report.source import Source
+from raygnn.runs.run_directory import (
+    EVENTS,
+    LOGGERS,
+    LOGS,
+    METRICS,
+    PARTITION,
+    PREFLIGHT,
+    SCALING,
+    TOLD,
+    read_config,
+    read_status,
+    read_summary,
+)
+from raygnn.util.files import open_regular, read_json
 
 _GOOD, _WARN, _BAD = "good", "warn", "bad"
 _STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
@@ -29,6 +46,101 @@ PART_COUNTS = {
     "halo": "nodes of others",
     "cut": "edges from others",
 }
+# bytes of a file's records that are used; of a larger file, every n-th line
+_MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20
+_LONGEST = 16 * 2**20  # bytes of a line
+_EVALUATED = (b'"val/', b'"test/')  # of few lines
+_MOST_EVENTS = 1000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Readable contents of a run."""
+
+    path: Path
+    status: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    preflight: dict[str, Any]
+    partition: dict[str, Any]
+    records: list[Record]  # of ``metrics.jsonl``, those with a step
+    ranks: list[Record]  # of ``ranks.jsonl``, likewise
+    # ``time`` (seconds since the epoch, NaN = unknown) and ``text``, in order
+    events: list[dict[str, Any]]
+    faults: list[str] = field(default_factory=list)  # descriptions of unreadable files
+
+    @property
+    def shown(self) -> str:
+        """Path or URI of the run."""
+        storage = str(self.config.get("storage"))
+        return str(self.path) if "://" not in storage else (Uri(storage) / self.path.name).shared
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        faults: list[str] = []
+
+        def read(get: Callable[[], T], otherwise: T) -> T:
+            try:
+                return get()
+            except DataError as error:
+                faults.append(str(error))
+                return otherwise
+
+        return cls(
+            path=path,
+            status=read(lambda: read_status(path), "unknown"),
+            config=read(lambda: read_config(path), {}),
+            summary=read(lambda: read_summary(path), {}),
+            preflight=read(lambda: read_json(path / PREFLIGHT), {}),
+            partition=read(lambda: read_json(path / PARTITION), {}),
+            records=read_some(path / METRICS, _MOST, _EVALUATED),
+            ranks=read_some(path / RANKS, MOST_OF_RANKS),
+            events=_events(path / LOGS),
+            faults=faults,
+        )
+
+
+def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Record]:
+    """Read the records with a step from a file of any length; other lines are skipped.
+
+    Args:
+        most: bytes; of a longer file every n-th line is used, and the last.
+        special: texts of lines that are used in any case, if they are not as many.
+    """
+    kept, last, left = list[bytes](), b"", 2 * most
+    with suppress(OSError), open_regular(path) as file:
+        every = os.fstat(file.fileno()).st_size // most + 1
+        for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
+            if not line.endswith(b"\n"):
+                break  # incomplete, perhaps only so far
+            last = line
+            if index % every == 0 or (left > 0 and any(word in line for word in special)):
+                kept.append(line)
+                left -= len(line)
+    if kept and kept[-1] is not last:
+        kept.append(last)
+    return [r for r in map(parse, kept) if r and type(r.get("step")) is int]
+
+
+def _events(logs: Path) -> list[dict[str, Any]]:
+    """Return the command's events, and those of the ranks that no command has reported."""
+    events = _lines(logs / TOLD)
+    reported = {event["text"] for event in events}
+    for name in (EVENTS, SCALING, LOGGERS):
+        events += [event for event in _lines(logs / name) if event["text"] not in reported]
+    events.sort(key=lambda event: (math.isnan(event["time"]), event["time"]))
+    return events[-_MOST_EVENTS:]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    records = (parse(line) for line in last_lines(path, _MOST))
+    return [
+        {"time": number(record.get("time")), "text": record["text"]}
+        for record in records
+        if record and isinstance(record.get("text"), str)
+    ]
 
 
 @dataclass(frozen=True)
