@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from raygnn.config.graph import GraphSplit, ManyGraphs, PlantedGraph
+from raygnn.config.graph import GraphSplit, ManyGraphs
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
@@ -20,7 +20,7 @@ from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, split_graphs
 from raygnn.graph.data import TABLE, EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
-from raygnn.graph.sources import load_graph, reading_bytes, sketch
+from raygnn.graph.sources import load_graph, reading_bytes
 from raygnn.graph.validate import check_weights
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import (
@@ -126,8 +126,7 @@ def read_input(
 ) -> Input:
     """Find the job's input, or read and validate the files from which it is to be built.
 
-    A planted graph is not generated here: its known sizes stand for it. A graph that is too large
-    for memory is partitioned at once.
+    A graph that is too large for memory is partitioned at once.
 
     Args:
         early: the graph as `read_early` read it.
@@ -155,9 +154,7 @@ def read_input(
     with show.stage("graph") if data is None else nullcontext():
         data = _read(config, found) if data is None else data
         given = PartitionInput(found, data)
-        generated = isinstance(found.graph, PlantedGraph)
-        held = given.facts(config).bytes if generated else 0  # not allocated yet
-        check_available(config, "partitioning the graph", held + given.partitioning_bytes)
+        check_available(config, "partitioning the graph", given.partitioning_bytes)
     return given
 
 
@@ -191,8 +188,6 @@ def read_early(config: Config, workers: int, show: Display) -> PartitionInput | 
 
 def _read(config: Config, found: Missing) -> GraphData:
     check_available(config, "reading the graph", reading_bytes(found.graph))
-    if isinstance(found.graph, PlantedGraph):
-        return sketch(found.graph)
     return load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
 
 
@@ -210,8 +205,7 @@ def to_look_at(given: Input) -> Iterator[Input]:
 
 @dataclass(frozen=True)
 class PartitionInput(Input):
-    """Partition of one graph: stored, or to be built from ``data``, which has only the sizes of a
-    graph that is yet to be generated."""
+    """Partition of one graph: stored, or to be built from ``data``."""
 
     found: PartitionMeta | Missing
     data: GraphData | None
@@ -271,15 +265,11 @@ class PartitionInput(Input):
     def made(self, show: Display) -> PartitionInput:
         if not isinstance(self.found, Missing):
             return self
-        data = self.data
-        if isinstance(self.found.graph, PlantedGraph):
-            with show.stage("graph"):
-                data = load_graph(self.found.graph)
-        assert data is not None
+        assert self.data is not None
         from raygnn.graph.outofcore.divide import make_partition  # which imports torch
 
         with show.stage("partition") as detail:
-            return replace(self, found=make_partition(self.found, data, detail), data=None)
+            return replace(self, found=make_partition(self.found, self.data, detail), data=None)
 
     def facts(self, config: Config) -> PartitionFacts:
         if isinstance(self.found, Missing):

@@ -22,11 +22,11 @@ from raygnn.config.load import load_config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError
 from raygnn.graph import available_memory
-from raygnn.graph.data import GraphData
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.outofcore.estimate import Size, needs
 from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
-from raygnn.graph.sources import input_files, load_graph, planted, reading_bytes
+from raygnn.graph.sources import input_files, load_graph, reading_bytes
 from raygnn.graph.tables.reader import TableReader
 from tests.support.hostile import assert_refused, outcomes
 from tests.support.tables_builder import changed, write_shop
@@ -124,7 +124,11 @@ def test_an_estimate_is_near_what_partitioning_takes(tmp_path: Path) -> None:
     edges in 2 parts, and 110 for each of a half in 16."""
     graph = {"format": "planted", "nodes": 1_200_000, "degree": 50, "features": 100}
     config = load_config(job(tmp_path / "job.yaml", graph, storage=str(tmp_path)))
-    given = PartitionInput(find_partition(config, 2), planted.sketch(config.graph))
+    feat = np.broadcast_to(np.float32(0), (1_200_000, 100))
+    ends = np.broadcast_to(np.int64(0), 60_000_000)
+    nodes = {DEFAULT_NTYPE: NodeFrame(len(feat), {"feat": feat})}
+    data = GraphData("planted", nodes, {DEFAULT_ETYPE: EdgeFrame(ends, ends)})
+    given = PartitionInput(find_partition(config, 2), data)
     assert 82 * 60e6 < given.facts(config).bytes + given.partitioning_bytes < 1.5 * 110 * 60e6
 
 
@@ -173,41 +177,17 @@ def test_an_estimate_of_what_is_missing(tmp_path: Path) -> None:
         reading_bytes(shop)
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_the_figures_of_a_planted_graph_are_those_of_the_graph(typed: bool) -> None:
-    graph = PlantedGraph(format="planted", nodes=9000, degree=10, features=7, typed=typed)
-    made, told = planted.read(graph), planted.sketch(graph)
-    assert list(told.nodes) == list(made.nodes)
-    assert list(told.edges) == list(made.edges)
-    for ntype, frame in made.nodes.items():
-        assert told.nodes[ntype].num == frame.num
-        for name, array in frame.data.items():
-            other = told.nodes[ntype].data[name]
-            assert (other.dtype, other.shape) == (array.dtype, array.shape)
-            assert array.dtype != bool or other.sum() == array.sum()
-    for etype, edges in made.edges.items():
-        assert told.edges[etype].num == pytest.approx(edges.num, rel=0.1)
-        assert told.edges[etype].src.dtype == edges.src.dtype
-
-
 # -- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_planted_graph_of_a_billion_edges(tmp_path: Path) -> None:
-    """Refused by its figures by every command that would make it; judged by them where that is
-    allowed. Nothing of it is made: the process stays below 1 GB."""
+    """Refused by its figures by every command that would make it."""
     graph = {"format": "planted", "nodes": 20_000_000, "degree": 50}
     config = job(tmp_path / "job.yaml", graph)
-    tried = job(tmp_path / "tried.yaml", graph, cluster={"workers": 2, "allow": ["memory_fits"]})
-    commands = [[verb, config] for verb in ("check", "partition")]
-    *refused, judged = outcomes([*commands, ["check", tried]], tmp_path)
-    for outcome in refused:
+    for outcome in outcomes([[verb, config] for verb in ("check", "partition")], tmp_path):
         assert_refused(outcome, "takes about 57.1 GiB", "[memory_fits]", "graph.nodes")
         assert outcome.code == 3
-    assert judged.code == 0, judged.err
-    assert "memory_fits" in judged.out
-    assert judged.peak < 10**9
-    assert not list((tmp_path / "runs").rglob("part0"))
+        assert outcome.peak < 10**9
 
 
 def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.graph import GraphConfig, GraphSplit, PlantedGraph, ReversibleGraph
+from raygnn.config.graph import GraphConfig, GraphSplit, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_size
@@ -87,12 +87,6 @@ def reading_bytes(graph: GraphConfig) -> int:
     if hasattr(module, "reading_bytes"):
         return int(module.reading_bytes(graph))
     return sum(map(unpacked_size, module.files(graph)))
-
-
-def sketch(graph: PlantedGraph) -> GraphData:
-    """Return the figures of a graph that is not yet generated: see `planted.sketch`."""
-    data: GraphData = _module(graph.format).sketch(graph)
-    return data
 
 
 def _has_reverses(graph: GraphConfig) -> bool:

@@ -47,21 +47,6 @@ def reading_bytes(graph: PlantedGraph) -> int:
     return drawn + (also + bought) * _EDGE
 
 
-def sketch(graph: PlantedGraph) -> GraphData:
-    """Return the graph of :func:`read` by its figures: all types, arrays, dtypes and shapes, with
-    about as many edges, without memory; only masks of the right size and the greatest label have
-    content."""
-    items, frames = graph.labelled_nodes, []
-    for rows, width in _widths(graph):
-        feat = np.broadcast_to(np.float32(0), (rows, width))
-        frames.append(NodeFrame(rows, {"feat": feat}))
-    label = np.broadcast_to(np.int64(graph.classes - 1), items)
-    frames[0].data |= {"label": label, **_masks(graph, items, np.arange(items))}
-    ends = (np.broadcast_to(np.int64(0), edges) for edges in _numbers_of_edges(graph))
-    also, bought = (EdgeFrame(ids, ids) for ids in ends)
-    return _typed(graph, frames, also, bought, bought)
-
-
 def read(graph: PlantedGraph) -> GraphData:
     """Generate the graph: ``feat`` float32 ``[N, features]``, ``label`` int64, the three masks.
 
@@ -79,22 +64,19 @@ def read(graph: PlantedGraph) -> GraphData:
     item.data |= {"label": label, **_masks(graph, items, _stream(graph, _SPLIT).permutation(items))}
     also = EdgeFrame(*_edges(graph, label))
     if not graph.typed:
-        return _typed(graph, [item], also)
+        return GraphData("planted", {DEFAULT_NTYPE: item}, {DEFAULT_ETYPE: also})
     users = graph.nodes - items
     taste = _stream(graph, _USERS).integers(0, graph.classes, users)
     (_, (_, width)) = _widths(graph)
     user = NodeFrame(users, {"feat": _features(graph, taste, _USERS, width)})
     buyer, bought = _purchases(graph, taste, label)
     buys, back = EdgeFrame(buyer, bought), EdgeFrame(bought.copy(), buyer.copy())
-    return _typed(graph, [item, user], also, buys, back)
-
-
-def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> GraphData:
-    if not graph.typed:
-        return GraphData("planted", {DEFAULT_NTYPE: frames[0]}, {DEFAULT_ETYPE: edges[0]})
-    relations = (("item", "also", "item"), ("user", "buys", "item"), ("item", "bought_by", "user"))
-    nodes = dict(zip(("item", "user"), frames, strict=True))
-    return GraphData("planted", nodes, dict(zip(relations, edges, strict=True)))
+    edges = {
+        ("item", "also", "item"): also,
+        ("user", "buys", "item"): buys,
+        ("item", "bought_by", "user"): back,
+    }
+    return GraphData("planted", {"item": item, "user": user}, edges)
 
 
 def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
