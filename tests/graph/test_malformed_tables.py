@@ -147,6 +147,10 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "yaml of a list": (raw("shop.yaml", b"- a\n"), ["shop.yaml", "expected sections"]),
     "yaml empty": (raw("shop.yaml", b"# nothing\n"), ["shop.yaml", "expected sections"]),
     "yaml binary": (raw("shop.yaml", b"\xff\xfe\x00"), ["shop.yaml", "UTF-8"]),
+    "masks, which were columns of truth values": (
+        spec("nodes user masks", {"train": "age"}),
+        ["unknown key 'masks'", "did you mean nodes.user.split?"],
+    ),
     "unknown key": (
         spec("nodes user lable", "class"),
         ["shop.yaml", "nodes.user.lable (line 11)", "did you mean nodes.user.label?"],
