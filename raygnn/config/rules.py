@@ -24,6 +24,7 @@ from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig, U
 from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.schema import Config
+from raygnn.config.split import TrainingTable
 from raygnn.config.task import (
     COMPLEX,
     DISTANCES,
@@ -32,7 +33,6 @@ from raygnn.config.task import (
     LinkPrediction,
     NodeClassification,
     NodeTaskConfig,
-    TrainingTable,
 )
 from raygnn.config.values import class_problems
 from raygnn.config.yaml_text import KeyPath

@@ -28,6 +28,7 @@ from raygnn.config.graph import GraphConfig, TablesGraph
 from raygnn.config.model import FamilyConfig, ModelConfig
 from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
+from raygnn.config.split import TrainingTable
 from raygnn.config.task import (
     EdgesOfTasks,
     EdgeTaskConfig,
@@ -35,7 +36,6 @@ from raygnn.config.task import (
     NodeTaskConfig,
     TaskConfig,
     Tasks,
-    TrainingTable,
 )
 from raygnn.config.values import (
     LARGEST,

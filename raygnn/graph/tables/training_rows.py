@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from raygnn.config.schema import Config
-from raygnn.config.task import NodeTaskConfig, SplitConfig, TrainingTable
+from raygnn.config.split import SplitConfig, TrainingTable
+from raygnn.config.task import NodeTaskConfig
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS, TrainingRows
