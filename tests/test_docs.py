@@ -154,7 +154,7 @@ def test_the_pages_that_troubleshooting_sends_to_have_those_sections() -> None:
             assert anchor in slugs, f"{page.name}: {name}#{anchor}"
 
 
-@pytest.mark.parametrize("name", ["college", "customers"])
+@pytest.mark.parametrize("name", ["college", "customers", "gowalla"])
 def test_an_example_without_arguments_shows_how_it_is_called(name: str) -> None:
     script = CHECKOUT / "examples" / f"{name}.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)

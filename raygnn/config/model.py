@@ -25,12 +25,12 @@ from raygnn.config.values import (
 )
 from raygnn.config.yaml_text import KeyPath
 
-DecoderKind: TypeAlias = Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"]
+DecoderKind: TypeAlias = Literal["dot", "cosine", "mlp", "distmult", "complex", "rotate", "transe"]
 NO_LAYERS = "none"  # the model.kind without message passing
 
 _KIND = (
-    "gcn, sage, gat, gatv2, gin, rgcn, hgt, han, none (no message passing: a node is what its "
-    "features and learned rows say), or package.module:Class of your own torch.nn.Module."
+    "gcn, sage, gat, gatv2, gin, rgcn, hgt, han, lightgcn, none (no message passing: a node is "
+    "what its features and learned rows say), or package.module:Class of your own torch.nn.Module."
 )
 
 
@@ -174,6 +174,27 @@ class _Layers(_Model):
     @property
     def depth(self) -> int:
         return self.layers
+
+
+class LightGcnConfig(_FixedWidth, _Layers):
+    """LightGCN: layers without weights on embedding tables."""
+
+    kind: Literal["lightgcn"] = Field(description=_KIND)
+
+    @property
+    def hidden(self) -> int:  # type: ignore[override]
+        """Width of all rows."""
+        return self.embedding.dim if self.embedding else 0
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return ()
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from self.unused(at, "features", why="lightgcn reads embedding tables alone")
+        if self.embedding is None:
+            message = "lightgcn has no weights, and there are no embedding tables to train"
+            yield Problem((*at, "embedding"), message, "set model.embedding.dim, such as 64")
 
 
 class _EdgeFeatures(_Layers):
@@ -396,6 +417,7 @@ ModelConfig: TypeAlias = Annotated[
     | Annotated[RgcnConfig, Tag("rgcn")]
     | Annotated[HgtConfig, Tag("hgt")]
     | Annotated[AttentionConfig, Tag("han")]
+    | Annotated[LightGcnConfig, Tag("lightgcn")]
     | Annotated[NoLayersConfig, Tag(NO_LAYERS)]
     | Annotated[UserModelConfig, Tag(USER_CLASS)],
     Discriminator(lambda value: _tag(value)),
@@ -403,7 +425,7 @@ ModelConfig: TypeAlias = Annotated[
 ]
 MODELS = classes_of(ModelConfig)
 MODEL_FAMILIES = tuple(
-    kind for kind, section in MODELS.items() if issubclass(section, FamilyConfig)
+    kind for kind, section in MODELS.items() if issubclass(section, FamilyConfig | LightGcnConfig)
 )
 
 

@@ -20,7 +20,13 @@ from raygnn.config.graph import (
     TablesGraph,
     TriplesGraph,
 )
-from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig, UserModelConfig
+from raygnn.config.model import (
+    AttentionConfig,
+    FamilyConfig,
+    LightGcnConfig,
+    NoLayersConfig,
+    UserModelConfig,
+)
 from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.schema import Config
@@ -114,9 +120,10 @@ def _tasks(config: Config) -> Iterator[Problem]:
             "tasks are of the nodes and edges of one graph, and graph.format graphs gives many",
             "give one task (task), or one graph",
         )
-    if isinstance(config.model, NoLayersConfig):
+    if isinstance(config.model, NoLayersConfig | LightGcnConfig):
         remedy = "choose another model.kind, or give one task (task)"
-        yield Problem(("model", "kind"), "none has no layers, and tasks share a network", remedy)
+        message = f"{config.model.kind} has no weights that tasks could share"
+        yield Problem(("model", "kind"), message, remedy)
     if config.model.decoder is not None and not any(t.of_edges for t in config.tasks.values()):
         message = f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges"
         yield Problem(("model", "decoder"), message, "remove model.decoder")
@@ -182,6 +189,9 @@ def _network(config: Config) -> Iterator[Problem]:
     if isinstance(model, NoLayersConfig) and task.of_graphs:
         message = f"none is of nodes, and task.kind is {task.kind}"
         yield Problem(("model", "kind"), message, "choose another model.kind, or another task.kind")
+    elif isinstance(model, LightGcnConfig) and kinds == {"node"}:
+        message = f"rows of lightgcn are compared by a decoder, and task.kind is {task.kind}"
+        yield Problem(("model", "kind"), message, "choose another model.kind, or a task on edges")
     if task.of_graphs and isinstance(model, UserModelConfig) and model.interface == "pyg_layers":
         message = f"task.kind {task.kind} takes graphs whole, with one edge_index for all layers"
         yield Problem(("model", "interface"), message, "set model.interface to pyg")
@@ -214,8 +224,8 @@ def _time(config: Config) -> Iterator[Problem]:
     if time is not None and (config.task.of_graphs or not model.depth):
         what = "whole graphs are" if config.task.of_graphs else "a model without layers is"
         yield Problem(at, f"time would be ignored: {what} not sampled", "remove sampling.time")
-    if time is not None and model.kind == "gcn":
-        message = "gcn divides by the edges of the whole graph, later ones included"
+    if time is not None and model.kind in ("gcn", "lightgcn"):
+        message = f"{model.kind} divides by the edges of the whole graph, later ones included"
         yield Problem(("model", "kind"), message, "choose another model.kind, such as sage")
     if time is not None and isinstance(model, FamilyConfig) and model.norm == "batch":
         message = "batch normalises by nodes of other times"
@@ -257,6 +267,9 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
         ("metric",): task.metric == "average_precision",
         ("negatives", "each"): task.negatives.each > 1,
     }
+    if time is not None and task.negatives.filtered:
+        message = "filtered would be ignored: a training edge may be a negative at other times"
+        yield Problem((*at, "negatives", "filtered"), message, "remove it")
     for key, value in drawn.items():
         if value and time is None:
             message = "this is of nodes that are drawn for each edge at its time"

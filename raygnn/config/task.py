@@ -90,6 +90,8 @@ class NegativesConfig(Section):
     read_if: ClassVar[Conditions] = {
         "number": ("kind", "uniform", "degree", "local"),
         "ends": ("kind", "uniform", "degree", "in_batch", "local"),
+        "filtered": ("kind", "uniform", "degree", "in_batch", "local"),
+        "correct": ("kind", "degree", "in_batch"),
     }
 
     kind: Literal["uniform", "degree", "in_batch", "local", "none"] = Field(
@@ -117,11 +119,24 @@ class NegativesConfig(Section):
     ends: Literal["both", "source", "target"] = Field(
         "both", description="Ends of an edge that are replaced."
     )
+    filtered: bool | None = Field(
+        None,
+        description="Sampled nodes that form a training edge there do not count as negatives; "
+        "null = true for bpr. Not with temporal sampling.",
+    )
+    correct: bool = Field(
+        False,
+        description="logQ correction of softmax: subtract the logarithm of a node's sampling "
+        "probability from its score (degree, in_batch).",
+    )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.kind == "none" and self.file is None:
             message = "none draws no nodes, and no file gives any"
             yield Problem((*at, "kind"), message, f"set {dotted(at)}.file, or another kind")
+        if self.correct and self.file is not None:
+            message = "nodes in file are not sampled, so they have no probability"
+            yield Problem((*at, "correct"), message, f"remove it, or {dotted(at)}.file")
 
 
 class RankingConfig(Section):
@@ -382,11 +397,11 @@ class LinkPrediction(_Edges):
     metric: RankMetric | None = Field(
         None, description="Metric that selects the best weights; null = mrr."
     )
-    loss: Literal["bce", "softmax", "margin", "self_adversarial"] | None = Field(
+    loss: Literal["bce", "bpr", "softmax", "margin", "self_adversarial"] | None = Field(
         None,
-        description="bce = binary cross entropy; softmax = cross entropy of the true edge "
-        "among the negatives; margin = hinge loss; self_adversarial = as in RotatE (Sun et "
-        "al. 2019); null = softmax.",
+        description="bce = binary cross entropy; bpr = Bayesian personalized ranking; softmax = "
+        "cross entropy of the true edge among the negatives; margin = hinge loss; "
+        "self_adversarial = as in RotatE (Sun et al. 2019); null = softmax.",
     )
     negatives: NegativesConfig = Field(
         NegativesConfig(), description="Negative sampling in training."
@@ -401,17 +416,33 @@ class LinkPrediction(_Edges):
         "rotate and transe, which are negative distances (bce, self_adversarial; null = 9).",
     )
     temperature: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
-        None, description="Weighting of negatives by their score (self_adversarial); null = 1."
+        None,
+        description="Scores are divided by it (softmax), or multiplied to weigh negatives "
+        "(self_adversarial); null = 1.",
     )
 
     metrics = get_args(RankMetric)
-    read_if: ClassVar[Conditions] = {**_Edges.read_if, "temperature": ("loss", "self_adversarial")}
+    read_if: ClassVar[Conditions] = {
+        **_Edges.read_if,
+        "temperature": ("loss", "self_adversarial", "softmax", None),
+    }
     target: ClassVar[str] = ""  # no array holds what is predicted
 
     @property
     def chosen_loss(self) -> str:
         """Loss in use."""
         return self.loss or "softmax"
+
+    @property
+    def filters(self) -> bool:
+        """True if nodes that form a training edge do not count as negatives."""
+        given = self.negatives.filtered
+        return self.loss == "bpr" if given is None else given
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.negatives.correct and self.chosen_loss != "softmax":
+            message = f"correct would be ignored: {dotted((*at, 'loss'))} is {self.loss}"
+            yield Problem((*at, "negatives", "correct"), message, "remove it, or set softmax")
 
 
 class _Graphs(_Task):

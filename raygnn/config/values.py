@@ -60,7 +60,8 @@ class Section(BaseModel):
                 continue
             name = dotted((*at, str(other)))
             why = f"{name} is {value if isinstance(value, str) else show(value)}"
-            instead = f"set {name}" + f" to {' or '.join(map(str, values))}" * bool(values)
+            instead = f"set {name}"
+            instead += f" to {' or '.join(v for v in values if v)}" * bool(values)
             if values == [None]:
                 instead = f"remove {name}"
             yield from self.unused(at, key, why=why, instead=instead)

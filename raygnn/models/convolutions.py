@@ -100,7 +100,7 @@ class LinearConv(nn.Module, ABC):
         expectation is the sum over all neighbours that may be sampled; others as they are."""
         if self.reduce != "sum" or degree is None:
             return rows
-        scale = _full_degree(adj, degree, rows) / adj.degree.clamp(min=1)
+        scale = full_degree(adj, degree, rows) / adj.degree.clamp(min=1)
         return rows * scale.to(rows.dtype).unsqueeze(1)
 
     def forward(
@@ -148,7 +148,7 @@ class GCNConv(LinearConv):
         weight = None
         if self.same_type:
             assert degree is not None
-            norm = (_wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
+            norm = (wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
             weight = norm.index_select(0, adj.src)
         return self.kernels.aggregate(adj, h_src, "sum", weight)
 
@@ -156,7 +156,7 @@ class GCNConv(LinearConv):
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
         assert degree is not None
-        full = _full_degree(adj, degree, combined)
+        full = full_degree(adj, degree, combined)
         scale = full / adj.degree.clamp(min=1)
         if not self.same_type:
             return combined * (scale / full.clamp(min=1)).to(combined.dtype).unsqueeze(1)
@@ -312,19 +312,19 @@ class GATConv(nn.Module):
         return torch.einsum("dhi,hoi->dho", summed, self._by_head) if after else summed
 
 
-def _wide(degree: Tensor, like: Tensor) -> Tensor:
+def wide(degree: Tensor, like: Tensor) -> Tensor:
     """Convert degrees to the dtype of ``like``, but fp32 at least."""
     return degree.double() if like.dtype == torch.float64 else degree.float()
 
 
-def _full_degree(adj: Adjacency, degree: Tensor, like: Tensor) -> Tensor:
+def full_degree(adj: Adjacency, degree: Tensor, like: Tensor) -> Tensor:
     """Return the number of edges of each destination that the batch may sample.
 
     The batch's own edges do not count: their ends alone would have a higher number than can be
     sampled, which would mark them as ends of edges.
     """
     full = degree[: adj.num_dst]
-    return _wide(full if adj.excluded is None else full - adj.excluded, like)
+    return wide(full if adj.excluded is None else full - adj.excluded, like)
 
 
 class GINConv(LinearConv):

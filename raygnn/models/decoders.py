@@ -84,6 +84,19 @@ class Dot(Decoder):
         return kept
 
 
+class Cosine(Dot):
+    """Cosine of the angle between the two rows; relations are ignored."""
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        return F.normalize(kept, dim=1)
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return super().compare(query, F.normalize(nodes, dim=1))
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return super().table(query, F.normalize(nodes, dim=1))
+
+
 class Relational(Decoder):
     """One vector for each relation.
 
@@ -221,6 +234,7 @@ class Mlp(Decoder):
 
 _SIMPLE: dict[str, type[Decoder]] = {
     "dot": Dot,
+    "cosine": Cosine,
     "distmult": DistMult,
     "complex": ComplEx,
     "rotate": RotatE,

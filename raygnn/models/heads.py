@@ -49,6 +49,10 @@ class EdgeModel(nn.Module):
         self.encoder = encoder
         self.decoder = decoder
         self.etype = etype
+        # data-parallel training and optimizers need a parameter, also if all that is trained are
+        # embedding tables; its gradient is 0
+        weights = any(True for _ in self.parameters())
+        self.idle = None if weights else nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Any:
         """See `decode`."""
@@ -73,7 +77,7 @@ class EdgeModel(nn.Module):
 
 class LinkScores(NamedTuple):
     """Scores of edges ``[B]``; for each replaced end, scores of K negatives ``[B, K]``, and which
-    of these count, bool ``[B, K]``: not those equal to the edge's own end."""
+    of these count, bool ``[B, K]``: not those equal to the edge's own end, nor `Batch.known`."""
 
     there: Tensor
     absent: list[Tensor]
@@ -92,17 +96,20 @@ class LinkModel(EdgeModel):
         own = dict(zip(_ENDS, pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
         there = self.decoder.scores(ends["source"], ends["target"], part.relation)
+        if self.idle is not None:
+            there = there + 0 * self.idle.to(there.dtype)
         absent, counts = [], []
         for end in _ENDS:
             kept = ends["target" if end == "source" else "source"]
             scores, counted = [], []
-            for nodes in (part.instead.get(end), part.instead.get(f"{end}_neg")):
-                if nodes is None:
+            for name in (end, f"{end}_neg"):
+                if (nodes := part.instead.get(name)) is None:
                     continue
                 candidates = F.embedding(nodes.flatten(), by_end[end])
                 score = self._each if nodes.dim() > 1 else self.decoder.against
                 scores.append(score(kept, candidates, part.relation, end))
-                counted.append(nodes != own[end].unsqueeze(1))
+                other = nodes != own[end].unsqueeze(1)
+                counted.append(other & ~part.known[name] if name in part.known else other)
             if scores:
                 absent.append(scores[0] if len(scores) == 1 else torch.cat(scores, dim=1))
                 counts.append(counted[0] if len(scores) == 1 else torch.cat(counted, dim=1))

@@ -24,6 +24,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": partial(F.relu, inplace=True),
         "elu": partial(F.elu, inplace=True),
+        "none": lambda x: x,
     }
     return functions[name]
 

@@ -19,7 +19,7 @@ from raygnn.models.decoders import Decoder
 from raygnn.models.heads import EdgeModel, MultitaskModel, NodeHead
 from raygnn.models.kernels.message_passing import NATIVE, SCATTER, Kernels
 from raygnn.models.network import Direct, GraphNetwork, Network, Typed, members
-from raygnn.models.typed_layers import Hidden, key
+from raygnn.models.typed_layers import Hidden, LightGCNLayer, key
 from raygnn.sampling.batch import Adjacency, Block, etype_str
 from raygnn.util.files import replacing
 
@@ -87,7 +87,7 @@ class _EncoderProgram(Program):
         self.network = network
         self.by_type = by_type
         self.inputs = _graph_inputs(network.schema)
-        if any(isinstance(module, GCNConv) for module in network.modules()):
+        if any(isinstance(module, GCNConv | LightGCNLayer) for module in network.modules()):
             etypes = network.schema.etypes
             self.inputs["degree"] = {etype_str(e): InputSpec((_nodes(e[2]),), ()) for e in etypes}
 

@@ -13,6 +13,7 @@ from raygnn.config.model import (
     FamilyConfig,
     GinConfig,
     HgtConfig,
+    LightGcnConfig,
     ModelConfig,
     NoLayersConfig,
     RgcnConfig,
@@ -28,7 +29,14 @@ from raygnn.models.decoders import make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel, Head, LinkModel, MultitaskModel, NodeHead
 from raygnn.models.network import Direct, Encoder, GraphNetwork, GraphSchema, Network, Schema, Typed
 from raygnn.models.rgcn import RGCNLayer
-from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer, key
+from raygnn.models.typed_layers import (
+    ConvFactory,
+    Family,
+    LayerSpec,
+    LightGCNLayer,
+    TypedLayer,
+    key,
+)
 from raygnn.models.user import PygGraphModel, PygModel, UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType, etype_str
 
@@ -39,10 +47,17 @@ def build_model(config: ModelConfig, schema: Schema) -> Encoder:
     """Build the network of a task whose seeds are nodes.
 
     Raises:
-        ConfigError: a user's class cannot be imported or constructed.
+        ConfigError: a user's class cannot be imported or constructed, or rows that lightgcn adds
+            have different widths.
     """
     if isinstance(config, NoLayersConfig):
         return Direct(schema)
+    if isinstance(config, LightGcnConfig):
+        _check_widths(schema.widths, "lightgcn adds up")
+        plain = FamilyConfig(
+            kind=config.kind, layers=config.layers, hidden=config.hidden, dropout=0.0
+        )
+        return Network(plain, lightgcn(plain), schema)
     if isinstance(config, UserModelConfig):
         return (UserModel if config.takes_dgl else PygModel)(config, schema)
     return Network(config, FAMILIES[config.kind](config), schema)
@@ -70,16 +85,8 @@ def build_edge_model(
             train.
     """
     if isinstance(config, NoLayersConfig):
-        widths = {schema.widths[t] for t in (etype[0], etype[2])}
-        if len(widths) > 1:
-            raise ConfigError(
-                f"nodes of {etype[0]} and {etype[2]} have rows of {sorted(widths)} numbers, and "
-                "decoders need equal widths",
-                where="model.kind",
-                remedy="choose another model.kind, or give both types rows of one width",
-            )
+        width = _check_widths({t: schema.widths[t] for t in (etype[0], etype[2])}, "decoders need")
         encoder: Encoder = Direct(schema, head=False)
-        (width,) = widths
     else:
         encoder, width = build_model(config, schema), schema.out_features
     if decoder in COMPLEX and width % 2:
@@ -89,14 +96,32 @@ def build_edge_model(
             remedy="make that width even, or choose another decoder",
         )
     head = make_decoder(config, decoder, width, relations, out or 1, features)
-    model = (LinkModel if out is None else EdgeModel)(encoder, head, etype)
-    if not any(True for _ in model.parameters()):
+    if config.embedding is None and not any(
+        True for module in (encoder, head) for _ in module.parameters()
+    ):
         raise ConfigError(
             f"model.kind {config.kind} with the decoder {decoder} has no weights",
             where="model.decoder",
-            remedy="choose another decoder, or another model.kind",
+            remedy="set model.embedding, or choose another decoder or model.kind",
         )
-    return model
+    return (LinkModel if out is None else EdgeModel)(encoder, head, etype)
+
+
+def _check_widths(widths: Mapping[str, int], reader: str) -> int:
+    """Return the only width of rows.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if len(set(widths.values())) > 1:
+        raise ConfigError(
+            f"nodes of {' and '.join(widths)} have rows of {sorted(set(widths.values()))} numbers, "
+            f"and {reader} rows of equal widths",
+            where="model.kind",
+            remedy="choose another model.kind, or give the types rows of one width "
+            "(model.embedding, model.features)",
+        )
+    return next(iter(widths.values()))
 
 
 def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
@@ -212,7 +237,7 @@ def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
 
 def needs_degree(config: ModelConfig) -> bool:
     """Return True if the model reads degrees of the complete graph, even unsampled."""
-    return config.kind == "gcn"
+    return config.kind in ("gcn", "lightgcn")
 
 
 def needs_degree_sampled(
@@ -309,6 +334,13 @@ def gin(config: GinConfig) -> Family:
     return Family(layer, own=False, activation="relu", combine=None if on_edges else "sum")
 
 
+def lightgcn(config: FamilyConfig) -> Family:
+    """He, Deng, Wang, Li, Zhang & Wang, "LightGCN: simplifying and powering graph convolution
+    network for recommendation"."""
+    layer = partial(LightGCNLayer, layers=config.layers)
+    return Family(layer, own=False, activation="none")
+
+
 def rgcn(config: RgcnConfig) -> Family:
     """Schlichtkrull et al., "Modeling relational data with graph convolutional networks"."""
     layer = partial(
@@ -335,6 +367,7 @@ FAMILIES: dict[str, Callable[[Any], Family]] = {
     "gat": partial(gat, dynamic=False),
     "gatv2": partial(gat, dynamic=True),
     "gin": gin,
+    "lightgcn": lightgcn,
     "rgcn": rgcn,
     "hgt": hgt,
     "han": han,

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from raygnn import compat
-from raygnn.models.convolutions import CombineKind, LinearConv
+from raygnn.models.convolutions import CombineKind, LinearConv, full_degree, wide
+from raygnn.models.kernels.message_passing import NATIVE, Kernels
 from raygnn.models.linear import affine
 from raygnn.models.norm import drop_biases
 from raygnn.sampling.batch import Block, EdgeType
@@ -255,6 +256,87 @@ class TypedLayer(Layer):
         for message in messages:
             out = out + message
         return F.relu(out) if self.relu else out
+
+
+class LightGCNLayer(Layer):
+    """Layer of LightGCN (He et al., SIGIR 2020), which has no weights.
+
+    All edge types are one graph: ``h'(v) = sum over edges u → v of h(u) / sqrt(d(u) d(v))``, where
+    ``d`` counts a node's in-edges of all types in the *complete* graph. A sampled neighbourhood is
+    scaled up to its full size, so that the expectation over samples is the full-graph layer.
+
+    Rows between layers are ``h`` and the sum of the rows of all layers so far, side by side. The
+    first layer's input is both; the last layer returns the mean over the input and all layers.
+
+    Args:
+        layers: of the network.
+    """
+
+    kernels: Kernels = NATIVE
+
+    def __init__(
+        self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str], *, layers: int
+    ):
+        super().__init__(etypes, spec, self_types)
+        self.dim, self.last, self.layers = spec.out_features, spec.last, layers
+        self.width = self.dim if self.last else 2 * self.dim
+
+    def biases(self) -> list[str]:
+        """See `Layer`."""
+        return []
+
+    def narrows(self, width: int) -> bool:
+        """See `Layer`."""
+        return self.dim < width
+
+    def project(self, ntype: str, rows: Tensor) -> dict[EdgeType, Tensor]:
+        """Return the part of rows ``[N, F]`` that `forward` reads of sources, for each edge type
+        from ``ntype``."""
+        return {e: rows[:, : self.dim].contiguous() for e in self.etypes if e[0] == ntype}
+
+    def forward(
+        self,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        projected: Combined | None = None,
+    ) -> Hidden:
+        """See `TypedLayer`."""
+        h, h_dst = self.heads(block, h)
+        now = {} if projected else {t: self.project(t, rows) for t, rows in h.items()}
+        messages: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
+        counts: dict[str, list[Tensor]] = {t: [] for t in messages}
+        for etype in self.etypes:
+            source, _, target = etype
+            adj, rows = block.adj[etype], (projected or now[source])[etype]
+            norm = _rsqrt([wide(d, rows) for e, d in degree.items() if e[2] == source], rows)
+            weight = None if norm is None else norm.index_select(0, adj.src)
+            message = self.kernels.aggregate(adj, rows, "sum", weight)
+            count = full_degree(adj, degree[etype], message)
+            scale = count / adj.degree.clamp(min=1)
+            messages[target].append(message * scale.to(message.dtype).unsqueeze(1))
+            counts[target].append(count)
+        out: Hidden = {}
+        for ntype, rows in h_dst.items():
+            summed = rows[:, -self.dim :]
+            norm = _rsqrt(counts[ntype], rows)
+            step = torch.zeros_like(summed)
+            if norm is not None:
+                step = torch.stack(messages[ntype]).sum(0) * norm.unsqueeze(1)
+            summed = summed + step
+            out[ntype] = (
+                summed / (self.layers + 1) if self.last else torch.cat([step, summed], dim=1)
+            )
+        return out
+
+
+def _rsqrt(degrees: Sequence[Tensor], like: Tensor) -> Tensor | None:
+    """Return 1 / sqrt of a node type's in-degrees, summed over edge types, where 0 counts as 1, in
+    the dtype of ``like``; None without edge types."""
+    if not degrees:
+        return None
+    return torch.stack(list(degrees)).sum(0).clamp(min=1).rsqrt().to(like.dtype)
 
 
 def stack(

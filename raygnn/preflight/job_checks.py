@@ -323,7 +323,7 @@ def parameters(config: Config, facts: PartitionFacts) -> int:
     """Estimate the number of weights: a matrix for each layer and edge type, and column
     encoders; 0 for a user-defined class or dataset."""
     model, task = config.model, config.task
-    if ":" in model.kind or model.kind == NO_LAYERS:
+    if ":" in model.kind or model.kind in (NO_LAYERS, "lightgcn"):
         return 0
     widths, encoders = _widths(config, facts), 0
     if model.columns == "learned":

@@ -197,11 +197,12 @@ def edge_target(
     relation = model.relation
     if relation is None and reads and _RELATION in names and target != _RELATION:
         relation = _RELATION
-    dot = model.decoder == "dot" or (model.decoder is None and relation is None)
-    if task.of_links and model.kind == NO_LAYERS and dot:
+    decoder = model.decoder or ("dot" if relation is None else "distmult")
+    weights = decoder not in ("dot", "cosine") or model.embedding is not None
+    if task.of_links and model.kind == NO_LAYERS and not weights:
         return (
-            "model.kind none with the decoder dot has no weights",
-            "set model.decoder to distmult or mlp, or choose another model.kind",
+            f"model.kind none with the decoder {decoder} has no weights",
+            "set model.embedding, or model.decoder to distmult or mlp, or another model.kind",
         )
     split = EdgeSplit(etype, reverse)
     if not masked:

@@ -236,6 +236,8 @@ class Part:
     relation: Tensor | None = None
     pair_features: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[str, Tensor] = field(default_factory=dict)
+    log_q: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Part:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
@@ -288,6 +290,10 @@ class Batch(Share):
         instead: replaced end, ``"source"`` or ``"target"`` → negatives, int64 ``[K]``, numbered as
             in ``pairs``, or ``[B, K]`` if each edge has its own; listed negatives are
             ``"source_neg"`` and ``"target_neg"``.
+        known: replaced end → which sampled negatives form a training edge, and so do not count,
+            bool ``[B, K]``; empty = they count.
+        log_q: replaced end → logarithm of the sampling probability of the edges' own nodes there
+            and of the negatives, float32 ``[B + K]``; empty unless the loss reads it.
         routes: routes of the input nodes' embeddings, which ``x`` does not have yet; None if no
             node type has embeddings.
         awaited: rows that other hosts have yet to send; until then ``x``, ``degree`` and
@@ -306,6 +312,8 @@ class Batch(Share):
     relation: Tensor | None = None
     pair_features: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[str, Tensor] = field(default_factory=dict)
+    log_q: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
     awaited: AwaitedRows | None = None
     parts: dict[str, Part] = field(default_factory=dict)

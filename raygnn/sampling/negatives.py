@@ -29,6 +29,40 @@ _PURPOSE = 0x6E6567  # separates these random numbers from those of neighbour sa
 _RANKED = 0x6576616C  # separates the candidates of rankings from the negatives of training
 
 
+@dataclass(frozen=True)
+class KnownEdges:
+    """Nodes that form an edge with a node and a relation.
+
+    Attributes:
+        keys: int64 ``[E]``, sorted: node · R + relation, for R relations.
+        nodes: int64 ``[E]``.
+    """
+
+    keys: np.ndarray
+    nodes: np.ndarray
+
+    @classmethod
+    def from_edges(cls, keys: np.ndarray, nodes: np.ndarray) -> KnownEdges:
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], nodes[order])
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of a query's number and a node, for queries ``[Q]``."""
+        low = np.searchsorted(self.keys, keys, side="left")
+        count = np.searchsorted(self.keys, keys, side="right") - low
+        query = np.repeat(np.arange(len(keys)), count)
+        within = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+        return query, self.nodes[np.repeat(low, count) + within]
+
+    def among(self, keys: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+        """Return which of ``nodes [K]`` form an edge with each query, bool ``[Q, K]``."""
+        query, found = self.find(keys)
+        pair, column = KnownEdges.from_edges(nodes, np.arange(len(nodes))).find(found)
+        mask = np.zeros((len(keys), len(nodes)), np.bool_)
+        mask[query[pair], column] = True
+        return mask
+
+
 class Negatives:
     """Samples negatives for a step.
 
@@ -42,6 +76,10 @@ class Negatives:
         ids: node type → global ids ``[N]`` in the order of the user's graph; for ``uniform`` and
             ``degree``.
         own: node type → this rank's first node and number of nodes; for ``local``.
+        known: end → training edges by their other end, of all ranks; to filter negatives.
+        relations: number of relations in ``known``.
+        log_q: end → float32 ``[N]``, logarithm of the sampling probability by global id; for the
+            correction of scores.
     """
 
     def __init__(
@@ -54,6 +92,9 @@ class Negatives:
         weights: Mapping[End, np.ndarray] | None = None,
         ids: Mapping[str, np.ndarray] | None = None,
         own: Mapping[str, tuple[int, int]] | None = None,
+        known: Mapping[End, KnownEdges] | None = None,
+        relations: int = 1,
+        log_q: Mapping[End, np.ndarray] | None = None,
     ):
         self._ntypes = ntypes
         self._config = config
@@ -61,6 +102,7 @@ class Negatives:
         self._seed = seed
         self._ids = ids or {}
         self._own = own or {}
+        self._known, self._relations, self._log_q = known or {}, relations, log_q or {}
         self._sums = {
             end: np.cumsum(w.astype(np.float64) ** _POWER) for end, w in (weights or {}).items()
         }
@@ -84,6 +126,24 @@ class Negatives:
             return {end: ends[end] for end in wanted}
         draws = np.arange(self.number, dtype=np.uint64)
         return {end: self._sample(end, epoch, step, draws) for end in wanted}
+
+    def facts(
+        self, drawn: Mapping[str, np.ndarray], ends: np.ndarray, relation: np.ndarray | None
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Return `Batch.known` and `Batch.log_q` of edges, for nodes from `draw`.
+
+        Args:
+            ends: global ids, int64 ``[2, B]``; relation: int64 ``[B]``, None = they have none.
+        """
+        known, log_q = {}, {}
+        for end, own, other in zip(ENDS, ends, ends[::-1]):
+            if end in drawn and end in self._known:
+                keys = other * self._relations + (0 if relation is None else relation)
+                known[end] = torch.from_numpy(self._known[end].among(keys, drawn[end]))
+            if end in drawn and end in self._log_q:
+                nodes = np.concatenate([own, drawn[end]])
+                log_q[end] = torch.from_numpy(self._log_q[end][nodes])
+        return {"known": known, "log_q": log_q}
 
     def draw_each(self, epoch: int, step: int, edges: np.ndarray) -> dict[str, np.ndarray]:
         """Sample separate nodes for each edge: end → global ids, int64 ``[n, number]``.
@@ -119,6 +179,8 @@ def make_negatives(
     seed: int,
     ends: Mapping[End, np.ndarray],
     number: int | None = None,
+    known: Mapping[End, KnownEdges] | None = None,
+    relations: int = 1,
 ) -> Negatives:
     """Build the `Negatives` of one edge type. Collective.
 
@@ -126,21 +188,50 @@ def make_negatives(
 
     Args:
         ends: global ids of this rank's training edges; empty = sample candidates of rankings.
-        number: see `Negatives`.
+        number, known, relations: see `Negatives`.
     """
     seed = seed if ends else derive_key(seed, _RANKED)
-    if config.kind == "in_batch":
-        return Negatives(ntypes, config, seed)
-    if config.kind == "local":
-        own = {t: _own(shard, t) for t in ntypes.values()}
-        return Negatives(ntypes, config, seed, number=number, own=own)
-    ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
-    weights: dict[End, np.ndarray] = {}
-    if config.kind == "degree":
+    degrees: dict[End, np.ndarray] = {}
+    if config.kind == "degree" or config.correct:
         for end, ntype in ntypes.items():
             counts = np.bincount(ends[end], minlength=shard.num_nodes(ntype))
-            weights[end] = exchange.sum(torch.from_numpy(counts)).numpy()[ids[ntype]]
-    return Negatives(ntypes, config, seed, number=number, weights=weights, ids=ids)
+            degrees[end] = exchange.sum(torch.from_numpy(counts)).numpy()
+    more: dict[str, Any] = {"number": number, "known": known, "relations": relations}
+    if config.correct:
+        power = 1 if config.kind == "in_batch" else _POWER
+        more["log_q"] = {end: _log_shares(each, power) for end, each in degrees.items()}
+    if config.kind == "in_batch":
+        return Negatives(ntypes, config, seed, **more)
+    if config.kind == "local":
+        own = {t: _own(shard, t) for t in ntypes.values()}
+        return Negatives(ntypes, config, seed, own=own, **more)
+    ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
+    weights = {end: each[ids[ntypes[end]]] for end, each in degrees.items()}
+    return Negatives(ntypes, config, seed, weights=weights, ids=ids, **more)
+
+
+def gather_known(
+    ends: Mapping[End, np.ndarray], relation: np.ndarray | None, relations: int, exchange: Exchange
+) -> dict[End, KnownEdges]:
+    """Return the edges of all ranks, by replaced end. Collective; 32 bytes for each edge.
+
+    Args:
+        ends: global ids of this rank's edges, int64 ``[n]``; relation: of these edges.
+    """
+    src, dst = (exchange.gather_rows(torch.from_numpy(ends[end])).numpy() for end in ENDS)
+    kind: Any = 0
+    if relation is not None:
+        kind = exchange.gather_rows(torch.from_numpy(relation)).numpy()
+    return {
+        "source": KnownEdges.from_edges(dst * relations + kind, src),
+        "target": KnownEdges.from_edges(src * relations + kind, dst),
+    }
+
+
+def _log_shares(degrees: np.ndarray, power: float) -> np.ndarray:
+    weights = degrees.astype(np.float64) ** power
+    with np.errstate(divide="ignore"):  # nodes that are never sampled
+        return np.log(weights / weights.sum()).astype(np.float32)
 
 
 @dataclass(frozen=True)

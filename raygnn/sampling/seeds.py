@@ -344,6 +344,10 @@ class EdgeSeeds:
             "pair_features": data.get(JOINED),
             "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
         }
+        if negatives is not None and when is None:
+            relation = fields["relation"]
+            kinds = relation if relation is None else relation.numpy()
+            fields |= negatives.facts(drawn, ends, kinds)
         return BatchStart(nodes, fields, banned, self.etype, times)
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:

@@ -176,7 +176,9 @@ class TaskModule(pl.LightningModule):
         found: Tensor
         if isinstance(out, LinkScores):
             absent = [scores.float() for scores in out.absent]
-            found = self.loss(out.there.float(), absent, out.counts)
+            log_q = getattr(part, "log_q", None)
+            more = [list(log_q.values())] if log_q else []
+            found = self.loss(out.there.float(), absent, out.counts, *more)
         else:
             found = self.loss(self.shaped(out, len(part.weight)).float(), part.y)
         return found

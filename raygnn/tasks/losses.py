@@ -216,7 +216,7 @@ def absolute(outputs: Tensor, y: Tensor) -> Tensor:
     return F.l1_loss(outputs, y.float().view_as(outputs), reduction="none").mean(1)
 
 
-LinkLoss = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
+LinkLoss = Callable[..., Tensor]
 
 _MARGIN = 1.0
 _SHIFT = 9.0  # γ of Sun et al. (2019) for FB15k-237
@@ -232,7 +232,8 @@ def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
     shift = (_SHIFT if config.margin is None else config.margin) if distance else 0.0
     kinds: dict[str, LinkLoss] = {
         "bce": partial(binary_cross_entropy, shift=shift),
-        "softmax": softmax_cross_entropy,
+        "bpr": personalised_ranking,
+        "softmax": partial(softmax_cross_entropy, temperature=config.temperature or 1.0),
         "margin": partial(margin, gap=_MARGIN if config.margin is None else config.margin),
         "self_adversarial": partial(
             self_adversarial, shift=shift, temperature=config.temperature or 1.0
@@ -249,15 +250,39 @@ def binary_cross_entropy(
     return (F.softplus(-there - shift) + _both(others)) / 2
 
 
-def softmax_cross_entropy(
+def personalised_ranking(
     there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor]
+) -> Tensor:
+    """Return the mean over the negatives of -log sigmoid(edge - negative): Rendle et al., "BPR:
+    Bayesian personalized ranking from implicit feedback" (UAI 2009)."""
+    return _both([_mean(F.softplus(s - there.unsqueeze(1)), c) for s, c in zip(absent, counts)])
+
+
+def softmax_cross_entropy(
+    there: Tensor,
+    absent: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    log_q: Sequence[Tensor] = (),
+    *,
+    temperature: float,
 ) -> Tensor:
     """Return the cross entropy of the edge among itself and the negatives, as Lacroix, Usunier &
     Obozinski, "Canonical tensor decomposition for knowledge base completion" (ICML 2018), with all
-    nodes."""
-    found = []
-    for scores, counted in zip(absent, counts):
-        others = scores.masked_fill(~counted, -torch.inf)
+    nodes.
+
+    Args:
+        log_q: ``[B + K]`` for each end, logarithm of the sampling probability of the edges' own
+            nodes and of the negatives, which is subtracted from their scores: Yi et al.,
+            "Sampling-bias-corrected neural modeling for large corpus item recommendations" (RecSys
+            2019). Empty = no correction.
+    """
+    found, there = [], there / temperature
+    for number, (scores, counted) in enumerate(zip(absent, counts)):
+        others = scores / temperature
+        if log_q:  # relative to the edge's own node, whose score then needs no correction
+            own, drawn = log_q[number].split([len(there), scores.shape[1]])
+            others = others - (drawn - own.unsqueeze(1))
+        others = others.masked_fill(~counted, -torch.inf)
         total = torch.cat([there.unsqueeze(1), others], dim=1).logsumexp(1)
         found.append(total - there)
     return _both(found)

@@ -18,6 +18,7 @@ JOB: dict[str, Any] = {
 }
 OWN = "tests.support.own_losses"
 LINKS: dict[str, Any] = {"kind": "link_prediction"}
+ROWS: dict[str, Any] = {"embedding": {"dim": 8}}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,21 @@ LINKS: dict[str, Any] = {"kind": "link_prediction"}
         ({**LINKS, "loss": "l1"}, {}, "task.loss"),
         ({**LINKS, "margin": 2.0}, {}, "task.margin"),
         ({**LINKS, "loss": "bce", "margin": 2.0}, {"decoder": "dot"}, "task.margin"),
-        ({**LINKS, "temperature": 2.0}, {}, "task.temperature"),
+        ({**LINKS, "loss": "bce", "temperature": 2.0}, {}, "set task.loss to self_adversarial or"),
+        ({**LINKS, "negatives": {"correct": True}}, {}, "task.negatives.correct"),
+        (
+            {**LINKS, "loss": "bpr", "negatives": {"kind": "in_batch", "correct": True}},
+            {},
+            "task.negatives.correct",
+        ),
+        (
+            {**LINKS, "negatives": {"kind": "degree", "file": "x.csv", "correct": True}},
+            {},
+            "task.negatives.correct",
+        ),
+        (LINKS, {"kind": "lightgcn"}, "model.embedding"),
+        (LINKS, {"kind": "lightgcn", "features": "age", **ROWS}, "model.features"),
+        ({"kind": "node_classification"}, {"kind": "lightgcn", **ROWS}, "model.kind"),
         ({**LINKS, "exclude": "self", "reverse": "x"}, {}, "task.reverse"),
         ({**LINKS, "split": {"val": 0.6, "test": 0.4}}, {}, "task.split.val"),
         ({**LINKS, "negatives": {"kind": "in_batch", "number": 3}}, {}, "task.negatives.number"),
@@ -139,3 +154,13 @@ def test_a_section_that_comes_or_goes_is_a_change() -> None:
     assert changes(fixed(split.to_dict()), split) == []
     assert changes(fixed(without.to_dict()), split) == ["task.split was null and is not"]
     assert changes(fixed(split.to_dict()), without) == ["task.split is null and was not"]
+
+
+def test_bpr_filters_its_negatives() -> None:
+    """Unless it is told otherwise; other losses do if they are."""
+    task: Any = read_task(**LINKS, loss="bpr")
+    assert task.filters
+    task = read_task(**LINKS, loss="bpr", negatives={"filtered": False})
+    assert not task.filters
+    assert not read_task(**LINKS).filters  # type: ignore[union-attr]
+    assert read_task(**LINKS, negatives={"filtered": True}).filters  # type: ignore[union-attr]

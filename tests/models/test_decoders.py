@@ -16,7 +16,7 @@ from raygnn.models import decoders
 from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.heads import LinkModel
 
-KINDS = ("dot", "distmult", "complex", "rotate", "transe", "mlp")
+KINDS = ("dot", "cosine", "distmult", "complex", "rotate", "transe", "mlp")
 RELATIONS, WIDTH = 3, 6
 
 
@@ -33,6 +33,8 @@ def by_the_paper(kind: str, decoder: Any, s: Tensor, r: int, t: Tensor) -> float
     """Compute the score of one edge from the formula of the papers."""
     if kind == "dot":
         return float(s @ t)
+    if kind == "cosine":
+        return float(s @ t / (s.norm() * t.norm()))
     row = decoder.relation[r].detach()
     if kind == "distmult":
         return float((s * row * t).sum())
@@ -142,9 +144,17 @@ def test_decoders_in_bf16(kind: str) -> None:
 
 def test_a_node_that_the_edge_ends_at_is_no_negative() -> None:
     model: Any = LinkModel(torch.nn.Identity(), made("dot"), ("a", "r", "a"))
-    part = {"pairs": torch.tensor([[0, 1], [2, 3]]), "instead": {"target": torch.tensor([2, 4])}}
-    scores = model.decode({"a": torch.rand(5, WIDTH)}, SimpleNamespace(relation=None, **part))
+    part: Any = SimpleNamespace(
+        pairs=torch.tensor([[0, 1], [2, 3]]),
+        instead={"target": torch.tensor([2, 4])},
+        relation=None,
+        known={},
+    )
+    scores = model.decode({"a": torch.rand(5, WIDTH)}, part)
     assert scores.counts[0].tolist() == [[False, True], [True, True]]
+    part.known["target"] = torch.tensor([[False, False], [False, True]])
+    scores = model.decode({"a": torch.rand(5, WIDTH)}, part)
+    assert scores.counts[0].tolist() == [[False, True], [True, False]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,7 +164,7 @@ def test_equal_rows_tie_among_negatives_of_each_edge(kind: str) -> None:
     model: Any = LinkModel(torch.nn.Identity(), decoder, ("a", "r", "a"))
     for edges, negatives in ((1, 4), (3, 50), (300, 5)):
         numbers = torch.arange(edges * negatives)
-        part = {"pairs": numbers[:edges].repeat(2, 1), "relation": None}
+        part = {"pairs": numbers[:edges].repeat(2, 1), "relation": None, "known": {}}
         part["instead"] = {"target": numbers.view(edges, negatives)}
         with torch.no_grad():
             scores = model.decode({"a": torch.ones(len(numbers), 50) / 3}, SimpleNamespace(**part))

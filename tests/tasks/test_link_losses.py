@@ -25,6 +25,9 @@ def of_one(loss: str, p: float, ends: list[list[float]], *, shift: float, gap: f
             found.append(-math.log(math.exp(p) / total))
         elif loss == "margin":
             found.append(sum(max(0.0, gap - p + s) for s in others) / max(1, len(others)))
+        elif loss == "bpr":
+            each = [-math.log(sigmoid(p - s)) for s in others]
+            found.append(sum(each) / max(1, len(others)))
         elif loss == "bce":
             negative = sum(-math.log(1 - sigmoid(s + shift)) for s in others)
             found.append((-math.log(sigmoid(p + shift)) + negative / max(1, len(others))) / 2)
@@ -35,7 +38,7 @@ def of_one(loss: str, p: float, ends: list[list[float]], *, shift: float, gap: f
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("loss", ["bce", "softmax", "margin", "self_adversarial"])
+@pytest.mark.parametrize("loss", ["bce", "bpr", "softmax", "margin", "self_adversarial"])
 @pytest.mark.parametrize("distance", [False, True])
 @pytest.mark.parametrize("ends", [1, 2])
 def test_losses(loss: Any, distance: bool, ends: int) -> None:
@@ -46,7 +49,7 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
     counts = [torch.rand(4, 5, generator=draw) < 0.6 for _ in range(ends)]
     counts[0][2] = False  # none counts
     more = {"temperature": 2.0} if loss == "self_adversarial" else {}
-    if loss == "margin" or (distance and loss != "softmax"):
+    if loss == "margin" or (distance and loss not in ("bpr", "softmax")):
         more["margin"] = 1.5
     config = read_task(kind="link_prediction", loss=loss, **more)
     found = make_link_loss(config, distance=distance)(there, absent, counts)
@@ -64,6 +67,40 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
     found.sum().backward()
     assert there.grad is not None
     assert there.grad.isfinite().all()
+
+
+def test_bpr_is_that_of_pyg() -> None:
+    """One negative for each edge, without PyG's L2 regularization."""
+    models = pytest.importorskip("torch_geometric.nn.models")
+    draw = torch.Generator().manual_seed(0)
+    there, absent = torch.randn(6, generator=draw), torch.randn(6, generator=draw)
+    every = [torch.ones(6, 1, dtype=torch.bool)]
+    loss = make_link_loss(read_task(kind="link_prediction", loss="bpr"), distance=False)
+    wanted = models.LightGCN(3, 2, 1).recommendation_loss(
+        there, absent, torch.arange(3), lambda_reg=0.0
+    )
+    torch.testing.assert_close(loss(there, [absent[:, None]], every).mean(), wanted)
+
+
+def test_softmax_with_a_temperature_and_corrected_for_sampling() -> None:
+    """Yi et al. (2019): the cross entropy of scores / temperature - log q, over the edge's own node
+    and the negatives that count."""
+    draw = torch.Generator().manual_seed(0)
+    there, absent = torch.randn(4, generator=draw), torch.randn(4, 5, generator=draw)
+    counted = torch.rand(4, 5, generator=draw) < 0.6
+    log_q = torch.rand(9, generator=draw).log()
+    config = read_task(kind="link_prediction", loss="softmax", temperature=0.2)
+    loss = make_link_loss(config, distance=False)
+    for given in ([], [log_q]):
+        own, drawn = (given or [torch.zeros(9)])[0].split([4, 5])
+        wanted = []
+        for edge in range(4):
+            logits = [float(there[edge] / 0.2 - own[edge])]
+            each = (absent[edge] / 0.2 - drawn)[counted[edge]]
+            logits += each.tolist()
+            wanted.append(math.log(sum(map(math.exp, logits))) - logits[0])
+        found = loss(there, [absent], [counted], *([given] if given else []))
+        assert found.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["bce", "self_adversarial"])

@@ -26,6 +26,7 @@ from raygnn.sampling.negatives import (
     ListedNegatives,
     Negatives,
     find_lists,
+    gather_known,
     make_negatives,
 )
 from raygnn.sampling.seeds import (
@@ -209,9 +210,12 @@ class EdgePlane(PartitionPlane):
         if isinstance(config, LinkPrediction) and config.negatives.kind != "none":
             seed = self.config.train.seed
             number = None if self.time is None else config.negatives.each
-            negatives = make_negatives(
-                config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
-            )
+            known, relation = None, self.target.relation
+            if config.filters and self.time is None:
+                kinds = None if relation is None else edges.column(relation)[own].astype(np.int64)
+                known = gather_known(ends, kinds, self.relations, self.control)
+            given = config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
+            negatives = make_negatives(*given, known, self.relations)
         elif listed is not None:
             listed.check_all_have(own, edges, self.control)
         positions = in_order(edges, own)

@@ -20,7 +20,7 @@ from raygnn.graph.data import NEVER, EdgeType, etype_str
 from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
-from raygnn.models.registry import needs_degree, needs_degree_sampled
+from raygnn.models.registry import needs_degree_sampled
 from raygnn.sampling.cache import Scores, choose_for_host, choose_near, inclusion
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, choose_edge_inputs
@@ -145,7 +145,7 @@ class PartitionPlane:
                 self.control,
                 self.ranks.device,
                 fanout=(request and request.fanout) or (),
-                weighted=needs_degree(self.config.model),
+                weighted=self.config.model.kind == "gcn",
                 learned=rows.tables if rows else None,
                 host=self.ranks.host,
             ),
