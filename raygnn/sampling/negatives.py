@@ -135,7 +135,7 @@ class Negatives:
         Args:
             ends: global ids, int64 ``[2, B]``; relation: int64 ``[B]``, None = they have none.
         """
-        known, log_q = {}, {}
+        known, log_q = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for end, own, other in zip(ENDS, ends, ends[::-1]):
             if end in drawn and end in self._known:
                 keys = other * self._relations + (0 if relation is None else relation)

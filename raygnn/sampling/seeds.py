@@ -345,8 +345,7 @@ class EdgeSeeds:
             "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
         }
         if negatives is not None and when is None:
-            relation = fields["relation"]
-            kinds = relation if relation is None else relation.numpy()
+            kinds = None if self._relation is None else data[self._relation].long().numpy()
             fields |= negatives.facts(drawn, ends, kinds)
         return BatchStart(nodes, fields, banned, self.etype, times)
 
