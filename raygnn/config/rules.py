@@ -287,6 +287,9 @@ def _table(
     if task.classifies and not isinstance(table.target, str):
         message = f"a class is in one column, and {show(table.target)} are several"
         yield Problem((*here, "target"), message, f"set {dotted((*at, 'labels'))} to multi")
+    if table.sql is not None and not isinstance(config.graph, TablesGraph):
+        message = "sql names tables of a description, and graph.format is not tables"
+        yield Problem((*here, "sql"), message, "write the rows to files, and name them")
     if config.sampling.time is not None and table.time is None:
         message = "rows have no time, and edges do (sampling.time)"
         yield Problem((*here, "time"), message, "name the column with the time of a row")
@@ -439,6 +442,8 @@ _MAY_CHANGE = (
     "graph.path",
     "graph.vocabulary",
     "task.table.files",
+    "task.table.sql",
+    "task.table.url",
     "partition",
     "model.recompute",
     "sampling.batch_size",  # only with the number of workers: the global batch stays
@@ -482,7 +487,7 @@ def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in _leaves(config)
         if not any(key == free or key.startswith(f"{free}.") for free in _MAY_CHANGE)
-        and not re.match(r"tasks\.[^.]+\.table\.files", key)
+        and not re.match(r"tasks\.[^.]+\.table\.(files|sql|url)", key)
     }
     # which there are, and in which order: the first one selects the best weights
     tasks = config.get("tasks")

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from raygnn.config.problems import Problem, dotted
 from raygnn.config.values import (
+    DATABASE,
+    NO_DATABASE,
     Conditions,
     InputPath,
     Names,
@@ -71,9 +73,20 @@ class TrainingTable(Section):
     """Training table (Robinson et al. 2024, RelBench): rows of an entity, a time and a target, each
     of which is a seed. A row sees what was known at its time, which includes edges of that time."""
 
-    files: Files = Field(
+    files: Files | None = Field(
+        None,
         description="CSV or Parquet: a file or a pattern such as rows/*.parquet, or one for each "
-        "split: {train: …, val: …, test: …}."
+        "split: {train: …, val: …, test: …}.",
+    )
+    sql: Text | None = Field(
+        None,
+        description="In place of files: a SELECT over the tables of graph.path, by their names, "
+        "and over files, relative to it.",
+    )
+    url: Text | None = Field(
+        None,
+        description="With sql: the database that runs it, env:NAME or sqlite:///FILE; null = "
+        "DuckDB, over tables and files.",
     )
     entity: Text = Field(description="Column with the id of a node of task.ntype.")
     time: Text | None = Field(
@@ -90,6 +103,13 @@ class TrainingTable(Section):
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if (self.files is None) == (self.sql is None):
+            both = "neither says" if self.sql is None else "both say"
+            yield Problem(at, f"files and sql: {both} where the rows are", "give one of them")
+        if self.sql is None:
+            yield from self.unused(at, "url", why="there is no sql")
+        if self.url is not None and not DATABASE.fullmatch(self.url):
+            yield Problem((*at, "url"), *NO_DATABASE)
         if self.split is not None and isinstance(self.files, dict):
             message = "split would be ignored: each split has files of its own"
             yield Problem((*at, "split"), message, "remove it, or name one file or pattern")

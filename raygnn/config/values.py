@@ -396,6 +396,12 @@ _ADDRESS = re.compile(r"auto|local|([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\
 Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+DATABASE = re.compile(r"env:[A-Za-z_]\w*|sqlite:///.+")
+NO_DATABASE = (  # does not show the value
+    "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be kept",
+    "set an environment variable to the URL, and name it, such as env:DATABASE_URL",
+)
+
 InputPath: TypeAlias = Annotated[Path, BeforeValidator(_to_path)]
 Place: TypeAlias = Annotated[
     Path | Uri,

@@ -85,7 +85,8 @@ def rows_of(config: Config, name: str, ids: Any, count: int) -> dict[str, Traini
     if not config.reads_rows(name):
         none = np.zeros(0, np.int64), None, np.zeros(0, np.int8), None
         return {TABLE: TrainingRows(*none, list(words or ()), False, "")}
-    return {TABLE: read_training_rows(config, ids, count, words)}
+    key = f"tasks.{name}.table" if name else "task.table"
+    return {TABLE: read_training_rows(config, ids, count, words, key)}
 
 
 def read_lists(

@@ -213,7 +213,7 @@ def of_rows(config: Config, rows: Path, name: str) -> Config:
     if table is None:
         what = f"{task.kind} of this run has no training table (task.table)"
         raise InputError(what, where=f"--rows {rows}", remedy="leave it out")
-    table = table.model_copy(update={"files": rows, "split": None})
+    table = table.model_copy(update={"files": rows, "sql": None, "url": None, "split": None})
     task = task.model_copy(update={"table": table, "split": None})
     changed = {"tasks": {**config.tasks, name: task}} if config.tasks else {"task": task}
     return config.model_copy(update=changed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
@@ -26,10 +29,12 @@ from tests.support.small_jobs import job
 
 IDS = pa.array(["ann", "bob", "cem"], pa.large_string())
 GOOD = "who,at,left\ncem,2024-01-01,no\nann,2024-01-02,yes\ncem,2024-02-01,yes\nbob,2024-03-01,\n"
+KEPT = GOOD.replace(",no", ",kept").replace(",yes", ",went")  # no truth values to DuckDB
+SELECT = 'select who, "at", "left" from visited join person on name = who'
 FOLDS = ["train", "train", "val", "test"]
 
 
-def config_of(place: Path, text: str = GOOD, **task: Any) -> Config:
+def config_of(place: Path, text: str = GOOD, graph: Any = None, **task: Any) -> Config:
     """Return a job whose training table has the column ``left`` as target."""
     (place / "rows.csv").write_text(text)
     table = {"files": str(place / "rows.csv"), "entity": "who", "time": "at", "target": "left"}
@@ -37,7 +42,8 @@ def config_of(place: Path, text: str = GOOD, **task: Any) -> Config:
     task.setdefault("split", {"by": "time", "val": "2024-02-01", "test": "2024-03-01"})
     task = {"kind": "node_classification", "ntype": "person", "table": table, **task}
     task = {key: value for key, value in task.items() if value is not None}
-    return load_config(job(place, task=task, model={"kind": "sage", "norm": "layer"}))
+    asked = job(place, task=task, model={"kind": "sage", "norm": "layer"})
+    return load_config(asked if graph is None else {**asked, "graph": graph})
 
 
 def read(place: Path, *args: Any, **task: Any) -> TrainingRows:
@@ -78,6 +84,63 @@ def test_files_of_each_split_and_a_column_are_the_same(tmp_path: Path) -> None:
         for name in ("nodes", "times", "splits", "targets"):
             np.testing.assert_array_equal(getattr(other, name), getattr(known, name))
         assert other.words == known.words
+
+
+def config_of_select(place: Path, sql: str = SELECT, url: str | None = None) -> Config:
+    """Return a job whose training table is a query over tables of its graph."""
+    (place / "people.csv").write_text("name\nann\nbob\ncem\n")
+    head, *lines = KEPT.splitlines()
+    (place / "visits.csv").write_text("\n".join([head, *reversed(lines)]))
+    person = {"sql": "select * from 'people.csv'", "id": "name"}
+    visited = {"files": "visits.csv", "source": "who", "target": "who"}
+    described = {"nodes": {"person": person}, "edges": {"person:visited:person": visited}}
+    (place / "tables.yaml").write_text(yaml.safe_dump(described))
+    table = {"files": None, "sql": sql, "url": url}
+    graph = {"format": "tables", "path": str(place / "tables.yaml")}
+    return config_of(place, graph=graph, table=table)
+
+
+def test_rows_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names tables of the graph, of which one is a query, or it runs in a database; its rows are
+    in the order of their values, so that they are the same each time."""
+    head, *lines = KEPT.splitlines()
+    known = read(tmp_path, "\n".join([head, *sorted(lines)]))
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        pd.read_csv(tmp_path / "rows.csv").to_sql("visits", database, index=False)
+        database.commit()
+    monkeypatch.setenv("SHOP", f"sqlite:///{tmp_path / 'shop.db'}")
+    for sql, url in [(SELECT, None), ("select * from visits", "env:SHOP")]:
+        rows = read_training_rows(config_of_select(tmp_path, sql, url), IDS, len(IDS))
+        for name in ("nodes", "times", "splits", "targets"):
+            np.testing.assert_array_equal(getattr(rows, name), getattr(known, name))
+        assert rows.words == known.words
+    first, again = (read_training_rows(config_of_select(tmp_path), IDS, len(IDS)) for _ in "12")
+    assert first.digest == again.digest
+    asked = of_rows(config_of_select(tmp_path), tmp_path / "rows.csv", "")
+    assert read_training_rows(asked.asking(), IDS, len(IDS)).splits.tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("select 1; select 2", "task.table.sql: this is not a single SELECT"),
+        (
+            "select * from visit",
+            "'visit' is no table, and no CSV or Parquet file\n  → did you mean visited?",
+        ),
+        ("select * from '/etc/rows.csv'", "outside of the directories that a query can read"),
+        (f"{SELECT} where false", "task.table.sql: the query returns no rows"),
+        (SELECT.replace("who", "'dan' as who", 1), "the query of task.table, row 1, column 'who'"),
+        (
+            SELECT.replace('"at"', 'null::date as "at"', 1),
+            "the query of task.table, row 1, column 'at'",
+        ),
+    ],
+)
+def test_wrong_queries(sql: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_training_rows(config_of_select(tmp_path, sql), IDS, len(IDS))
+    assert said in str(caught.value)
 
 
 def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
@@ -189,6 +252,11 @@ def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
         ({"table": {"files": {"train": "a.csv"}, "split": "fold"}}, "split would be ignored"),
         ({"table": {"files": {"dev": "a.csv"}}}, "train"),
         ({"table": {"entity": ""}}, "entity"),
+        ({"table": {"files": None}}, "files and sql: neither says where the rows are"),
+        ({"table": {"sql": "select 1"}}, "files and sql: both say where the rows are"),
+        ({"table": {"files": None, "sql": "select 1"}}, "graph.format is not tables"),
+        ({"table": {"url": "env:SHOP"}}, "table.url"),
+        ({"table": {"url": "postgresql://ann:secret@host/shop"}}, "a password written here"),
         ({"target": "left"}, "target would be ignored"),
     ],
 )
@@ -197,3 +265,4 @@ def test_contradictions_are_refused(task: dict[str, Any], said: str, tmp_path: P
         config_of(tmp_path, **task)
     assert said in str(refused.value)
     assert "task" in str(refused.value)
+    assert "secret" not in str(refused.value)

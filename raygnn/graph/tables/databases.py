@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raygnn.config.graph import TablesGraph
+from raygnn.config.graph import GraphConfig, TablesGraph
 from raygnn.config.places import HIDDEN
+from raygnn.config.values import DATABASE, NO_DATABASE
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables.description import DATABASE, NO_DATABASE, Description, read_description
-from raygnn.graph.tables.queries import Query, quoted, scan
+from raygnn.graph.tables.description import Description, read_description
+from raygnn.graph.tables.queries import Queries, Query, named, quoted, scan
 from raygnn.util.files import storage_errors
 
 _URL = re.compile(r"sqlite:///.+|postgres(?:ql)?://(?:[^:/?#@]*(?::([^/?#@]*))?@)?[^#@]*")
@@ -76,12 +77,35 @@ def _read(described: Description, file: Path, place: Path) -> Description:
                     stack.callback(databases[url].connection.close)
                 if (result := results.get((url, table.sql))) is None:
                     result = results[url, table.sql] = place / f"{len(results)}.parquet"
-                    raw = result.with_suffix(".raw.parquet")
-                    databases[url].read(table.sql, raw, f"{where}.sql")
-                    Query(f"{where}.sql", scan([raw]), {}, [raw]).run(result)
-                    raw.unlink()
+                    databases[url].write(table.sql, result, f"{where}.sql")
                 of_section[name] = table.model_copy(update={"sql": None, "files": str(result)})
     return described.model_copy(update=tables)
+
+
+@contextmanager
+def selected(graph: GraphConfig, sql: str, url: str | None, key: str) -> Iterator[Path]:
+    """Yield a temporary Parquet file with the rows of a SELECT, ordered by all columns.
+
+    Args:
+        graph: whose tables it names, and to whose description files are relative.
+        url: of a database that runs it; None = DuckDB.
+        key: section of the configuration that has it.
+
+    Raises:
+        DataError, CapabilityError: see `Queries.select` and `Database`.
+    """
+    assert isinstance(graph, TablesGraph)
+    file, where = Path(graph.path), f"{key}.sql"
+    with TemporaryDirectory(prefix="raygnn-") as place:
+        result = Path(place) / "rows.parquet"
+        if url is None:
+            Queries(file, description_of(graph)).select(sql, where).run(result)
+        else:
+            database = Database(url, file.parent, f"{key}.url")
+            with closing(database.connection):
+                database.write(sql, result, where)
+        with named({result: f"the query of {key}"}):
+            yield result
 
 
 def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
@@ -158,6 +182,14 @@ class Database:
             except BaseException:
                 self.connection.close()
                 raise
+
+    def write(self, sql: str, result: Path, where: str) -> None:
+        """Write the rows of a query as Parquet, ordered by all columns; raises as `read`, and
+        DataError without rows."""
+        raw = result.with_suffix(".raw.parquet")
+        self.read(sql, raw, where)
+        Query(where, scan([raw]), {}, [raw]).run(result)
+        raw.unlink()
 
     def read(self, sql: str, file: Path, where: str) -> int:
         """Write the rows of a query as Parquet, a batch at a time. Returns their number; raises

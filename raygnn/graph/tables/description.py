@@ -14,6 +14,8 @@ from raygnn.config.load import Document, read_text
 from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.values import (
     CLASS_PATTERN,
+    DATABASE,
+    NO_DATABASE,
     Count,
     Fraction,
     Names,
@@ -36,11 +38,6 @@ MAX_WIDTH = 1 << 10  # features that one column becomes
 _WIDTHS = range(2, MAX_WIDTH + 1)
 HASHING, SENTENCES = "hashing", "sentence-transformers/"  # encoders of text
 _MODEL_WIDTH = 1024  # features of a text by a model, about
-DATABASE = re.compile(r"env:[A-Za-z_]\w*|sqlite:///.+")
-NO_DATABASE = (  # does not show the value
-    "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be kept",
-    "set an environment variable to the URL, and name it, such as env:DATABASE_URL",
-)
 _NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
 

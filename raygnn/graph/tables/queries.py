@@ -139,11 +139,18 @@ class Queries:
         table = self._tables[key]
         if table.sql is None:
             return None
-        where = f"{self._file}: {key}.sql"
+        return self._query(table.sql, f"{self._file}: {key}.sql", self.keys.index(key))
+
+    def select(self, sql: str, where: str) -> Query:
+        """Return a query over all tables; ``where``: its place. Raises as `of`."""
+        return self._query(sql, where, len(self.keys))
+
+    def _query(self, sql: str, where: str, above: int) -> Query:
+        """Return a query that may name the queries among the first ``above`` tables."""
         views: dict[str, str] = {}
         files: dict[Path, None] = {}
         literals: list[tuple[int, int, str]] = []
-        nodes = list(_walk(_parsed(table.sql, where)))
+        nodes = list(_walk(_parsed(sql, where)))
         within = {
             entry["key"].lower() for n in nodes for entry in n.get("cte_map", {}).get("map", ())
         }
@@ -152,7 +159,7 @@ class Queries:
                 (name,) = node["qualified_name"]["path"]
                 if keys := self._keys.get(name.lower()):
                     name = name.lower()
-                    inner = self._table(name, keys, key, where)
+                    inner = self._table(name, keys, above, where)
                 elif name.lower() in within:
                     continue
                 else:
@@ -165,12 +172,12 @@ class Queries:
                 files |= dict.fromkeys(found)
                 place, length = given["query_location"], given["query_location_length"]
                 literals.append((place, length, f"[{', '.join(map(path_text, found))}]"))
-        select = table.sql.encode()
+        select = sql.encode()
         for place, length, paths in sorted(literals, reverse=True):
             select = select[:place] + paths.encode() + select[place + length :]
         return Query(where, select.decode(), views, list(files))
 
-    def _table(self, name: str, keys: Sequence[str], of: str, where: str) -> Query:
+    def _table(self, name: str, keys: Sequence[str], above: int, where: str) -> Query:
         """Return the query of another table, or one that reads its files."""
         if len(keys) > 1:
             remedy = f"write the full key in double quotes: {', '.join(keys)}"
@@ -178,7 +185,7 @@ class Queries:
                 f"{len(keys)} tables are called {show(name)}", where=where, remedy=remedy
             )
         table = self._tables[keys[0]]
-        if table.sql is not None and self.keys.index(keys[0]) >= self.keys.index(of):
+        if table.sql is not None and self.keys.index(keys[0]) >= above:
             message = f"it names {keys[0]}, which is no earlier query"
             remedy = "name tables with files, and queries that are above it in the description"
             raise DataError(message, where=where, remedy=remedy)

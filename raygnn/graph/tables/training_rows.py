@@ -17,11 +17,11 @@ from raygnn.config.schema import Config
 from raygnn.config.split import SplitConfig, TrainingTable
 from raygnn.config.task import NodeTaskConfig
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS, TrainingRows
 from raygnn.graph.sources.input_files import sha256
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import Times, first
+from raygnn.graph.tables.databases import selected
 from raygnn.graph.tables.description import LabelKind, Table
 from raygnn.graph.tables.frames import read_rows, unknown
 from raygnn.graph.tables.ids import Ids, Numbers
@@ -34,7 +34,11 @@ _REMEDY = "name nodes that the graph has, as it calls them, or leave the row out
 
 
 def read_training_rows(
-    config: Config, ids: Any, count: int, vocabulary: Sequence[Any] | None = None
+    config: Config,
+    ids: Any,
+    count: int,
+    vocabulary: Sequence[Any] | None = None,
+    key: str = "task.table",
 ) -> TrainingRows:
     """Read the training table of a task on nodes.
 
@@ -43,16 +47,22 @@ def read_training_rows(
         ids: pyarrow array of the user's ids of ``task.ntype``; None = numbers.
         count: number of nodes of the type.
         vocabulary: classes 0, 1, …; None = those of the table, sorted.
+        key: of the table in the configuration.
 
     Raises:
-        DataError: naming file, row and column: an entity is no node, a time is missing or of
-            another kind, a row for training has no target, or a row of a later split is before one
-            of training.
+        DataError: the query is wrong, see `selected`. Or naming file, row and column: an entity
+            is no node, a time is missing or of another kind, a row for training has no target, or a
+            row of a later split is before one of training.
     """
-    table = config.table
+    table, graph = config.table, config.graph
     assert table is not None
-    with unchanged(lambda: _files(table)[0]):
-        return _read(config, table, ids, count, vocabulary)
+    if table.sql is None:
+        with unchanged(lambda: _files(table)[0]):
+            return _read(config, table, ids, count, vocabulary)
+    assert graph is not None
+    with selected(graph, table.sql, table.url, key) as result:
+        rows = table.model_copy(update={"files": result, "sql": None})
+        return _read(config, rows, ids, count, vocabulary)
 
 
 def _read(
@@ -78,7 +88,7 @@ def _read(
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
     when = np.concatenate(times) if table.time is not None else None
     kind: LabelKind = "class" if task.classifies else "multi" if task.several_labels else "number"
-    targets: Array | None = None
+    targets: np.ndarray | None = None
     words, has_target = list(vocabulary or ()), np.zeros(reader.num, bool)
     asked = [table.target] if isinstance(table.target, str) else table.target
     if config.trains or {*asked} <= {*reader.names(files[0])}:
@@ -131,7 +141,7 @@ def _targets(
     files: Sequence[AnyPath],
     num: int,
     vocabulary: Sequence[Any] | None,
-) -> tuple[Array, list[Any]]:
+) -> tuple[np.ndarray, list[Any]]:
     """Return ``targets`` and ``words`` of `TrainingRows`."""
     label = {"column": table.target, "kind": kind}
     rows = Table.model_validate({"files": list(map(str, files)), "labels": {_TARGET: label}})
@@ -141,7 +151,7 @@ def _targets(
         return np.array(arrays[_TARGET].map()), words.get(_TARGET, [])
 
 
-def _by_time(split: SplitConfig | None, times: Array | None, known: Array) -> Array:
+def _by_time(split: SplitConfig | None, times: np.ndarray | None, known: np.ndarray) -> np.ndarray:
     """Return the split of each row by its time, int8 ``[N]``; -1 without ``task.split``."""
     if split is None or times is None:
         return np.full(len(known), -1, np.int8)
