@@ -274,6 +274,10 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
         if value and time is None:
             message = "this is of nodes that are drawn for each edge at its time"
             yield Problem((*at, *key), message, "remove it, or set sampling.time")
+    if task.tops and time is not None:
+        key = ("metric",) if task.ranking.top is None else ("ranking", "top")
+        message = "a source has a list of targets for each time, and metrics per source are of one"
+        yield Problem((*at, *key), message, "remove it, or sampling.time")
 
 
 def _table(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
 
+from raygnn.config.link_metrics import LinkMetric, RankingConfig, RankMetric
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
 from raygnn.config.split import SplitConfig, TrainingTable
@@ -66,10 +67,6 @@ _ClassWeights: TypeAlias = Annotated[
     ],
     or_say("balanced, or a list of numbers above 0, one for each class"),
 ]
-RankMetric: TypeAlias = Literal[
-    "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
-]
-
 _KIND = (
     "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
     "graphs), or which edges there are; or package.module:Class of your own raygnn.Task."
@@ -117,7 +114,7 @@ class NegativesConfig(Section):
         "time, instead of number.",
     )
     ends: Literal["both", "source", "target"] = Field(
-        "both", description="Ends of an edge that are replaced."
+        "both", description="Ends of an edge that are replaced, in rankings of evaluations, too."
     )
     filtered: bool | None = Field(
         None,
@@ -137,26 +134,6 @@ class NegativesConfig(Section):
         if self.correct and self.file is not None:
             message = "nodes in file are not sampled, so they have no probability"
             yield Problem((*at, "correct"), message, f"remove it, or {dotted(at)}.file")
-
-
-class RankingConfig(Section):
-    """Candidates among which each true edge is ranked in an evaluation."""
-
-    candidates: Count | None = Field(
-        None,
-        description="Number of candidates sampled uniformly for each edge and end; null = all "
-        "nodes, exactly, and 1 with temporal sampling.",
-    )
-    file: InputPath | None = Field(
-        None,
-        description="File of candidates for each edge, or of negative edges that all edges "
-        "share (npz, parquet, csv: see docs/models.md).",
-    )
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        if self.file is not None and self.candidates is not None:
-            message = f"candidates {self.candidates} would be ignored: there is a file of them"
-            yield Problem((*at, "candidates"), message, f"remove it, or {dotted(at)}.file")
 
 
 LOWER_IS_BETTER = ("mae", "rmse", "loss")
@@ -394,8 +371,11 @@ class LinkPrediction(_Edges):
 
     kind: Literal["link_prediction"] | UserClass = Field(description=_KIND)
     like: Literal["link_prediction"] = Field("link_prediction", description=_LIKE)
-    metric: RankMetric | None = Field(
-        None, description="Metric that selects the best weights; null = mrr."
+    metric: LinkMetric | None = Field(
+        None,
+        description="Metric that selects the best weights; null = mrr. recall@K, ndcg@K, map@K, "
+        "precision@K and hit_rate@K are of the K best targets of each source, of which it then "
+        "reports all, in place of mrr and hits.",
     )
     loss: Literal["bce", "bpr", "softmax", "margin", "self_adversarial"] | None = Field(
         None,
@@ -439,10 +419,27 @@ class LinkPrediction(_Edges):
         given = self.negatives.filtered
         return self.loss == "bpr" if given is None else given
 
+    @property
+    def ranks_edges(self) -> bool:
+        """True if each edge is ranked, for ``mrr`` and ``hits``."""
+        return self.chosen_metric in self.metrics
+
+    @property
+    def tops(self) -> tuple[int, ...]:
+        """Each K of the metrics per source, ascending; empty if there are none."""
+        chosen = () if self.ranks_edges else (int(self.chosen_metric.partition("@")[2]),)
+        return tuple(sorted({*self.ranking.tops, *chosen}))
+
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.negatives.correct and self.chosen_loss != "softmax":
             message = f"correct would be ignored: {dotted((*at, 'loss'))} is {self.loss}"
             yield Problem((*at, "negatives", "correct"), message, "remove it, or set softmax")
+        ranking = self.ranking
+        if self.tops and (ranking.candidates is not None or ranking.file is not None):
+            key = ("metric",) if ranking.top is None else ("ranking", "top")
+            message = "metrics per source are of all targets, and task.ranking names some of them"
+            remedy = f"remove it, or {dotted((*at, 'ranking'))}.candidates and file"
+            yield Problem((*at, *key), message, remedy)
 
 
 class _Graphs(_Task):

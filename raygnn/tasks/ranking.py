@@ -6,6 +6,8 @@ rank scores the nodes that it owns; higher and equal scores are counted over all
 the mean of the best and the worst rank (Sun et al., "A re-evaluation of knowledge graph completion
 methods", ACL 2020).
 
+Metrics per source are of the lists of the K best targets of each source.
+
 Alternatively each edge is ranked among some candidates, or among one list of negative edges; with
 lists of the Open Graph Benchmark (Hu et al., 2020) the metrics equal its evaluator's.
 
@@ -21,53 +23,25 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
+from raygnn.graph.staging.shard import SPLIT
 from raygnn.models.decoders import ROWS, Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks.metrics import score_order
+from raygnn.tasks.top import Known, Search, list_metrics, table, top_names, within
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
 _PAIRS = 1 << 16  # pairs of nodes that are compared at a time
-# Products have multiples of _QUERIES queries and ROWS nodes: for other shapes BLAS computes some
-# rows and columns with other kernels, so that equal nodes would get unequal scores.
-_QUERIES = 16
 _HITS = (1, 3, 10, 20, 50, 100)
 _RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
 # positions among the owned edges → rows of their sources, on the CPU; collective
 Sources = Callable[[np.ndarray], Tensor]
-
-
-@dataclass(frozen=True)
-class Known:
-    """Owned nodes that make a known edge with a node and a relation.
-
-    Attributes:
-        keys: int64 ``[E]``, sorted: node · R + relation, for R relations.
-        nodes: int64 ``[E]``.
-    """
-
-    keys: np.ndarray
-    nodes: np.ndarray
-
-    @classmethod
-    def from_edges(cls, keys: np.ndarray, nodes: np.ndarray) -> Known:
-        order = np.argsort(keys, kind="stable")
-        return cls(keys[order], nodes[order])
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of a query's number and a node, for queries ``[Q]``."""
-        low = np.searchsorted(self.keys, keys, side="left")
-        count = np.searchsorted(self.keys, keys, side="right") - low
-        query = np.repeat(np.arange(len(keys)), count)
-        within = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
-        return query, self.nodes[np.repeat(low, count) + within]
 
 
 @dataclass(frozen=True)
@@ -114,18 +88,19 @@ class Ranking:
         num = len(edges.src)
         given = np.zeros(num, np.int64) if relation is None else edges.column(relation)
         self._relation = given.astype(np.int64)
-        src, dst, kind = self._to_sources()
+        src, dst, kind = self._to_sources(np.arange(num))
         self._known = {
             "target": Known.from_edges(edges.src * relations + self._relation, edges.dst),
             "source": Known.from_edges(dst * relations + kind, src),
         }
 
-    def _to_sources(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return source, target and relation of the edges whose sources are owned. Collective."""
+    def _to_sources(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return source, target and relation of some owned edges to their sources' owners.
+        Collective."""
         exchange, bounds = self._exchange, self._bounds["source"]
-        order, send = group_by_owner(self._edges.src, bounds)
+        order, send = group_by_owner(self._edges.src[own], bounds)
         columns = [
-            torch.from_numpy(column[order])
+            torch.from_numpy(column[own[order]])
             for column in (self._edges.src, self._edges.dst, self._relation)
         ]
         counts = np.repeat(send[:, None], 3, axis=1)
@@ -142,8 +117,9 @@ class Ranking:
         rows: Mapping[str, Tensor],
         device: torch.device,
         candidates: Candidates | None = None,
+        ends: Sequence[str] = ENDS,
     ) -> dict[str, float]:
-        """Compute ``mrr`` and ``hits@1`` to ``hits@100``, over both ends, or those of candidates.
+        """Compute ``mrr`` and ``hits@1`` to ``hits@100``.
 
         Args:
             decoder: in float32 and on ``device``.
@@ -151,6 +127,7 @@ class Ranking:
             sources: returns the rows of these edges' sources.
             rows: end → rows of the owned nodes of its type, float32 ``[K, D]`` on the CPU.
             candidates: None = all nodes.
+            ends: which are replaced, unless candidates say so.
 
         Returns:
             Metrics; all NaN if a row is not finite or a score is NaN. The same on all ranks.
@@ -167,8 +144,91 @@ class Ranking:
             some = own[number * step : (number + 1) * step]
             if candidates is not None:
                 among = replace(candidates, keys=candidates.keys[number * step :][: len(some)])
-            found += self._round(decoder, some, sources(some), rows, device, among)
+            found += self._round(decoder, some, sources(some), rows, device, among, ends)
         return _means(torch.cat(found))
+
+    @torch.no_grad()
+    def metrics_per_source(
+        self,
+        decoder: Decoder,
+        split: int,
+        rows: Mapping[str, Tensor],
+        device: torch.device,
+        tops: Sequence[int],
+    ) -> dict[str, float]:
+        """Compute ``recall@K``, … of the best targets, averaged over the sources that have edges in
+        a split; with relations, over pairs of a source and a relation.
+
+        Edges of earlier splits, and of none, are no candidates; the other true ones of this split
+        are.
+
+        Args:
+            decoder, rows, device: see `metrics`.
+            split: position in `raygnn.worker.job.SPLITS`.
+            tops: each K, ascending.
+
+        Returns:
+            The same on all ranks; see `metrics`.
+        """
+        exchange, edges, relations = self._exchange, self._edges, self._relations
+        names = top_names(tops)
+        if self._broken(rows):
+            return dict.fromkeys(names, math.nan)
+        keys, codes = edges.src * relations + self._relation, edges.column(SPLIT)
+        earlier, span = codes < split, self._span("target")
+        known = Known.from_edges(keys[earlier], edges.dst[earlier])
+        ids = np.arange(*span)
+        search = Search(exchange, decoder, ids, rows["target"], span, known, relations, device)
+        src, dst, kind = self._to_sources(np.flatnonzero(codes == split))
+        pairs = np.unique(np.stack([src * relations + kind, dst], axis=1), axis=0)
+        starts = np.unique(pairs[:, 0], return_index=True)[1]
+        # A rank up to K is exact from the 2 K best: above and equal ones are fewer than that.
+        step = search.step(2 * tops[-1], exchange.world.size)
+        total, count, broken = np.zeros(len(names)), 0, False
+        for number in range(-(-exchange.max(len(starts)) // step)):
+            here = starts[number * step : (number + 1) * step + 1]
+            last = len(pairs) if len(here) <= step else here[step]
+            some = pairs[here[0] : last] if len(here) else pairs[:0]
+            query, ranks, unsure = self._ranks_in_lists(search, some, rows["source"], tops[-1])
+            found = list_metrics(query, ranks, tops)
+            total, count, broken = total + found.sum(1), count + found.shape[1], broken or unsure
+        if broken:
+            return dict.fromkeys(names, math.nan)
+        return dict(zip(names, (total / max(1, count)).tolist()))
+
+    def _ranks_in_lists(
+        self, search: Search, pairs: np.ndarray, rows: Tensor, k: int
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return the queries and ranks of all ranks' pairs, and if a score is NaN. Collective.
+
+        Args:
+            pairs: int64 ``[n, 2]``, see `Known`, sorted: keys of owned sources, and targets.
+            rows: of the owned sources.
+            k: up to which ranks are exact.
+        """
+        exchange = self._exchange
+        own = np.unique(pairs[:, 0]) // self._relations - self._span("source")[0]
+        kept = exchange.gather_rows(rows[torch.from_numpy(own)])
+        keys, target = exchange.gather_rows(torch.from_numpy(pairs)).numpy().T
+        keys, query = np.unique(keys, return_inverse=True)
+        columns, score = search.columns(target), torch.zeros(len(target))
+        best = torch.empty(len(keys), 0)
+        for start, scores in search.blocks(keys, kept):
+            mine = within(columns, start, scores.shape[1])
+            score[mine] = scores[query[mine], columns[mine] - start].cpu()
+            largest = scores.topk(min(2 * k, scores.shape[1])).values.cpu()
+            best = torch.cat([best, largest], dim=1)
+            best = best.topk(min(2 * k, best.shape[1])).values
+        score, counts = exchange.sum(score), torch.empty(2, len(score), dtype=torch.int64)
+        size = max(1, _SCORES // max(1, best.shape[1]))
+        for start in range(0, len(score), size):
+            part = slice(start, start + size)
+            others, one = best[torch.from_numpy(query[part])], score[part].unsqueeze(1)
+            counts[:, part] = torch.stack([(others > one).sum(1), (others == one).sum(1)])
+        above, equal = exchange.sum(counts).double().numpy()
+        there = (score > -torch.inf).numpy()  # else it is known of an earlier split
+        unsure = exchange.max(int(bool(best.isnan().any()))) > 0
+        return query[there], (above + (equal + 1) / 2)[there], unsure
 
     def _broken(self, rows: Mapping[str, Tensor]) -> bool:
         broken = any(not bool(torch.isfinite(each).all()) for each in rows.values())
@@ -182,8 +242,9 @@ class Ranking:
         rows: Mapping[str, Tensor],
         device: torch.device,
         candidates: Candidates | None,
+        ends: Sequence[str],
     ) -> list[Tensor]:
-        """Return ranks, float64 ``[Q]`` for each end, of a round of all ranks' edges."""
+        """Return ranks, float64 ``[Q]`` for each replaced end, of a round of all ranks' edges."""
         exchange, edges = self._exchange, self._edges
         first = int(self._bounds["target"][exchange.world.rank])
         targets = rows["target"][torch.from_numpy(edges.dst[own] - first)]
@@ -207,10 +268,12 @@ class Ranking:
                     left = keys if candidates.filtered else None
                     found.append(self._ranks_among(score_of, right, nodes[end], left, end))
                 continue
+            if end not in ends:
+                continue
             largest = int(np.diff(self._bounds[end]).max())  # of any rank: all have one shape
             size = min(_NODES, -(-largest // ROWS) * ROWS)
             blocks = [
-                _table(decoder, kept[end], some.to(device), relation, end, size)
+                table(decoder, kept[end], some.to(device), relation, end, size).cpu()
                 for some in rows[end].split(size)
             ]
             scores = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
@@ -343,16 +406,6 @@ class Ranking:
         return _scores(
             decoder, kept.to(device), rows["target"], None, "target", place, ends[1] - target
         )
-
-
-def _table(
-    decoder: Decoder, kept: Tensor, nodes: Tensor, relation: Tensor, end: str, size: int
-) -> Tensor:
-    more = -len(kept) % _QUERIES
-    queries, kinds = F.pad(kept, (0, 0, 0, more)), F.pad(relation, (0, more))
-    others = F.pad(nodes, (0, 0, 0, size - len(nodes)))
-    scores = decoder.against(queries, others, kinds, end)
-    return scores[: len(kept), : len(nodes)].float().cpu()
 
 
 def _scores(

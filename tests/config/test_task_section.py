@@ -8,7 +8,7 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
-from raygnn.config.task import TASKS, read_task
+from raygnn.config.task import TASKS, LinkPrediction, read_task
 from raygnn.errors import ConfigError
 
 JOB: dict[str, Any] = {
@@ -75,6 +75,10 @@ ROWS: dict[str, Any] = {"embedding": {"dim": 8}}
         ({**LINKS, "exclude": "self", "reverse": "x"}, {}, "task.reverse"),
         ({**LINKS, "split": {"val": 0.6, "test": 0.4}}, {}, "task.split.val"),
         ({**LINKS, "negatives": {"kind": "in_batch", "number": 3}}, {}, "task.negatives.number"),
+        ({**LINKS, "metric": "recall@0"}, {}, "task.metric"),
+        ({**LINKS, "metric": "hits@20", "ranking": {"top": 0}}, {}, "task.ranking.top"),
+        ({**LINKS, "ranking": {"top": 5, "candidates": 9}}, {}, "task.ranking.top"),
+        ({**LINKS, "metric": "map@5", "ranking": {"candidates": 9}}, {}, "task.metric"),
         ({"kind": "node_classification"}, {"decoder": "dot"}, "model.decoder"),
         ({"kind": "edge_classification"}, {"decoder": "dot"}, "model.decoder"),
         (LINKS, {"decoder": "dot", "relation": "r"}, "model.decoder"),
@@ -133,6 +137,23 @@ def test_splits_in_time_begin_in_their_order(val: Any, test: Any, message: str |
 def test_default_metrics_and_losses(task: dict[str, Any], metric: str, loss: str) -> None:
     found = load_config({**JOB, "task": task}).task
     assert (found.chosen_metric, getattr(found, "chosen_loss", "")) == (metric, loss)
+
+
+def test_lengths_of_lists_are_those_of_the_metric_and_those_named() -> None:
+    """With times each source has many lists, so that there are no such metrics."""
+    for metric, top, tops in (
+        (None, None, ()),
+        ("mrr", 10, (10,)),
+        ("recall@20", None, (20,)),
+        ("ndcg@20", [50, 10], (10, 20, 50)),
+    ):
+        job = {**JOB, "task": {**LINKS, "metric": metric, "ranking": {"top": top}}}
+        task = load_config(job).task
+        assert isinstance(task, LinkPrediction)
+        assert (task.tops, task.ranks_edges) == (tops, metric in (None, "mrr"))
+        if tops:
+            with pytest.raises(ConfigError, match="has a list of targets for each time"):
+                load_config({**job, "sampling": {"time": {"edges": "t"}}})
 
 
 def test_a_relation_may_be_the_encoders_alone() -> None:

@@ -278,20 +278,28 @@ class EdgePlane(PartitionPlane):
             return self._timed_metrics(model, own, drawn, task.loss, keep)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
-        if self.config.task.of_links:
+        if isinstance(links := self.config.task, LinkPrediction):
             decoder = copy.deepcopy(model.decoder).float().eval()
             owned = {str(end): rows[t].select(nodes[t]) for end, t in self._ntypes.items()}
             if listed is not None and listed.lists.pairs is not None:
                 given = decoder, own, listed.global_ids(), owned, self.ranks.device
                 return self._ranking.metrics_among(*given)
-            return self._ranking.metrics(
-                decoder,
-                own,
-                lambda some: self._of_sources(some, rows[self.etype[0]].select),
-                owned,
-                self.ranks.device,
-                self._candidates(own, listed),
-            )
+            found: dict[str, float] = {}
+            if links.ranks_edges:
+                found = self._ranking.metrics(
+                    decoder,
+                    own,
+                    lambda some: self._of_sources(some, rows[self.etype[0]].select),
+                    owned,
+                    self.ranks.device,
+                    self._candidates(own, listed),
+                    [end for end in ENDS if links.negatives.ends in ("both", end)],
+                )
+            if links.tops:
+                found |= self._ranking.metrics_per_source(
+                    decoder, SPLITS.index(split), owned, self.ranks.device, links.tops
+                )
+            return found
         outputs = self._outputs(model, rows, own)
         labels = self.labels[torch.from_numpy(own)]
         return measure(
@@ -304,9 +312,9 @@ class EdgePlane(PartitionPlane):
         are candidates. Collective."""
         task, seed = self.config.task, self.config.train.seed
         assert isinstance(task, LinkPrediction)
-        number, kind = task.ranking.candidates, NegativesConfig()
+        number, kind = task.ranking.candidates, NegativesConfig(ends=task.negatives.ends)
         if self.time is not None:
-            number, kind = number or 1, NegativesConfig(ends=task.negatives.ends)
+            number = number or 1
         if number is None:
             return None
         return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
