@@ -273,8 +273,8 @@ class EdgePlane(PartitionPlane):
                 message = f"no edge of the split {split!r} is in it"
                 raise listed.lists.error(message, "list those that are to be ranked")
         if self.time is not None:
-            links = self.config.task.of_links
-            drawn = listed or self._evaluation if links else self.labels[torch.from_numpy(own)]
+            ranked = self.config.task.of_links
+            drawn = listed or self._evaluation if ranked else self.labels[torch.from_numpy(own)]
             return self._timed_metrics(model, own, drawn, task.loss, keep)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
