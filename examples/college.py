@@ -1,11 +1,12 @@
-"""Messages between students as tables: CollegeMsg of SNAP (https://snap.stanford.edu/data), of
-Panzarasa, Opsahl & Carley 2009, whose lines are source, target and seconds since 1970.
+"""Timed edges as tables, from lines of source, target and seconds: CollegeMsg of SNAP
+(https://snap.stanford.edu/data), of Panzarasa, Opsahl & Carley 2009, and edits of Wikipedia pages
+by users, of JODIE (Kumar, Zhang & Leskovec 2019), where sources and targets are of two kinds.
 
     python examples/college.py CollegeMsg.txt DIRECTORY
     raygnn train jobs/college-links.yaml --set graph.path=DIRECTORY/tables.yaml
 
-Nothing is known of the students, so each has the number 1: what tells who writes to whom next is
-who wrote when.
+Nothing is known of the nodes, so each has the number 1: what tells who writes to whom next, or who
+edits what, is who did when.
 """
 
 from __future__ import annotations
@@ -17,23 +18,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-TABLES = """\
+MESSAGES = """\
 nodes:
-  student: {files: students.csv, id: student, features: {feat: one}}
+  student: {files: student.csv, id: id, features: {feat: one}}
 edges:
   student:wrote:student:
-    {files: messages.csv, source: source, target: target, time: at, reverse: heard_from}
+    {files: edges.csv, source: source, target: target, time: at, reverse: heard_from}
+"""
+EDITS = """\
+nodes:
+  user: {files: user.csv, id: id, features: {feat: one}}
+  page: {files: page.csv, id: id, features: {feat: one}}
+edges:
+  user:edited:page:
+    {files: edges.csv, source: source, target: target, time: at, reverse: edited_by}
 """
 
 
-def write(messages: Path, directory: Path) -> Path:
-    """Write ``students.csv``, ``messages.csv`` and ``tables.yaml``, whose path is returned."""
+def write(lines: Path, directory: Path) -> Path:
+    """Write the tables and ``tables.yaml``, whose path is returned."""
     directory.mkdir(parents=True, exist_ok=True)
-    source, target, at = np.loadtxt(messages, dtype=np.int64).T
-    students = np.unique([source, target])
-    _csv(directory / "students.csv", student=students, one=np.ones_like(students))
-    _csv(directory / "messages.csv", source=source, target=target, at=at)
-    (directory / "tables.yaml").write_text(TABLES)
+    source, target, at = np.loadtxt(lines, dtype=np.int64).T
+    nodes = {"user": np.unique(source), "page": np.unique(target)}
+    two_kinds = not np.intersect1d(*nodes.values()).size
+    if not two_kinds:
+        nodes = {"student": np.union1d(*nodes.values())}
+    for ntype, ids in nodes.items():
+        _csv(directory / f"{ntype}.csv", id=ids, one=np.ones_like(ids))
+    _csv(directory / "edges.csv", source=source, target=target, at=at)
+    (directory / "tables.yaml").write_text(EDITS if two_kinds else MESSAGES)
     return directory / "tables.yaml"
 
 

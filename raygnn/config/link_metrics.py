@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from raygnn.config.problems import Problem, dotted
-from raygnn.config.values import Count, InputPath, Section, must, or_say, to_tuple
+from raygnn.config.values import Conditions, Count, InputPath, Section, must, or_say, to_tuple
 from raygnn.config.yaml_text import KeyPath
 
 RankMetric: TypeAlias = Literal[
@@ -30,15 +30,24 @@ _Tops: TypeAlias = Annotated[
     Count | Annotated[tuple[Count, ...], BeforeValidator(to_tuple), Field(min_length=1)],
     or_say("a whole number from 1, or a list of them"),
 ]
+_Candidates: TypeAlias = Annotated[
+    Literal["destinations"] | Count, or_say("destinations, or a whole number from 1")
+]
 
 
 class RankingConfig(Section):
     """Candidates among which each true edge is ranked in an evaluation."""
 
-    candidates: Count | None = Field(
+    read_if: ClassVar[Conditions] = {"edges": ("candidates", "destinations")}
+
+    candidates: _Candidates | None = Field(
         None,
         description="Number of candidates sampled uniformly for each edge and end; null = all "
-        "nodes, exactly, and 1 with temporal sampling.",
+        "nodes, exactly, and 1 with temporal sampling; destinations = all targets of the edge "
+        "type's edges, at the edge's time, without other true ones.",
+    )
+    edges: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Edges of a split, chosen at random, that are ranked; null = all."
     )
     file: InputPath | None = Field(
         None,

@@ -113,6 +113,11 @@ class _Model(Section):
         description="Edge features of the predicted edges, an array or a list of arrays, "
         "which the decoder reads besides their ends; null = none.",
     )
+    pair_history: bool = Field(
+        False,
+        description="Temporal link prediction: the decoder (mlp) also reads how many earlier edges "
+        "the two ends have with each other and with any node, and the time since the last ones.",
+    )
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -156,6 +156,9 @@ def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]
             why=f"{task_name}.loss is {task.chosen_loss} and {name} {show(decoder)}; it is of the "
             "loss margin, and of bce and self_adversarial with the decoders rotate and transe",
         )
+    if model.pair_history and task.of_links and decoder != "mlp":
+        message = f"pair_history is read by the decoder mlp alone, and {name} is {show(decoder)}"
+        yield Problem(("model", "pair_history"), message, f"set {name} to mlp")
     if decoder is None or not task.of_edges:
         return
     if not task.of_links and decoder != "mlp":
@@ -186,6 +189,9 @@ def _network(config: Config) -> Iterator[Problem]:
     if model.decoder_features and not any(t.of_edges and not t.of_links for t in predicted):
         message = "decoder_features would be ignored: no task is of classes or numbers of edges"
         yield Problem(("model", "decoder_features"), message, "remove model.decoder_features")
+    if model.pair_history and not any(t.of_links for t in predicted):
+        message = "pair_history would be ignored: no task is link_prediction"
+        yield Problem(("model", "pair_history"), message, "remove model.pair_history")
     if isinstance(model, NoLayersConfig) and task.of_graphs:
         message = f"none is of nodes, and task.kind is {task.kind}"
         yield Problem(("model", "kind"), message, "choose another model.kind, or another task.kind")
@@ -263,9 +269,15 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
     if time is not None and task.negatives.kind in ("in_batch", "degree"):
         message = f"{task.negatives.kind} draws nodes by edges of all times"
         yield Problem((*at, "negatives", "kind"), message, "set it to uniform or local")
+    held_out = split is None or (split.by == "random" and (split.val, split.test) != (0.0, 0.0))
+    if config.model.pair_history and (held_out or not config.ordered):
+        message = "a history has held-out edges, which earlier edges would see"
+        remedy = f"set sampling.time without seeds, and {dotted((*at, 'split', 'by'))} to time"
+        yield Problem(("model", "pair_history"), message, remedy)
     drawn = {
         ("metric",): task.metric == "average_precision",
         ("negatives", "each"): task.negatives.each > 1,
+        ("ranking", "candidates"): task.ranking.candidates == "destinations",
     }
     if time is not None and task.negatives.filtered:
         message = "filtered would be ignored: a training edge may be a negative at other times"

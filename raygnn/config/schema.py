@@ -482,11 +482,11 @@ class Config(Section):
             return self
         task = self.tasks[name]
         decoder = task.decoder if isinstance(task, EdgesOfTasks) else None
-        features = None
-        if task.of_edges:
-            decoder = decoder or self.model.decoder
-            features = None if task.of_links else self.model.decoder_features
-        model = self.model.model_copy(update={"decoder": decoder, "decoder_features": features})
+        read = self.model.decoder_features if task.of_edges and not task.of_links else None
+        decoder = decoder or self.model.decoder if task.of_edges else None
+        history = self.model.pair_history and task.of_links
+        update = {"decoder": decoder, "decoder_features": read, "pair_history": history}
+        model = self.model.model_copy(update=update)
         return self.model_copy(update={"task": task, "tasks": None, "model": model})
 
     @property

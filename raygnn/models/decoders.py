@@ -60,17 +60,19 @@ class Decoder(nn.Module):
         """Compare all pairs of ``[B, D]`` and ``[K, D]`` → ``[B, K]``."""
         return query @ nodes.T
 
-    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None, *_: None) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None, *_: Any) -> Tensor:
         """Return scores of edges, ``[B, 1]``."""
         return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
 
-    def scores(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
+    def scores(
+        self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Tensor
+    ) -> Tensor:
         """Return scores of edges, ``[B]``; without gradients, equal rows get equal ones."""
-        num = len(source)
+        num, rows = len(source), (source, target, *features)
         if more := 0 if torch.is_grad_enabled() else -num % ROWS:
-            source, target = (F.pad(rows, (0, 0, 0, more)) for rows in (source, target))
+            rows = tuple(F.pad(some, (0, 0, 0, more)) for some in rows)
             relation = None if relation is None else F.pad(relation, (0, more))
-        return torch.flatten(self(source, target, relation))[:num]
+        return torch.flatten(self(*rows[:2], relation, *rows[2:]))[:num]
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
         """Return scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""
@@ -219,12 +221,12 @@ class Mlp(Decoder):
         return _by_rows(query, nodes, lambda q: self.compare(q.unsqueeze(1), nodes).squeeze(-1))
 
     def forward(
-        self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Tensor | None
+        self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Any
     ) -> Tensor:
         """Return outputs of edges, ``[B, out_features]``; ``features``: of edges, ``[B, F]``."""
         query = self.query(source, relation, "target")
         if self.features is not None:
-            query = query + self.features(*features)
+            query = query + self.features(features[0].to(query.dtype))
         return self.compare(query, self.target(target))
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:

@@ -95,7 +95,8 @@ class LinkModel(EdgeModel):
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
         own = dict(zip(_ENDS, pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
-        there = self.decoder.scores(ends["source"], ends["target"], part.relation)
+        features = () if part.pair_features is None else (part.pair_features,)
+        there = self.decoder.scores(ends["source"], ends["target"], part.relation, *features)
         if self.idle is not None:
             there = there + 0 * self.idle.to(there.dtype)
         absent, counts = [], []
@@ -105,9 +106,13 @@ class LinkModel(EdgeModel):
             for name in (end, f"{end}_neg"):
                 if (nodes := part.instead.get(name)) is None:
                     continue
-                candidates = F.embedding(nodes.flatten(), by_end[end])
-                score = self._each if nodes.dim() > 1 else self.decoder.against
-                scores.append(score(kept, candidates, part.relation, end))
+                given = kept, F.embedding(nodes.flatten(), by_end[end]), part.relation, end
+                read = part.instead_features.get(name)
+                scores.append(
+                    self._each(*given, *(() if read is None else (read.flatten(0, 1),)))
+                    if nodes.dim() > 1
+                    else self.decoder.against(*given)
+                )
                 other = nodes != own[end].unsqueeze(1)
                 counted.append(other & ~part.known[name] if name in part.known else other)
             if scores:
@@ -115,14 +120,16 @@ class LinkModel(EdgeModel):
                 counts.append(counted[0] if len(scores) == 1 else torch.cat(counted, dim=1))
         return LinkScores(there, absent, counts)
 
-    def _each(self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str) -> Tensor:
+    def _each(
+        self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str, *features: Tensor
+    ) -> Tensor:
         """Return scores ``[B, K]`` of ``kept`` ``[B, D]`` with K each of ``others``
-        ``[B · K, D]``."""
+        ``[B · K, D]``; ``features``: of these edges, ``[B · K, F]``."""
         times = others.shape[0] // max(1, kept.shape[0])
         repeated = kept.repeat_interleave(times, 0)
         kinds = None if relation is None else relation.repeat_interleave(times, 0)
         ends = (others, repeated) if end == "source" else (repeated, others)
-        return self.decoder.scores(*ends, kinds).view(kept.shape[0], times)
+        return self.decoder.scores(*ends, kinds, *features).view(kept.shape[0], times)
 
 
 class NodeHead(nn.Module):

@@ -23,7 +23,8 @@ from raygnn.worker.planes import vocabulary
 
 # suffixes of keys that are set for new data to what the training found
 _SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
-_RANKED = (".ranking.candidates", ".ranking.file", ".ranking.top")  # no weight depends on these
+# no weight depends on these
+_RANKED = tuple(f".ranking.{key}" for key in ("candidates", "edges", "file", "top"))
 _TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
 
 

@@ -238,6 +238,7 @@ class Part:
     instead: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
     log_q: dict[str, Tensor] = field(default_factory=dict)
+    instead_features: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Part:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
@@ -285,8 +286,7 @@ class Batch(Share):
         pairs: for edges as seeds, int64 ``[2, B]``: source and destination of each, as indices
             among the last block's destinations of their types; else None.
         relation: of these edges, int64 ``[B]``; None if they have none.
-        pair_features: of these edges, ``[B, F]`` in the compute dtype; None if no decoder reads
-            any.
+        pair_features: of these edges, ``[B, F]``; None if no decoder reads any.
         instead: replaced end, ``"source"`` or ``"target"`` → negatives, int64 ``[K]``, numbered as
             in ``pairs``, or ``[B, K]`` if each edge has its own; listed negatives are
             ``"source_neg"`` and ``"target_neg"``.
@@ -294,6 +294,7 @@ class Batch(Share):
             bool ``[B, K]``; empty = they count.
         log_q: replaced end → logarithm of the sampling probability of the edges' own nodes there
             and of the negatives, float32 ``[B + K]``; empty unless the loss reads it.
+        instead_features: likewise → ``pair_features`` of the negative edges, ``[B, K, F]``.
         routes: routes of the input nodes' embeddings, which ``x`` does not have yet; None if no
             node type has embeddings.
         awaited: rows that other hosts have yet to send; until then ``x``, ``degree`` and
@@ -314,6 +315,7 @@ class Batch(Share):
     instead: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
     log_q: dict[str, Tensor] = field(default_factory=dict)
+    instead_features: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
     awaited: AwaitedRows | None = None
     parts: dict[str, Part] = field(default_factory=dict)

@@ -8,7 +8,7 @@ seeds are in the order of the user's graph, whatever the partition.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -281,6 +281,7 @@ class EdgeSeeds:
         listed: replaces ends by listed nodes, for edges with an array `LISTED`.
         time: name of the array of times: an edge's ends see only what was before it, and each edge
             has negatives of its own, at its time.
+        history: sources, targets, relations and times of edges → features of their pairs.
     """
 
     def __init__(
@@ -295,6 +296,7 @@ class EdgeSeeds:
         negatives: Negatives | None = None,
         listed: ListedNegatives | None = None,
         time: str | None = None,
+        history: Callable[..., Tensor] | None = None,
     ):
         self.etype = edges.etype
         self.num = len(positions)
@@ -308,6 +310,7 @@ class EdgeSeeds:
         self._negatives = negatives
         self._listed = listed
         self._time = time
+        self._history = history
 
     def ids(self, index: Ids) -> np.ndarray:
         return as_ids(self._positions[as_ids(index)])
@@ -337,12 +340,20 @@ class EdgeSeeds:
             listed = self._listed.nodes(data[LISTED].numpy(), ends)
             drawn |= {f"{end}_neg": given for end, given in listed.items()}
         nodes, times, pairs, instead = _nodes(self.etype, ends, drawn, when)
+        features, others = data.get(JOINED), dict[str, Tensor]()
+        if self._history is not None and when is not None:
+            kind = np.zeros_like(when) if self._relation is None else data[self._relation].numpy()
+            features = self._history(*ends, kind, when)
+            for key, given in drawn.items():
+                both = dict(zip(ENDS, ends[:, :, None])) | {key.removesuffix("_neg"): given}
+                others[key] = self._history(*both.values(), kind[:, None], when[:, None])
         fields = {
             "y": torch.ones(len(piece.mine)) if self._target is None else data[self._target],
             "pairs": torch.from_numpy(pairs),
             "relation": None if self._relation is None else data[self._relation].long(),
-            "pair_features": data.get(JOINED),
+            "pair_features": features,
             "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
+            "instead_features": others,
         }
         if negatives is not None and when is None:
             kinds = None if self._relation is None else data[self._relation].long().numpy()

@@ -460,13 +460,34 @@ def ranked_among_drawn(
     everyones = [exchange.gather_rows(some.float().cpu()) for some in scores]
     if any(bool(some.isnan().any()) for some in everyones) or not len(everyones[0]):
         return dict.fromkeys((*_RANKS, "average_precision"), math.nan)
-    ranks = [
-        1 + ((other > own) & counted).sum(1) + ((other == own) & counted).sum(1) / 2
-        for own in [there.unsqueeze(1)]
-        for other, counted in zip(absent, counts)
-    ]
-    means = _means(exchange.gather_rows(torch.cat(ranks).double().cpu()))
+    ranks = [1 + ranked_above(there, other, counted) for other, counted in zip(absent, counts)]
+    means = _means(exchange.gather_rows(torch.cat(ranks).cpu()))
     scored = torch.cat(everyones)
     truth = (torch.arange(len(scored)) < len(everyones[0])).int()
     precision = binary_average_precision(score_order(scored), truth)
     return {**means, "average_precision": float(precision)}
+
+
+def ranked_above(there: Tensor, absent: Tensor, counted: Tensor) -> Tensor:
+    """Return how many negatives are ranked above each edge, float64 ``[n]``: half of those with an
+    equal score; NaN if a score is NaN. Arguments: see `ranked_among_drawn`."""
+    own = there.unsqueeze(1)
+    above, equal = (((other(absent, own)) & counted).sum(1) for other in (torch.gt, torch.eq))
+    broken = (absent.isnan() & counted).any(1) | there.isnan()
+    return (above + equal.double() / 2).masked_fill(broken, torch.nan)
+
+
+def metrics_of_ranks(ranks: Tensor, total: int, exchange: Exchange) -> dict[str, float]:
+    """Compute the metrics of `Ranking.metrics` from this rank's ranks of edges, float64 ``[n]``.
+    Collective.
+
+    Args:
+        total: number of edges of all ranks; if fewer were ranked, at random, then also
+            ``mrr_error``, the standard error of ``mrr``.
+    """
+    everyones = exchange.gather_rows(ranks)
+    metrics, num = _means(everyones), len(everyones)
+    if num < total:
+        spread = float((1 / everyones).sort().values.std())
+        metrics["mrr_error"] = spread * math.sqrt((1 - num / total) / num)
+    return metrics

@@ -18,6 +18,7 @@ from raygnn.models.heads import LinkModel
 
 KINDS = ("dot", "cosine", "distmult", "complex", "rotate", "transe", "mlp")
 RELATIONS, WIDTH = 3, 6
+NO_FEATURES: dict[str, Any] = {"pair_features": None, "instead_features": {}}
 
 
 def made(kind: str, out: int = 1) -> Decoder:
@@ -149,6 +150,7 @@ def test_a_node_that_the_edge_ends_at_is_no_negative() -> None:
         instead={"target": torch.tensor([2, 4])},
         relation=None,
         known={},
+        **NO_FEATURES,
     )
     scores = model.decode({"a": torch.rand(5, WIDTH)}, part)
     assert scores.counts[0].tolist() == [[False, True], [True, True]]
@@ -167,5 +169,7 @@ def test_equal_rows_tie_among_negatives_of_each_edge(kind: str) -> None:
         part = {"pairs": numbers[:edges].repeat(2, 1), "relation": None, "known": {}}
         part["instead"] = {"target": numbers.view(edges, negatives)}
         with torch.no_grad():
-            scores = model.decode({"a": torch.ones(len(numbers), 50) / 3}, SimpleNamespace(**part))
+            scores = model.decode(
+                {"a": torch.ones(len(numbers), 50) / 3}, SimpleNamespace(**part, **NO_FEATURES)
+            )
         assert len({*scores.there.tolist(), *scores.absent[0].flatten().tolist()}) == 1

@@ -42,7 +42,13 @@ from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.tasks.losses import Loss, make_link_loss
 from raygnn.tasks.metrics import measure
-from raygnn.tasks.ranking import Candidates, Ranking, ranked_among_drawn
+from raygnn.tasks.ranking import (
+    Candidates,
+    Ranking,
+    metrics_of_ranks,
+    ranked_above,
+    ranked_among_drawn,
+)
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
@@ -51,7 +57,7 @@ from raygnn.worker.planes.prediction_rows import (
     Predictions,
     chunk_rows,
 )
-from raygnn.worker.planes.seed_times import times_of
+from raygnn.worker.planes.seed_times import EdgeHistory, times_of
 from raygnn.worker.planes.vocabulary import count_numbers
 
 
@@ -110,8 +116,10 @@ class EdgePlane(PartitionPlane):
 
     @property
     def _width(self) -> int:
-        read = self.config.model.decoder_feature_names
-        return self.edges.column(JOINED).shape[1] if read else 0
+        model = self.config.model
+        if model.pair_history:
+            return EdgeHistory.width
+        return self.edges.column(JOINED).shape[1] if model.decoder_feature_names else 0
 
     @cached_property
     def labels(self) -> Tensor:
@@ -261,6 +269,7 @@ class EdgePlane(PartitionPlane):
             negatives=negatives,
             listed=listed,
             time=self.time,
+            history=self.history.features if self.config.model.pair_history else None,
         )
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
@@ -314,8 +323,8 @@ class EdgePlane(PartitionPlane):
         assert isinstance(task, LinkPrediction)
         number, kind = task.ranking.candidates, NegativesConfig(ends=task.negatives.ends)
         if self.time is not None:
-            number = number or 1
-        if number is None:
+            number = number if isinstance(number, int) else 1
+        if not isinstance(number, int):
             return None
         return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
 
@@ -437,7 +446,7 @@ class EdgePlane(PartitionPlane):
                 given = edges.column(target.relation)[some].astype(np.int64)
                 relation = torch.from_numpy(given).to(device)
             ends = rows[self.etype[2]].select(edges.dst[some])
-            features = edges.column(JOINED)[some].float().to(device) if self._width else None
+            features = edges.column(JOINED)[some].to(device) if self._width else None
             with torch.no_grad():
                 out = decoder(sources.to(device), ends.to(device), relation, features)
             outputs.append(out.float().cpu())
@@ -446,8 +455,8 @@ class EdgePlane(PartitionPlane):
     def _timed_outputs(self, model: EdgeModel, own: np.ndarray) -> Tensor:
         """Return `_outputs` of edges at their times, each from all that was before it."""
         links = self.config.task.of_links
-        chunks = [out[0].unsqueeze(1) if links else out for out in self._decoded(model, own)]
-        return torch.cat(chunks)
+        found = self._decoded(model, own + self.edges.first, self._at_once)
+        return torch.cat([out[0].unsqueeze(1) if links else out for out in found])
 
     def _timed_metrics(
         self,
@@ -468,28 +477,75 @@ class EdgePlane(PartitionPlane):
             outputs = self._timed_outputs(model, own)
             return measure(outputs, given, task, loss, self.control, self.positive, keep)
         draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
-        there, absent, counts = zip(*self._decoded(model, own, *draws))
+        positions = own + self.edges.first
+        there, absent, counts = zip(*self._decoded(model, positions, self._at_once, *draws))
         both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]
-        return ranked_among_drawn(torch.cat(there), both[0], both[1], self.control)
+        metrics = ranked_among_drawn(torch.cat(there), both[0], both[1], self.control)
+        if task.ranking.candidates == "destinations":
+            metrics |= self._among_destinations(model, own)
+        return metrics
 
-    def _decoded(self, model: EdgeModel, own: np.ndarray, *draws: Any) -> Iterator[Any]:
-        """Yield the decoder's results in minibatches: the ends of an edge are encoded at its time,
-        so edges share no rows. Collective."""
+    def _among_destinations(self, model: EdgeModel, own: np.ndarray) -> dict[str, float]:
+        """Return the metrics of edges, each ranked among all destinations of the type at its time.
+        Collective.
+
+        Ranks divide the edges evenly: the same edges are ranked on any number of them.
+        """
+        task, edges, history = self.config.task, self.edges, self.history
+        world = edges.exchange.world
+        assert isinstance(task, LinkPrediction)
+        positions = in_order(edges, own)
+        total = len(positions)
+        if task.ranking.edges is not None and task.ranking.edges < total:
+            random = np.random.default_rng(self.config.train.seed)
+            positions = positions[np.sort(random.choice(total, task.ranking.edges, replace=False))]
+        mine = np.array_split(positions, world.size)[world.rank].astype(np.int64)
+        names = [name for name in (self.time, self.target.relation) if name is not None]
+        (src, _), columns = edges.rows(mine, names)
+        when, kind = columns[0].long().numpy(), columns[-1].long().numpy()
+        kind = kind if self.target.relation is not None else np.zeros_like(when)
+        ranks = torch.ones(len(mine), dtype=torch.float64)
+        pieces = -(-len(history.targets) // self._at_once)
+        for nodes in np.array_split(history.targets, pieces):
+            start, size = 0, max(1, self._at_once // len(nodes))
+            for there, (absent,), (counts,) in self._decoded(model, mine, size, _Same(nodes)):
+                some = slice(start, start := start + len(there))
+                true = history.exist(src[some, None], nodes, kind[some, None], when[some, None])
+                ranks[some] += ranked_above(there, absent, counts & ~torch.from_numpy(true))
+        return metrics_of_ranks(ranks, total, self.control)
+
+    @cached_property
+    def history(self) -> EdgeHistory:
+        """The edges of the type with their times. Collective."""
+        assert self.time is not None
+        return EdgeHistory(self.edges, self.time, self.target.relation, self.relations)
+
+    @property
+    def _at_once(self) -> int:
+        return self.config.sampling.eval_batch_size or 1024
+
+    def _decoded(
+        self, model: EdgeModel, positions: np.ndarray, size: int, *draws: Any
+    ) -> Iterator[Any]:
+        """Yield the decoder's results in minibatches: the ends of an edge are encoded at its time.
+        Collective.
+
+        Args:
+            positions: int64 ``[n]``, of any edges.
+            size: edges in a minibatch.
+        """
         edges = self.edges
         exact = type(model)(model.encoder, copy.deepcopy(model.decoder).float().eval(), edges.etype)
-        size = self.config.sampling.eval_batch_size or 1024
         any_edge = np.minimum(edges.first, edges.bounds[-1:] - 1)  # for a rank that has none left
-        for number in range(-(-edges.exchange.max(len(own)) // size)):
-            some = own[number * size : (number + 1) * size] + edges.first
+        for number in range(-(-edges.exchange.max(len(positions)) // size)):
+            some = positions[number * size : (number + 1) * size]
             asked = some if len(some) else any_edge
             index = np.arange(len(asked))
             start = self._seeds(edges, asked, *draws).start(SeedSlice(index, index, 0, 0))
             assert start.times is not None
             rows = self.inference.encode(model.encoder, start.nodes, start.times)
-            weight, fields = torch.ones(len(asked)), dict(start.fields)
-            if fields["pair_features"] is not None:
-                fields["pair_features"] = fields["pair_features"].float()
-            part = Part(seeds=weight, weight=weight, total=0, window=0, **fields)
+            weight = torch.ones(len(asked))
+            part = Part(seeds=weight, weight=weight, total=0, window=0, **start.fields)
             with torch.no_grad():
                 yield _first(exact.decode(rows, part.to(self.ranks.device)), len(some))
 
@@ -498,6 +554,17 @@ class EdgePlane(PartitionPlane):
         ntypes = self._ntypes
         bounds: dict[str, np.ndarray] = {end: self.shard.bounds[ntypes[end]] for end in ENDS}
         return Ranking(self.edges, bounds, self.target.relation, self.relations)
+
+
+class _Same(Negatives):
+    """The same nodes as targets of every edge."""
+
+    def __init__(self, nodes: np.ndarray):
+        super().__init__({}, NegativesConfig(), 0)
+        self._nodes = nodes
+
+    def draw_each(self, epoch: int, step: int, edges: np.ndarray) -> dict[str, np.ndarray]:
+        return {"target": np.tile(self._nodes, (len(edges), 1))}
 
 
 def _first(out: Any, count: int) -> Any:

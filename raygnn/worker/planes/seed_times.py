@@ -1,4 +1,4 @@
-"""Times of seeds, and splits by time."""
+"""Times of seeds, splits by time, and edges that were before a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raygnn.config.task import NodeTaskConfig
 from raygnn.config.values import Duration
@@ -27,8 +28,10 @@ from raygnn.graph.times import (
 )
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Timing
-from raygnn.sampling.seeds import as_labels, known
+from raygnn.sampling.seeds import OwnedEdges, as_labels, known
 from raygnn.worker.job import SPLITS, Job
+
+_REMEMBERED = 1 << 26  # edges of a history
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,91 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
         codes = codes_since(times, since(everyones, *given))
         for code, split in enumerate(SPLITS):
             arrays[f"{split}_mask"] = torch.from_numpy(codes == code)
+
+
+class EdgeHistory:
+    """Edges of one type and their times, those of all ranks. The constructor is collective.
+
+    Every rank stores up to 64 bytes for each edge, and temporarily twice as many.
+
+    Args:
+        edges: the owned ones.
+        time, relation: names of their arrays; None = no relations.
+        relations: number of relations, at least 1.
+
+    Attributes:
+        targets: int64 ``[K]``, ascending: global ids of the nodes at which an edge ends.
+    """
+
+    width = 8  # of `features`
+
+    def __init__(self, edges: OwnedEdges, time: str, relation: str | None, relations: int):
+        if edges.bounds[-1] > _REMEMBERED:
+            raise DataError(
+                f"the type has {edges.bounds[-1]:,} edges, and every worker would store their "
+                f"history, of at most {_REMEMBERED:,}",
+                where=f"edge type {etype_str(edges.etype)!r}",
+                remedy="set model.pair_history to false and task.ranking.candidates to a number",
+            )
+        kind = np.zeros(len(edges.src)) if relation is None else edges.column(relation)
+        src, dst, when, kind = (
+            edges.exchange.gather_rows(torch.from_numpy(np.array(column, np.int64))).numpy()
+            for column in (edges.src, edges.dst, edges.column(time), kind)
+        )
+        self.targets = np.unique(dst)
+        self._nodes, self._relations = 1 + int(np.max([src, dst], initial=0)), relations
+        self._pairs = _Events(self._pair(src, dst, kind), when)
+        self._sources, self._targets = _Events(src, when), _Events(dst, when)
+
+    def _pair(self, src: np.ndarray, dst: np.ndarray, kind: np.ndarray) -> np.ndarray:
+        return (src * self._nodes + dst) * self._relations + kind
+
+    def exist(
+        self, src: np.ndarray, dst: np.ndarray, kind: np.ndarray, when: np.ndarray
+    ) -> np.ndarray:
+        """Return whether there are edges of these ends, relations and times, bool ``[…]``."""
+        pairs = self._pair(src, dst, kind)
+        return self._pairs.before(pairs, when + 1)[0] > self._pairs.before(pairs, when)[0]
+
+    def features(
+        self, src: np.ndarray, dst: np.ndarray, kind: np.ndarray, when: np.ndarray
+    ) -> Tensor:
+        """Describe what was *before* a time between two nodes, and at each: float32 ``[…, 8]``.
+
+        Logarithms of 1 + the number of edges and 1 + the time since the last of them, 0 without
+        any: of the pair with this relation, of the source and of the target. First, whether there
+        is one of the pair, and the logarithm of 1 + the number of edges that the source has had
+        since.
+        """
+        src, dst, kind, when = np.broadcast_arrays(src, dst, kind, when)
+        met, last = self._pairs.before(self._pair(src, dst, kind), when)
+        sent, last_sent = self._sources.before(src, when)
+        came, last_came = self._targets.before(dst, when)
+        since = sent - np.where(met > 0, self._sources.before(src, last + 1)[0], 0)
+        columns = met, when - last, since, sent, when - last_sent, came, when - last_came
+        found = np.stack([met > 0, *(np.log1p(column) for column in columns)], axis=-1)
+        return torch.from_numpy(found.astype(np.float32))
+
+
+class _Events:
+    """Events by key and time, int64 ``[n]`` each; keys are at least 0."""
+
+    def __init__(self, keys: np.ndarray, times: np.ndarray):
+        self._keys, self._times = np.unique(keys), np.unique(times)
+        self._size = len(self._times) + 1
+        self._codes = np.searchsorted(self._keys, keys) * self._size
+        self._codes += np.searchsorted(self._times, times)
+        self._codes.sort()
+
+    def before(self, keys: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of a key's events before a time, and the time of the last of them, or
+        that time without any: int64 ``[…]``."""
+        place = np.searchsorted(self._keys, keys)
+        low = np.searchsorted(self._codes, place * self._size)
+        high = np.searchsorted(
+            self._codes, place * self._size + np.searchsorted(self._times, times)
+        )
+        there = self._keys.take(place, mode="clip") == keys
+        count = np.where(there, high - low, 0)
+        last = self._times.take(self._codes.take(high - 1, mode="clip") % self._size, mode="clip")
+        return count, np.where(count > 0, last, times)
