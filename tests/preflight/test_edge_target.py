@@ -87,7 +87,7 @@ def test_a_predicted_relation_is_no_input() -> None:
         ({BUYS: MASKS}, {}, {"split": {"val": 0.2}}, "task.split would be ignored"),
         ({BUYS: {}, ALSO: {}}, {}, {"etype": "buys", "reverse": "also"}, "is no edge type from"),
         ({BUYS: {}}, {"relation": "kind"}, {}, "no array 'kind'"),
-        ({ALSO: {}}, {"kind": "none", "embedding": {"dim": 4}}, {}, "no weights"),
+        ({ALSO: {}}, {"kind": "none"}, {}, "no weights"),
         ({BUYS: {}}, {}, {"kind": "edge_regression", "target": "y"}, "no array 'y'"),
         (
             {BUYS: {"kind": 0}},
