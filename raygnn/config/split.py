@@ -1,4 +1,4 @@
-"""Which seeds of a task are for training, validation and test, and tables of seeds."""
+"""Splits of seeds into training, validation and test, and tables of seeds."""
 
 from __future__ import annotations
 

@@ -231,8 +231,8 @@ class EdgeHistory:
         )
         self.targets = np.unique(dst)
         self._nodes, self._relations = 1 + int(np.max([src, dst], initial=0)), relations
-        self._pairs = _Events(self._pair(src, dst, kind), when)
-        self._sources, self._targets = _Events(src, when), _Events(dst, when)
+        self._pairs = _TimedKeys(self._pair(src, dst, kind), when)
+        self._sources, self._targets = _TimedKeys(src, when), _TimedKeys(dst, when)
 
     def _pair(self, src: np.ndarray, dst: np.ndarray, kind: np.ndarray) -> np.ndarray:
         return (src * self._nodes + dst) * self._relations + kind
@@ -264,7 +264,7 @@ class EdgeHistory:
         return torch.from_numpy(found.astype(np.float32))
 
 
-class _Events:
+class _TimedKeys:
     """Events by key and time, int64 ``[n]`` each; keys are at least 0."""
 
     def __init__(self, keys: np.ndarray, times: np.ndarray):
