@@ -29,10 +29,10 @@ from torchmetrics.functional.classification import binary_average_precision
 from raygnn.graph.staging.shard import SPLIT
 from raygnn.models.decoders import ROWS, Decoder
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
-from raygnn.sampling.negatives import ENDS, ListedNegatives
+from raygnn.sampling.negatives import ENDS, KnownEdges, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks.metrics import score_order
-from raygnn.tasks.top import Known, Search, list_metrics, table, top_names, within
+from raygnn.tasks.top import Search, list_metrics, table, top_names, within
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
@@ -90,8 +90,8 @@ class Ranking:
         self._relation = given.astype(np.int64)
         src, dst, kind = self._to_sources(np.arange(num))
         self._known = {
-            "target": Known.from_edges(edges.src * relations + self._relation, edges.dst),
-            "source": Known.from_edges(dst * relations + kind, src),
+            "target": KnownEdges.from_edges(edges.src * relations + self._relation, edges.dst),
+            "source": KnownEdges.from_edges(dst * relations + kind, src),
         }
 
     def _to_sources(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -176,7 +176,7 @@ class Ranking:
             return dict.fromkeys(names, math.nan)
         keys, codes = edges.src * relations + self._relation, edges.column(SPLIT)
         earlier, span = codes < split, self._span("target")
-        known = Known.from_edges(keys[earlier], edges.dst[earlier])
+        known = KnownEdges.from_edges(keys[earlier], edges.dst[earlier])
         ids = np.arange(*span)
         search = Search(exchange, decoder, ids, rows["target"], span, known, relations, device)
         src, dst, kind = self._to_sources(np.flatnonzero(codes == split))
@@ -202,7 +202,7 @@ class Ranking:
         """Return the queries and ranks of all ranks' pairs, and if a score is NaN. Collective.
 
         Args:
-            pairs: int64 ``[n, 2]``, see `Known`, sorted: keys of owned sources, and targets.
+            pairs: int64 ``[n, 2]``, see `KnownEdges`, sorted: keys of owned sources, and targets.
             rows: of the owned sources.
             k: up to which ranks are exact.
         """
@@ -315,7 +315,7 @@ class Ranking:
 
         Args:
             score_of: numbers of queries, indices of owned nodes → scores.
-            keys: see `Known`, to exclude nodes; None = exclude none.
+            keys: see `KnownEdges`, to exclude nodes; None = exclude none.
         """
         first, last = self._span(end)
         nodes = np.concatenate([right[:, None], nodes], axis=1)

@@ -9,7 +9,6 @@ Shapes: Q queries, a source and a relation each; C owned candidates; K best of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from raygnn.config.link_metrics import TOP_METRICS
 from raygnn.models.decoders import ROWS, Decoder
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.negatives import KnownEdges
 
 _BLOCK = 1 << 12  # candidates that are scored at a time
 _AT_ONCE = 1 << 10  # queries of a round, of all ranks
@@ -26,32 +26,6 @@ _VALUES = 1 << 24  # of the lists of a round
 # Products have multiples of _ROWS queries and ROWS nodes: for other shapes BLAS computes some rows
 # and columns with other kernels, so that equal nodes would get unequal scores.
 _ROWS = 16
-
-
-@dataclass(frozen=True)
-class Known:
-    """Owned nodes that make a known edge with a node and a relation.
-
-    Attributes:
-        keys: int64 ``[E]``, sorted: node · R + relation, for R relations.
-        nodes: int64 ``[E]``.
-    """
-
-    keys: np.ndarray
-    nodes: np.ndarray
-
-    @classmethod
-    def from_edges(cls, keys: np.ndarray, nodes: np.ndarray) -> Known:
-        order = np.argsort(keys, kind="stable")
-        return cls(keys[order], nodes[order])
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of a query's number and a node, for queries ``[Q]``."""
-        low = np.searchsorted(self.keys, keys, side="left")
-        count = np.searchsorted(self.keys, keys, side="right") - low
-        query = np.repeat(np.arange(len(keys)), count)
-        within = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
-        return query, self.nodes[np.repeat(low, count) + within]
 
 
 def table(
@@ -84,7 +58,7 @@ class Search:
         ids: np.ndarray,
         rows: Tensor,
         span: tuple[int, int],
-        known: Known,
+        known: KnownEdges,
         relations: int,
         device: torch.device,
     ):
@@ -112,7 +86,7 @@ class Search:
         edges.
 
         Args:
-            keys: int64 ``[Q]``, see `Known`.
+            keys: int64 ``[Q]``, see `KnownEdges`.
             kept: rows of the sources, ``[Q, D]``.
         """
         kept = kept.to(self._device)
