@@ -116,8 +116,9 @@ def test_rows_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert rows.words == known.words
     first, again = (read_training_rows(config_of_select(tmp_path), IDS, len(IDS)) for _ in "12")
     assert first.digest == again.digest
-    asked = of_rows(config_of_select(tmp_path), tmp_path / "rows.csv", "")
-    assert read_training_rows(asked.asking(), IDS, len(IDS)).splits.tolist() == [-1] * 4
+    (tmp_path / "next.csv").write_text("who,at\nbob,2030-01-01\n")
+    asked = of_rows(config_of_select(tmp_path), tmp_path / "next.csv", "")
+    assert read_training_rows(asked.asking(), IDS, len(IDS)).nodes.tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -399,18 +399,6 @@ def test_several_words_in_a_list(tmp_path: Path) -> None:
 def test_times_for_seeds_are_stored_as_they_are(tmp_path: Path) -> None:
     found = feat(tmp_path, {"since": "seed"}, ["2024-01-01", None, "1960-01-01"])
     assert found == [1704067200 * 10**6, NEVER, -315619200 * 10**6]
-    both = [{"column": "age", "since": "seed"}, "income"]
-    for place, columns, message in (
-        ("nodes user features", {"feat": both}, "since: seed needs an array of its own"),
-        (
-            "edges user:bought:item features",
-            {"how": both[:1]},
-            "since: seed needs an array of its own",
-        ),
-    ):
-        graph = write_shop(tmp_path, spec=changed(place, columns))
-        with pytest.raises(ConfigError, match=message):
-            load_graph(graph)
 
 
 def test_half_precision_is_scaled_in_double(tmp_path: Path) -> None:
