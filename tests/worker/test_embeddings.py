@@ -247,7 +247,7 @@ def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
 def test_the_example_of_the_page(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's config is valid, and its lines of Python read the files."""
     page = CHECKOUT / "docs" / "models.md"
-    (section,) = (yaml.safe_load(b) for b in blocks("yaml", page) if "dim: 64" in b)
+    (section,) = (yaml.safe_load(b) for b in blocks("yaml", page) if "ntypes:" in b)
     config = make_job(graph={"typed": True}, **section)
     assert config.model.embedding is not None
     assert config.model.embedding.dim == 64
