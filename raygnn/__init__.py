@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raygnn.prediction.driver_side import embed as embed
     from raygnn.prediction.driver_side import evaluate as evaluate
     from raygnn.prediction.driver_side import predict as predict
+    from raygnn.prediction.driver_side import recommend as recommend
     from raygnn.prediction.export import export as export
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
@@ -49,7 +50,7 @@ _MODULES = {
     "raygnn.runs.diagnose": ("diagnose",),
     "raygnn.runs.run": ("open_run",),
     "raygnn.driver.train": ("check", "partition", "train"),
-    "raygnn.prediction.driver_side": ("embed", "evaluate", "predict"),
+    "raygnn.prediction.driver_side": ("embed", "evaluate", "predict", "recommend"),
     "raygnn.prediction.export": ("export",),
     "raygnn.tasks.lightning_modules": ("Task",),
     "raygnn.tuning.sweep": ("tune",),

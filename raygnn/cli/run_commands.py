@@ -1,5 +1,5 @@
-"""Commands about runs: runs, diagnose, report; and with their models: predict, embed, evaluate,
-export."""
+"""Commands about runs: runs, diagnose, report; and with their models: predict, recommend, embed,
+evaluate, export."""
 
 from __future__ import annotations
 
@@ -80,6 +80,31 @@ def _add_models(commands: Any) -> None:
         "--split and --at: those later than all of the training",
     )
 
+    recommend = run_command(
+        commands,
+        "recommend",
+        _recommend,
+        "write the best targets of each source, by a run of link prediction",
+    )
+    recommend.add_argument("--k", type=int, default=10, help="how many (default: 10)")
+    recommend.add_argument(
+        "--ids", metavar="LIST", help="only for these sources: an id in each line, or Parquet"
+    )
+    recommend.add_argument(
+        "--candidates",
+        metavar="LIST",
+        help="choose from these targets, as --ids; or array:NAME, those where this array of their "
+        "node type is not 0",
+    )
+    recommend.add_argument(
+        "--known",
+        choices=("exclude", "keep"),
+        default="exclude",
+        help="targets that the source has an edge to (default: exclude)",
+    )
+    recommend.add_argument("--relation", metavar="NAME", help="of the edges, if there are several")
+    recommend.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+
     embed = run_command(
         commands,
         "embed",
@@ -103,13 +128,13 @@ def _add_models(commands: Any) -> None:
         "write a run's tested model as programs of torch's, to serve it without raygnn",
     )
     _out(export, "the directory to write", "DIR")
-    for parser in (predict, embed):
+    for parser in (predict, recommend, embed):
         _out(parser, "the Parquet file to write")
     _split(predict, None, "train, val, test or all (default: all, but see --since)")
     _split(embed, "all", "train, val, test or all (default: all)")
     _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
            "all)")  # fmt: skip
-    for parser in (predict, embed, evaluate):
+    for parser in (predict, recommend, embed, evaluate):
         parser.add_argument(
             "--new-data",
             action="store_true",
@@ -200,22 +225,33 @@ def _report(args: argparse.Namespace) -> int:
 def _predict(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import predict
 
-    names = ("out", "task", "scores", "calibrated", "ids", "rows", "fanout", "since", "overwrite")
+    names: tuple[str, ...] = ("out", "split", "task", "scores", "calibrated", "ids", "rows")
+    names += ("fanout", "since", "overwrite")
     print_json(args, predict(args.name, **_options(args, *names)).to_dict())
+    return 0
+
+
+def _recommend(args: argparse.Namespace) -> int:
+    from raygnn.prediction.driver_side import recommend
+
+    names = ("out", "k", "ids", "candidates", "known", "relation", "task", "overwrite")
+    print_json(args, recommend(args.name, **_options(args, *names)).to_dict())
     return 0
 
 
 def _embed(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import embed
 
-    print_json(args, embed(args.name, **_options(args, "out", "ntype", "overwrite")).to_dict())
+    print_json(
+        args, embed(args.name, **_options(args, "out", "split", "ntype", "overwrite")).to_dict()
+    )
     return 0
 
 
 def _evaluate(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import evaluate
 
-    metrics = evaluate(args.name, **_options(args, "task"))
+    metrics = evaluate(args.name, **_options(args, "split", "task"))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
     return 0
@@ -230,7 +266,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The arguments of these names, and those of all three, as their functions take them."""
-    names += ("split", "at", "new_data", "trust", "storage", "verbose", "started")
+    """The arguments of these names, and those of all, as their functions take them."""
+    names += ("at", "new_data", "trust", "storage", "verbose", "started")
     options = {name: getattr(args, name) for name in names}
     return {**options, "overrides": args.set, "display": not args.json}

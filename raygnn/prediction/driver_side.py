@@ -1,14 +1,15 @@
-"""``raygnn predict``, ``raygnn embed`` and ``raygnn evaluate``."""
+"""``raygnn predict``, ``recommend``, ``embed`` and ``evaluate``."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from raygnn.prediction.merge import check_rows, free_file, merge_rows
 from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
-from raygnn.worker.job import ROWS, SPLITS
+from raygnn.worker.job import ROWS, SPLITS, Lists
 from raygnn.worker.planes.prediction_rows import numbers_of, pick_ntype, read_wanted
 from raygnn.worker.planes.vocabulary import target_key
 
@@ -143,6 +144,81 @@ def predict(
     of += "" if begin is None else f"edges since {begin}, "
     purpose = f"{of}split {asked.split} → {file}"
     return _write(asked, file, overwrite, purpose, beside=others, **request)
+
+
+def recommend(
+    run: str | Path | Run,
+    *,
+    out: str | PathLike[str],
+    k: int = 10,
+    ids: str | PathLike[str] | None = None,
+    candidates: str | PathLike[str] | None = None,
+    known: Literal["exclude", "keep"] = "exclude",
+    relation: str | None = None,
+    task: str | None = None,
+    at: int | str | date | None = None,
+    new_data: bool = False,
+    trust: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> Predicted:
+    """Write the ``k`` best targets of each source by a run of link prediction.
+
+    All candidates are scored, exactly. A node is never recommended to itself.
+
+    Args:
+        k: length of the lists; one is shorter if there are fewer candidates.
+        ids: a file with the sources, see `predict`; None = all nodes of the source type.
+        candidates: a file with the targets to choose from, as ``ids``; or ``array:NAME``, those
+            for which this array of the target type is not 0; None = all nodes of the target type.
+        known: ``exclude`` targets that a source has an edge to, of any split, or ``keep`` them.
+        relation: of the edges, if they have several.
+        at: a time as in `predict`: embeddings and known edges are of what was before it.
+        run, out, task, new_data, trust, storage, overrides, overwrite, verbose, display, started:
+            see `predict`; runs with ``sampling.time`` need ``at``.
+
+    Returns:
+        The file, sorted by the number of the source and by ``rank``. Columns: ``source``, ``rank``
+        from 1, ``target`` and ``score``. Targets with equal scores are in order of their numbers. A
+        source without candidates has no row.
+
+    Raises:
+        InputError: the run is not of link prediction, or its scores need more than embeddings
+            (``model.pair_history``, ``model.decoder_features``); and see `predict`.
+        PreflightError, TrainingError, Interrupted: see `predict`.
+    """
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    shown = (verbose, display, started)
+    others: dict[str, Any] = {"at": at, "trust": trust, "tables": False}
+    asked = ask(run, ("all",), "all", storage, overrides, *shown, new_data, task, True, **others)
+    model, what, where, remedy = asked.one.model, None, "recommend", ""
+    if not asked.one.task.of_links:
+        what = f"{asked.one.task.kind} has no scores of pairs of nodes"
+        remedy = "recommend by a run of link_prediction"
+    elif model.pair_history or model.decoder_feature_names:
+        key = "pair_history" if model.pair_history else "decoder_features"
+        what = f"model.{key} reads features of each pair, which embeddings do not have"
+        remedy = f"train without model.{key}"
+    elif asked.at is None and asked.config.sampling.time is not None:
+        what = "in a run with sampling.time, lists depend on the time"
+        remedy = "name it, such as --at 2026-01-31"
+    elif not 1 <= k <= LARGEST:
+        what, where, remedy = "this is no length of a list", f"--k {k}", "give a number from 1"
+    if what is not None:
+        raise InputError(what, where=where, remedy=remedy)
+    wanted = None if ids is None else read_wanted(Path(ids).expanduser().absolute(), "node")
+    among: Any = None
+    if candidates is not None:
+        array = re.fullmatch("array:(.+)", str(candidates))
+        place = Path(candidates).expanduser().absolute()
+        among = array[1] if array else read_wanted(place, "node")
+    purpose = f"{k} best targets of each source → {file}"
+    lists = Lists(k, known == "exclude", among, relation)
+    return _write(asked, file, overwrite, purpose, lists=lists, wanted=wanted)
 
 
 def embed(
@@ -339,6 +415,8 @@ def _write(
     check = partial(_check_nodes, asked, request)
     with asked.answered(purpose, check, rows=True, **request) as (found, place, plan):
         key = "row" if asked.one.table is not None else asked.one.task.unit
+        if request.get("lists"):
+            key = "source"
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
         names = _names(plan, asked, request.get("ntype"), key)
@@ -358,10 +436,16 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
         of_edges = [goal.edges.etype for goal in goals if goal.edges]
         there = [end for etype in of_edges for end in (etype[0], etype[2])]
         pick_ntype(ntype, [*dict.fromkeys([*there, *(g.ntype for g in goals if g.ntype)])])
-    if (wanted := request.get("wanted")) is not None:
-        known = plan.input.ids(plan.goals[asked.task].ntype)
+    if request.get("wanted") is None and request.get("lists") is None:
+        return
+    goal, lists = plan.goals[asked.task], request.get("lists")
+    source, target = (goal.edges.etype[0], goal.edges.etype[2]) if goal.edges else (goal.ntype,) * 2
+    asked_for = [(source, request.get("wanted"), "--ids")]
+    asked_for += [(target, lists.candidates, "--candidates")] if lists else []
+    for kind, ids, option in asked_for:
+        known = None if ids is None or isinstance(ids, str) else plan.input.ids(kind)
         if known is not None:
-            numbers_of(wanted, *known)
+            numbers_of(ids, *known, option)
 
 
 def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:

@@ -89,6 +89,10 @@ class Predicting:
             if request.embeddings:
                 key = "node" if about.of_edges else unit
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
+            elif request.lists is not None:
+                of_links: Any = plane  # as the driver has checked
+                lists = of_links.recommend(task, request)
+                own = write_rows(file, (some.table() for some in lists))
             else:
                 form = Format(
                     unit if config.table is None else "row",

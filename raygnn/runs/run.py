@@ -16,7 +16,7 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError, TrainingError, error_of
@@ -207,15 +207,7 @@ class Run:
 
         with TemporaryDirectory(prefix="raygnn-predict-") as directory:
             out, id_file = Path(directory) / "out.parquet", Path(directory) / "ids.parquet"
-            if ids is not None:
-                try:
-                    pandas.DataFrame({"id": list(ids)}).to_parquet(id_file)
-                except (TypeError, ValueError) as error:  # Arrow's
-                    raise InputError(
-                        f"these are no ids: {error}",
-                        where="ids",
-                        remedy="give numbers or texts, not both",
-                    ) from None
+            _write_ids(ids, id_file, "ids")
             if isinstance(rows, pandas.DataFrame):
                 named = None not in rows.index.names  # else the index would be a column
                 rows.to_parquet(rows := Path(directory) / "rows.parquet", index=named)
@@ -233,6 +225,62 @@ class Run:
                 task=task,
                 at=at,
                 since=since,
+                new_data=new_data,
+                trust=trust,
+            )
+            return pandas.read_parquet(out)
+
+    def recommend(
+        self,
+        k: int = 10,
+        *,
+        ids: Sequence[int] | Sequence[str] | None = None,
+        candidates: Sequence[int] | Sequence[str] | str | None = None,
+        known: Literal["exclude", "keep"] = "exclude",
+        relation: str | None = None,
+        task: str | None = None,
+        at: int | str | date | None = None,
+        new_data: bool = False,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
+        """Return the ``k`` best targets of each source, by a run of link prediction.
+
+        Args:
+            ids: sources; None = all.
+            candidates: targets to choose from, or ``array:NAME``; None = all.
+            known, relation, task, at, new_data, trust: see `raygnn.recommend`.
+            overrides, timeout: see `predict`.
+
+        Returns:
+            Columns of `raygnn.recommend`.
+
+        Raises:
+            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.recommend`.
+        """
+        import pandas
+
+        with TemporaryDirectory(prefix="raygnn-recommend-") as directory:
+            out, sources, targets = (
+                Path(directory) / f"{name}.parquet" for name in ("out", "ids", "candidates")
+            )
+            _write_ids(ids, sources, "ids")
+            if not isinstance(candidates, str):
+                _write_ids(candidates, targets, "candidates")
+                candidates = None if candidates is None else str(targets)
+            self._ask(
+                "recommend",
+                overrides,
+                timeout,
+                out=out,
+                k=k,
+                ids=None if ids is None else sources,
+                candidates=candidates,
+                known=known,
+                relation=relation,
+                task=task,
+                at=at,
                 new_data=new_data,
                 trust=trust,
             )
@@ -481,6 +529,18 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
+
+
+def _write_ids(ids: Sequence[int] | Sequence[str] | None, file: Path, name: str) -> None:
+    """Write ids for a verb; raises InputError if they are none. None = nothing."""
+    import pandas
+
+    try:
+        if ids is not None:
+            pandas.DataFrame({"id": list(ids)}).to_parquet(file)
+    except (TypeError, ValueError) as error:  # Arrow's
+        what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
+        raise InputError(what, where=name, remedy=remedy) from None
 
 
 def row_of(run: Run) -> dict[str, str]:

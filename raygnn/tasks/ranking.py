@@ -28,11 +28,12 @@ from torchmetrics.functional.classification import binary_average_precision
 
 from raygnn.graph.staging.shard import SPLIT
 from raygnn.models.decoders import ROWS, Decoder
+from raygnn.models.kernels.compiled import keep_best
 from raygnn.sampling.exchange import Exchange, ask_owners, group_by_owner
 from raygnn.sampling.negatives import ENDS, KnownEdges, ListedNegatives
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks.metrics import score_order
-from raygnn.tasks.top import Search, list_metrics, table, top_names, within
+from raygnn.tasks.top import Search, empty_lists, list_metrics, table, top_names, within
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and temporarily a few times that
 _NODES = 1 << 18  # on a device at a time
@@ -212,22 +213,20 @@ class Ranking:
         keys, target = exchange.gather_rows(torch.from_numpy(pairs)).numpy().T
         keys, query = np.unique(keys, return_inverse=True)
         columns, score = search.columns(target), torch.zeros(len(target))
-        best = torch.empty(len(keys), 0)
+        best, places = empty_lists(len(keys), 2 * k)
         for start, scores in search.blocks(keys, kept):
             mine = within(columns, start, scores.shape[1])
             score[mine] = scores[query[mine], columns[mine] - start].cpu()
-            largest = scores.topk(min(2 * k, scores.shape[1])).values.cpu()
-            best = torch.cat([best, largest], dim=1)
-            best = best.topk(min(2 * k, best.shape[1])).values
+            keep_best(scores.cpu().numpy(), start, best, places)
         score, counts = exchange.sum(score), torch.empty(2, len(score), dtype=torch.int64)
         size = max(1, _SCORES // max(1, best.shape[1]))
         for start in range(0, len(score), size):
             part = slice(start, start + size)
-            others, one = best[torch.from_numpy(query[part])], score[part].unsqueeze(1)
+            others, one = torch.from_numpy(best[query[part]]), score[part].unsqueeze(1)
             counts[:, part] = torch.stack([(others > one).sum(1), (others == one).sum(1)])
         above, equal = exchange.sum(counts).double().numpy()
         there = (score > -torch.inf).numpy()  # else it is known of an earlier split
-        unsure = exchange.max(int(bool(best.isnan().any()))) > 0
+        unsure = exchange.max(int(np.isnan(best).any())) > 0
         return query[there], (above + (equal + 1) / 2)[there], unsure
 
     def _broken(self, rows: Mapping[str, Tensor]) -> bool:

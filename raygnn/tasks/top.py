@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raygnn.config.link_metrics import TOP_METRICS
 from raygnn.models.decoders import ROWS, Decoder
+from raygnn.models.kernels.compiled import keep_best
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import KnownEdges
 
@@ -62,7 +63,7 @@ class Search:
         relations: int,
         device: torch.device,
     ):
-        self._decoder, self._rows, self._device = decoder, rows, device
+        self._exchange, self._decoder, self._rows, self._device = exchange, decoder, rows, device
         self._known, self._relations, self._span = known, relations, span
         self.most = exchange.max(len(ids))
         self._size = max(ROWS, min(_BLOCK, -(-self.most // ROWS) * ROWS))
@@ -72,6 +73,37 @@ class Search:
     def step(self, k: int, workers: int) -> int:
         """Return the number of queries of each rank in a round with lists of ``k``."""
         return max(1, min(_AT_ONCE, _VALUES // max(1, min(k, self.most))) // workers)
+
+    @torch.no_grad()
+    def lists(
+        self, keys: np.ndarray, kept: Tensor, k: int, names: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best candidates of all ranks for this rank's queries: scores float32
+        ``[Q, n]``, descending, and names int64 ``[Q, n]``, ascending among equal scores, n at most
+        ``k``; -inf and -1 where a list has no more. Collective.
+
+        Args:
+            keys, kept: see `blocks`; of this rank.
+            names: int64 ``[C]`` of this rank's candidates, ascending.
+        """
+        exchange, world = self._exchange, self._exchange.world.size
+        count = exchange.gather_rows(torch.tensor([len(keys)]))
+        everyones = exchange.gather_rows(torch.from_numpy(keys)).numpy()
+        width = max(1, min(k, self.most))
+        best, columns = empty_lists(len(everyones), width)
+        for start, scores in self.blocks(everyones, exchange.gather_rows(kept)):
+            keep_best(scores.cpu().numpy(), start, best, columns)
+        named = np.append(names, -1)[columns]
+        send = np.repeat(count.numpy()[:, None], 2, axis=1)
+        given = torch.from_numpy(best), torch.from_numpy(named)
+        came = exchange.columns(given, send, exchange.counts(send))
+        # those of each rank side by side
+        found, named = (
+            c.numpy().reshape(world, -1, width).swapaxes(0, 1).reshape(-1, world * width)
+            for c in came
+        )
+        order = np.lexsort((named, -found))[:, :k]
+        return np.take_along_axis(found, order, 1), np.take_along_axis(named, order, 1)
 
     def columns(self, nodes: np.ndarray) -> np.ndarray:
         """Return the columns of nodes ``[n]``; -1 if this rank has no such candidate."""
@@ -99,6 +131,11 @@ class Search:
             inside = within(columns, start, len(some))
             scores[query[inside], columns[inside] - start] = -torch.inf
             yield start, scores
+
+
+def empty_lists(queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return lists for `keep_best`."""
+    return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1)
 
 
 def within(columns: np.ndarray, start: int, count: int) -> np.ndarray:

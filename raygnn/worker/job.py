@@ -41,6 +41,24 @@ def attempts(run_dir: Path) -> int:
 
 
 @dataclass(frozen=True)
+class Lists:
+    """Lists of the best targets of each source that a request is for.
+
+    Attributes:
+        k: length.
+        known: skip targets that the source has an edge to, of any split.
+        candidates: targets to choose from, as `Request.wanted`, or the name of an array of their
+            node type that is not 0 for them; None = all.
+        relation: name or number of the relation; None = there is only one.
+    """
+
+    k: int
+    known: bool = True
+    candidates: Any = None
+    relation: str | None = None
+
+
+@dataclass(frozen=True)
 class Request:
     """Request for predictions or metrics of a trained model.
 
@@ -58,6 +76,7 @@ class Request:
         since: skip edges before this time; None = none.
         embeddings: rows hold the last hidden layer's output in place of predictions.
         ntype: node type of the embeddings; None = the task's.
+        lists: rows hold targets to recommend in place of predictions; None = predictions.
         task: name of one of several tasks; "" = the only one, or all for metrics.
         sizes: the `Sizes` of the training data, if the request is for other data; else None.
         kept: location of the weights for nodes that do not see the command's directory.
@@ -74,6 +93,7 @@ class Request:
     since: int | str | None = None
     embeddings: bool = False
     ntype: str | None = None
+    lists: Lists | None = None
     task: str = ""
     sizes: Mapping[str, int] | None = None
     kept: RemotePath | None = None

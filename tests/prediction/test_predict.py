@@ -95,6 +95,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         task = (config.of(request.task) if request.task else config).task
         key = "node" if request.embeddings and task.of_edges else task.unit
         key = "row" if getattr(task, "table", None) else key
+        key = "source" if request.lists else key
         files = sorted((aside / ROWS).iterdir())
         assert merge.merge_files(files, file, key) == result["rows"]
     return pq.read_table(out)

@@ -143,3 +143,26 @@ def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
         for j in range(width):
             total[j] += part[j]
     return total
+
+
+@njit(**_COMPILE)
+def keep_best(scores, first, best, columns):  # type: ignore[no-untyped-def]
+    """Put a block of scores into lists of the best, of which the first of equal ones stays ahead.
+
+    Args:
+        scores: float32 ``[Q, n]``; -inf is left out, NaN counts as the highest.
+        first: column of the block's first score.
+        best: float32 ``[Q, K]``, descending, -inf where a list has no more; modified.
+        columns: int64 ``[Q, K]``, their columns, -1 where it has no more; modified.
+    """
+    last = best.shape[1] - 1
+    for q in range(scores.shape[0]):
+        row, kept, of = scores[q], best[q], columns[q]
+        for c in range(row.shape[0]):
+            score = row[c]
+            if score > kept[last] or score != score:
+                p = last
+                while p > 0 and (kept[p - 1] < score or score != score):
+                    kept[p], of[p] = kept[p - 1], of[p - 1]
+                    p -= 1
+                kept[p], of[p] = score, first + c

@@ -54,23 +54,24 @@ def read_wanted(file: Path, key: str) -> Any:
     return values
 
 
-def numbers_of(wanted: Any, names: Any, count: int) -> np.ndarray:
+def numbers_of(wanted: Any, names: Any, count: int, option: str = "--ids") -> np.ndarray:
     """Return the unique numbers of the wanted nodes or graphs, int64, ascending.
 
     Args:
         wanted: from `read_wanted`.
         names: pyarrow array ``[count]`` of the user's names; None = they are numbers.
         count: number of nodes or graphs.
+        option: that names the list.
 
     Raises:
         InputError: one does not exist; it is named with its position in the list.
     """
     if names is None:
-        found = pc.cast(_as(wanted, pa.int64()), pa.int64())
+        found = pc.cast(_as(wanted, pa.int64(), option), pa.int64())
         there = pc.and_(pc.greater_equal(found, 0), pc.less(found, count))
         found = pc.if_else(there, found, None)
     else:
-        wanted = _as(wanted, names.type)
+        wanted = _as(wanted, names.type, option)
         # scan all names, since an index of them would take far more memory
         starts = range(0, count, _NAMES)
         there = (pc.is_in(names.slice(start, _NAMES), value_set=wanted) for start in starts)
@@ -82,7 +83,7 @@ def numbers_of(wanted: Any, names: Any, count: int) -> np.ndarray:
         raise InputError(
             f"there is no {wanted[at].as_py()!r} among the {count:,} of this graph; it is number "
             f"{at + 1} of the list",
-            where="--ids",
+            where=option,
             remedy=_REMEDY,
         )
     return np.unique(found.to_numpy(zero_copy_only=False).astype(np.int64))
@@ -116,7 +117,7 @@ def _lines(file: Path) -> Any:
     return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
 
 
-def _as(values: Any, kind: Any) -> Any:
+def _as(values: Any, kind: Any, option: str) -> Any:
     if values.type == kind:
         return values
     if pa.types.is_string(values.type) and pa.types.is_integer(kind):
@@ -127,7 +128,7 @@ def _as(values: Any, kind: Any) -> Any:
     except pa.ArrowException:
         raise InputError(
             f"these ids are {values.type}, those of the graph are {kind}",
-            where="--ids",
+            where=option,
             remedy=_REMEDY,
         ) from None
 
@@ -181,6 +182,33 @@ class Embedded:
         )
 
 
+@dataclass(frozen=True)
+class Recommended:
+    """Lists of the best targets of some sources.
+
+    Attributes:
+        ids: original ids of the sources, int64 ``[n]``, ascending.
+        targets: original ids, int64 ``[n, k]``, the best first; -1 where a list has no more.
+        scores: float32 ``[n, k]``.
+    """
+
+    ids: np.ndarray
+    targets: np.ndarray
+    scores: np.ndarray
+
+    def table(self) -> pa.Table:
+        """Return the columns ``source``, ``rank`` from 1, ``target`` and ``score``."""
+        source, place = np.nonzero(self.targets >= 0)
+        return pa.table(
+            {
+                "source": self.ids[source],
+                "rank": place + 1,
+                "target": self.targets[source, place],
+                "score": self.scores[source, place],
+            }
+        )
+
+
 def node_splits(shard: Shard, ntype: str) -> np.ndarray:
     """Return the splits of the owned nodes: see `Predictions`."""
     codes = np.full(shard.owned(ntype), NO_SPLIT, np.int8)
@@ -200,10 +228,21 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
     own = np.arange(shard.owned(ntype))
     if request.split != "all":
         own = own[node_splits(shard, ntype) == SPLITS.index(request.split)]
+    return listed_nodes(job, request.wanted, shard, ntype, own)
+
+
+def listed_nodes(
+    job: Job, wanted: Any, shard: Shard, ntype: str, own: np.ndarray, option: str = "--ids"
+) -> np.ndarray:
+    """Return which positions ``own [n]`` are of wanted nodes, ascending by their original ids.
+
+    Args:
+        wanted, option: see `numbers_of`; None = all are.
+    """
     original = shard.original[ntype]
-    if request.wanted is not None:
+    if wanted is not None:
         names = job.read(lambda: read_ids(job.meta, ntype))
-        numbers = numbers_of(request.wanted, names, shard.num_nodes(ntype))
+        numbers = numbers_of(wanted, names, shard.num_nodes(ntype), option)
         own = own[np.isin(original[own], numbers)]
     return own[np.argsort(original[own])]
 

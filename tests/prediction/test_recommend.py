@@ -1,0 +1,222 @@
+"""Lists of the best targets are those of plain Python over all pairs, on any number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+import torch
+
+from raygnn import recommend
+from raygnn.config.schema import Config
+from raygnn.errors import InputError
+from raygnn.models.kernels.compiled import keep_best
+from raygnn.runs.run import Run
+from raygnn.tasks import top
+from raygnn.worker.job import Lists
+from tests.prediction.test_predict import ask
+from tests.prediction.test_predict_at import AT, trained
+from tests.support.small_jobs import train_on_ranks
+from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, shop
+from tests.worker.test_recommenders import recommender
+
+COLUMNS = ["source", "rank", "target", "score"]
+
+
+def lists(run: Run, config: Config, workers: int, lists: Lists, **more: Any) -> pandas.DataFrame:
+    table = ask(run, config, workers, lists=lists, scores=False, **more)
+    assert table.column_names == COLUMNS
+    return table.to_pandas()
+
+
+def _alike(decoder: Any, kept: torch.Tensor, nodes: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.zeros(len(kept), len(nodes))
+
+
+def _broken(decoder: Any, kept: torch.Tensor, nodes: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.full((len(kept), len(nodes)), torch.nan)
+
+
+def by_hand(scores: np.ndarray, known: set[tuple[int, int]], k: int) -> dict[int, list[int]]:
+    """Return the targets of each source; of equal ones the first."""
+    found = {}
+    for source, row in enumerate(scores):
+        order = [t for t in np.argsort(-row, kind="stable") if (source, t) not in known]
+        if order:
+            found[source] = [int(target) for target in order[:k]]
+    return found
+
+
+def targets(frame: pandas.DataFrame) -> dict[int, list[int]]:
+    for _, some in frame.groupby("source"):
+        assert some["rank"].tolist() == list(range(1, len(some) + 1))
+    return {int(s): some["target"].tolist() for s, some in frame.groupby("source")}
+
+
+def all_scores(run: Run, config: Config) -> np.ndarray:
+    """Return the scores of all pairs by their embeddings; the decoder is a dot product."""
+    rows = {
+        ntype: np.stack(ask(run, config, 1, embeddings=True, ntype=ntype)["embedding"].to_pylist())
+        for ntype in ("person", "thing")
+    }
+    return np.asarray(rows["person"] @ rows["thing"].T, np.float32)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Config]:
+    config = recommender(tmp_path_factory.mktemp("runs"), "shop", "factors")
+    return train_on_ranks(config), config
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("k", [1, 7, THINGS + 5])
+def test_lists_are_those_of_all_pairs(
+    made: tuple[Run, Config], known: bool, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources come in several rounds, candidates in several blocks."""
+    monkeypatch.setattr(top, "_BLOCK", 16)
+    monkeypatch.setattr(top, "_AT_ONCE", 96)
+    run, config = made
+    edges, scores = shop().edges[LIKES], all_scores(*made)
+    had = set(zip(edges.src.tolist(), edges.dst.tolist())) if known else set()
+    wanted = by_hand(scores, had, k)
+    for workers in (1, 2, 3):
+        frame = lists(run, config, workers, Lists(k, known))
+        found = targets(frame)
+        assert list(found) == list(wanted)  # ascending
+        for source, some in found.items():  # products may be rounded differently
+            assert len({*some}) == len(some) == len(wanted[source])
+            assert not had & {(source, target) for target in some}
+            right = scores[source, wanted[source]]
+            assert scores[source, some] == pytest.approx(right, abs=1e-6)
+        assert np.abs(scores[frame["source"], frame["target"]] - frame["score"]).max() < 1e-6
+
+
+def test_equal_scores_are_in_order_of_the_targets(
+    made: tuple[Run, Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "_BLOCK", 16)
+    monkeypatch.setattr(top, "table", _alike)
+    edges = shop().edges[LIKES]
+    had = set(zip(edges.src.tolist(), edges.dst.tolist()))
+    wanted = by_hand(np.zeros((PEOPLE, THINGS)), had, 7)
+    for workers in (1, 2, 3):
+        assert targets(lists(*made, workers, Lists(7))) == wanted
+
+
+def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
+    """Candidates are a list, or an array of their type; sources without one have no row."""
+    run, config = made
+    scores, data = all_scores(*made), shop()
+    some, among = [5, 3, 149], [7, 2, 9, 40]
+    frame = lists(run, config, 2, Lists(3, False, pa.array(among)), wanted=pa.array(some))
+    allowed = np.where(np.isin(np.arange(THINGS), among), scores, -np.inf)
+    assert targets(frame) == {s: by_hand(allowed, set(), 3)[s] for s in sorted(some)}
+
+    mask = data.nodes["thing"].data["test_mask"]
+    frame = lists(run, config, 2, Lists(4, False, "test_mask"))
+    allowed = np.where(mask, scores, -np.inf)
+    assert targets(frame) == by_hand(allowed, set(), 4)
+
+    edges = data.edges[LIKES]
+    one = int(edges.dst[0])
+    frame = lists(run, config, 2, Lists(4, True, pa.array([one])))
+    left = set(range(PEOPLE)) - set(edges.src[edges.dst == one].tolist())
+    assert targets(frame) == {person: [one] for person in sorted(left)}
+
+    with pytest.raises(RuntimeError, match=r"--candidates: there is no 900 .* number 2"):
+        lists(run, config, 1, Lists(4, True, pa.array([1, 900])))
+    with pytest.raises(RuntimeError, match="has no array 'stock'"):
+        lists(run, config, 1, Lists(4, True, "stock"))
+
+
+def test_relations(tmp_path: Path) -> None:
+    """A relation's own known edges are excluded, and its scores count."""
+    config = config_of(
+        tmp_path,
+        "related",
+        task=LINKS,
+        model={"hidden": 8, "decoder": "distmult"},
+        train={"epochs": 1},
+    )
+    run = train_on_ranks(config)
+    for workers in (1, 2):
+        found = [lists(run, config, workers, Lists(5, relation=str(r))) for r in range(4)]
+        assert len({tuple(targets(frame)[0]) for frame in found}) > 1
+        edges = shop().edges[LIKES]
+        for number, frame in enumerate(found):
+            of = edges.data["relation"] == number
+            had = set(zip(edges.src[of].tolist(), edges.dst[of].tolist()))
+            assert not had & set(zip(frame["source"], frame["target"]))
+    with pytest.raises(RuntimeError, match="the edges have several relations"):
+        lists(run, config, 1, Lists(5))
+    with pytest.raises(RuntimeError, match="there is no relation '4'"):
+        lists(run, config, 1, Lists(5, relation="4"))
+
+
+@pytest.mark.dgl
+def test_lists_at_a_time(tmp_path: Path) -> None:
+    """What a node meets later is still recommended, and itself never."""
+    run, config = trained(tmp_path, "link_prediction", time={})
+    frames = [lists(run, config, workers, Lists(6), at=AT) for workers in (1, 2)]
+    pandas.testing.assert_frame_equal(frames[0], frames[1], atol=1e-4)
+    everything = lists(run, config, 1, Lists(10**6), at=AT)
+    assert (everything["source"] != everything["target"]).all()
+    from raygnn.graph.dgl import dgl
+
+    (graph,), _ = dgl().load_graphs(str(tmp_path / "graph.dgl"))
+    src, dst = (ends.numpy() for ends in graph.edges())
+    before = graph.edata[config.sampling.time.edges].numpy() < AT
+    pairs = set(zip(everything["source"], everything["target"]))
+    earlier = set(zip(src[before].tolist(), dst[before].tolist()))
+    assert not earlier & pairs
+    later = {(s, d) for s, d in zip(src[~before].tolist(), dst[~before].tolist()) if s != d}
+    assert later - earlier <= pairs
+
+
+def test_equal_scores_and_nan() -> None:
+    """The first of equal ones is kept, in any blocks; NaN is never lost."""
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 4, (5, 40)).astype(np.float32)
+    scores[2, 3:] = -np.inf
+    for size in (1, 7, 40):
+        best, columns = top.empty_lists(5, 6)
+        for start in range(0, 40, size):
+            keep_best(np.ascontiguousarray(scores[:, start : start + size]), start, best, columns)
+        for row, kept, of in zip(scores, best, columns):
+            order = [c for c in np.argsort(-row, kind="stable")[:6] if row[c] > -np.inf]
+            assert of.tolist() == order + [-1] * (6 - len(order))
+            assert kept[: len(order)].tolist() == row[order].tolist()
+    scores[1, 20] = np.nan
+    best, columns = top.empty_lists(5, 1)
+    keep_best(scores, 0, best, columns)
+    assert np.isnan(best[:, 0]).tolist() == [False, True, False, False, False]
+
+
+def test_scores_that_are_nan_are_no_lists(
+    made: tuple[Run, Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "table", _broken)
+    with pytest.raises(RuntimeError, match="scores of this model are NaN"):
+        lists(*made, 2, Lists(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "this is no length of a list"),
+        ({"at": 3}, "the run was trained without times"),
+        ({"ids": "none.txt"}, "there is no such file"),
+        ({"task": "likes"}, "this run has one task"),
+    ],
+)
+def test_refused_before_anything_starts(
+    made: tuple[Run, Config], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        recommend(made[0], out=tmp_path / "top.parquet", display=False, **options)
+    assert not list(tmp_path.iterdir())
