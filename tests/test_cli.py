@@ -177,7 +177,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     written = SimpleNamespace(path="a", programs={}, to_dict=lambda: {"rows": 3})
     for module, results in {
         "raygnn.prediction.driver_side": {
-            **{"predict": written, "embed": written, "evaluate": {"val/loss": 0.5}}
+            **dict.fromkeys(("predict", "recommend", "embed"), written),
+            "evaluate": {"val/loss": 0.5},
         },
         "raygnn.prediction.export": {"export": written},
         "raygnn.tuning.sweep": {"tune": written},
@@ -191,10 +192,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_predictions_are_given_their_arguments(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    what = {"split": "all", "new_data": False, "trust": False, "storage": "runs", "verbose": False}
+    what = {"new_data": False, "trust": False, "storage": "runs", "verbose": False}
     what |= {"overrides": [], "display": True, "at": None}
     file = {"out": "a.parquet", "overwrite": False}
-    every = {
+    every: dict[str, Any] = {
         "split": None,
         "since": None,
         "task": None,
@@ -225,8 +226,13 @@ def test_predictions_are_given_their_arguments(
     changed |= {"storage": "there", "overrides": ["graph.path=b"], "display": False}
     assert calls.pop() == ("predict", "first", {**what, **file, **every, **changed})
     assert json.loads(capsys.readouterr().out) == {"rows": 3}
+    argv = ["recommend", "first", "--out", "a.parquet", "--k", "3", "--known", "keep"]
+    assert main([*argv, "--candidates", "array:new", "--relation", "likes"]) == 0
+    every = {"k": 3, "known": "keep", "candidates": "array:new", "relation": "likes"}
+    every |= {"ids": None, "task": None}
+    assert calls.pop() == ("recommend", "first", {**what, **file, **every})
     assert main(["embed", "first", "--out", "a.parquet", "--ntype", "item"]) == 0
-    assert calls.pop() == ("embed", "first", {**what, **file, "ntype": "item"})
+    assert calls.pop() == ("embed", "first", {**what, **file, "split": "all", "ntype": "item"})
     assert main(["evaluate", "first", "--task", "kind", "--json"]) == 0
     asked = {"split": None, "task": "kind", "display": False}
     assert calls.pop() == ("evaluate", "first", {**what, **asked})

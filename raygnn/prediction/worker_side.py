@@ -90,8 +90,9 @@ class Predicting:
                 key = "node" if about.of_edges else unit
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
             elif request.lists is not None:
-                of_links: Any = plane  # as the driver has checked
-                lists = of_links.recommend(task, request)
+                from raygnn.worker.planes.recommendations import recommend
+
+                lists = recommend(plane, task, request)
                 own = write_rows(file, (some.table() for some in lists))
             else:
                 form = Format(

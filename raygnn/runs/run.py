@@ -205,22 +205,19 @@ class Run:
         """
         import pandas
 
-        with TemporaryDirectory(prefix="raygnn-predict-") as directory:
-            out, id_file = Path(directory) / "out.parquet", Path(directory) / "ids.parquet"
-            _write_ids(ids, id_file, "ids")
+        with TemporaryDirectory(prefix="raygnn-rows-") as directory:
             if isinstance(rows, pandas.DataFrame):
                 named = None not in rows.index.names  # else the index would be a column
                 rows.to_parquet(rows := Path(directory) / "rows.parquet", index=named)
-            self._ask(
+            return self._rows(
                 "predict",
                 overrides,
                 timeout,
                 split=split,
                 rows=rows,
-                out=out,
                 scores=scores,
                 calibrated=calibrated,
-                ids=id_file if ids is not None else None,
+                ids=ids,
                 fanout=",".join(map(str, fanout)) if fanout is not None else None,
                 task=task,
                 at=at,
@@ -228,7 +225,6 @@ class Run:
                 new_data=new_data,
                 trust=trust,
             )
-            return pandas.read_parquet(out)
 
     def recommend(
         self,
@@ -259,32 +255,9 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.recommend`.
         """
-        import pandas
-
-        with TemporaryDirectory(prefix="raygnn-recommend-") as directory:
-            out, sources, targets = (
-                Path(directory) / f"{name}.parquet" for name in ("out", "ids", "candidates")
-            )
-            _write_ids(ids, sources, "ids")
-            if not isinstance(candidates, str):
-                _write_ids(candidates, targets, "candidates")
-                candidates = None if candidates is None else str(targets)
-            self._ask(
-                "recommend",
-                overrides,
-                timeout,
-                out=out,
-                k=k,
-                ids=None if ids is None else sources,
-                candidates=candidates,
-                known=known,
-                relation=relation,
-                task=task,
-                at=at,
-                new_data=new_data,
-                trust=trust,
-            )
-            return pandas.read_parquet(out)
+        options: dict[str, Any] = {"k": k, "ids": ids, "candidates": candidates, "known": known}
+        options |= {"relation": relation, "task": task, "at": at, "new_data": new_data}
+        return self._rows("recommend", overrides, timeout, trust=trust, **options)
 
     def embed(
         self,
@@ -309,13 +282,8 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.embed`.
         """
-        import pandas
-
-        with TemporaryDirectory(prefix="raygnn-embed-") as directory:
-            out = Path(directory) / "out.parquet"
-            options = {"split": split, "out": out, "ntype": ntype or None, "at": at}
-            self._ask("embed", overrides, timeout, new_data=new_data, trust=trust, **options)
-            return pandas.read_parquet(out)
+        options = {"split": split, "ntype": ntype or None, "at": at, "trust": trust}
+        return self._rows("embed", overrides, timeout, new_data=new_data, **options)
 
     def evaluate(
         self,
@@ -343,6 +311,27 @@ class Run:
             "evaluate", overrides, timeout, new_data=new_data, trust=trust, **options
         )["metrics"]
         return metrics
+
+    def _rows(
+        self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
+    ) -> pandas.DataFrame:
+        """Return the rows that a verb writes; options that are lists of ids become files."""
+        import pandas
+
+        with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
+            for name in ("ids", "candidates"):
+                values = options.get(name)
+                if values is None or isinstance(values, str):
+                    continue
+                options[name] = Path(directory) / f"{name}.parquet"
+                try:
+                    pandas.DataFrame({"id": list(values)}).to_parquet(options[name])
+                except (TypeError, ValueError) as error:  # Arrow's
+                    what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
+                    raise InputError(what, where=name, remedy=remedy) from None
+            out = Path(directory) / "out.parquet"
+            self._ask(verb, overrides, timeout, out=out, **options)
+            return pandas.read_parquet(out)
 
     def _ask(
         self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
@@ -529,18 +518,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-
-
-def _write_ids(ids: Sequence[int] | Sequence[str] | None, file: Path, name: str) -> None:
-    """Write ids for a verb; raises InputError if they are none. None = nothing."""
-    import pandas
-
-    try:
-        if ids is not None:
-            pandas.DataFrame({"id": list(ids)}).to_parquet(file)
-    except (TypeError, ValueError) as error:  # Arrow's
-        what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
-        raise InputError(what, where=name, remedy=remedy) from None
 
 
 def row_of(run: Run) -> dict[str, str]:

@@ -10,8 +10,9 @@ import pandas
 import pyarrow as pa
 import pytest
 import torch
+import yaml
 
-from raygnn import recommend
+from raygnn import open_run, recommend
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.models.kernels.compiled import keep_best
@@ -20,6 +21,8 @@ from raygnn.tasks import top
 from raygnn.worker.job import Lists
 from tests.prediction.test_predict import ask
 from tests.prediction.test_predict_at import AT, trained
+from tests.prediction.test_table_jobs import shop as shop_of_tables
+from tests.support.commands import Command
 from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, shop
 from tests.worker.test_recommenders import recommender
@@ -158,6 +161,22 @@ def test_relations(tmp_path: Path) -> None:
         lists(run, config, 1, Lists(5, relation="4"))
 
 
+def test_one_of_several_tasks(tmp_path: Path) -> None:
+    tasks = {
+        "likes": LINKS,
+        "price": {"kind": "node_regression", "ntype": "thing", "target": "price"},
+    }
+    given: dict[str, Any] = {"model": {"hidden": 8, "decoder": "dot"}, "train": {"epochs": 1}}
+    config = config_of(tmp_path, "several", task=None, tasks=tasks, **given)
+    run = train_on_ranks(config)
+    frames = [lists(run, config, workers, Lists(5), task="likes") for workers in (1, 2)]
+    pandas.testing.assert_frame_equal(frames[0], frames[1], atol=1e-4)
+    edges = shop().edges[LIKES]
+    had = set(zip(edges.src.tolist(), edges.dst.tolist()))
+    assert len(frames[0]) == 5 * PEOPLE
+    assert not had & set(zip(frames[0]["source"], frames[0]["target"]))
+
+
 @pytest.mark.dgl
 def test_lists_at_a_time(tmp_path: Path) -> None:
     """What a node meets later is still recommended, and itself never."""
@@ -220,3 +239,44 @@ def test_refused_before_anything_starts(
     with pytest.raises(InputError, match=message):
         recommend(made[0], out=tmp_path / "top.parquet", display=False, **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.system
+def test_the_command_and_its_ids(tmp_path: Path) -> None:
+    """Ids are those of the tables; an unknown one is told before Ray starts."""
+    shop_of_tables(tmp_path)
+    task = {"kind": "link_prediction", "etype": "bought"}
+    model = {"kind": "none", "decoder": "dot", "embedding": {"dim": 8, "ntypes": ["item", "user"]}}
+    config = {"name": "shop", "graph": {"format": "tables", "path": "shop.yaml"}, "task": task}
+    config |= {"model": model, "sampling": {"batch_size": 64}, "train": {"epochs": 1}}
+    config |= {"cluster": {"workers": 2}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
+
+    def run(*command: str, code: int = 0) -> str:
+        status, out, err = Command([*command], tmp_path).finish(240)
+        assert status == code, out + err
+        return out + err
+
+    run("train", "job.yaml")
+    items = pandas.read_csv(tmp_path / "items.csv")["name"]
+    bought = pandas.read_csv(tmp_path / "bought.csv")
+    users = pandas.read_parquet(tmp_path / "users.parquet")["id"]
+    (tmp_path / "few.txt").write_text(f"{users[4]}\n{users[1]}\n")
+    items[:50].to_frame("node").to_parquet(tmp_path / "stock.parquet")
+    asked = ["recommend", "shop", "--out", "top.parquet", "--ids", "few.txt"]
+    run(*asked, "--candidates", "stock.parquet", "--k", "5")
+    frame = pandas.read_parquet(tmp_path / "top.parquet")
+    assert list(frame) == COLUMNS
+    assert frame["source"].tolist() == [users[1]] * 5 + [users[4]] * 5
+    assert set(frame["target"]) <= set(items[:50])
+    assert not {*zip(frame["source"], frame["target"])} & {*zip(bought["user"], bought["item"])}
+    found = open_run(tmp_path / "runs" / "shop").recommend(
+        5, ids=[int(users[1]), int(users[4])], candidates=list(items[:50])
+    )
+    pandas.testing.assert_frame_equal(found, frame)
+    (tmp_path / "stock.txt").write_text("item 3\nitem 999\n")
+    said = run(*asked, "--overwrite", "--candidates", "stock.txt", code=2)
+    assert "'item 999'" in said
+    assert "number 2 of the list" in said
+    assert "ranks" not in said
+    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "top.parquet"), frame)

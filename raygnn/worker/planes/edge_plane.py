@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction, NegativesConfig
-from raygnn.errors import DataError, InputError
 from raygnn.graph.data import TRAINING, EdgeTarget, EdgeType, etype_str
 from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
 from raygnn.models.decoders import Decoder, make_decoder
@@ -24,7 +23,6 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.negatives import (
     ENDS,
     End,
-    KnownEdges,
     ListedNegatives,
     Negatives,
     find_lists,
@@ -51,20 +49,16 @@ from raygnn.tasks.ranking import (
     ranked_above,
     ranked_among_drawn,
 )
-from raygnn.tasks.top import Search
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Predictions,
-    Recommended,
-    chosen_nodes,
     chunk_rows,
-    listed_nodes,
 )
 from raygnn.worker.planes.seed_times import EdgeHistory, times_of
-from raygnn.worker.planes.vocabulary import count_numbers, relation_number
+from raygnn.worker.planes.vocabulary import count_numbers
 
 
 class EdgePlane(PartitionPlane):
@@ -405,83 +399,6 @@ class EdgePlane(PartitionPlane):
                     "time": None if times is None else times[some],
                 },
             )
-
-    def recommend(self, task: TaskModule, request: Request) -> Iterator[Recommended]:
-        """Yield lists of the best targets of this rank's part of the requested sources, ascending
-        by their ids. The iterator must be exhausted. Collective.
-
-        A node is no candidate for itself.
-
-        Raises:
-            InputError: a source, a candidate or the relation does not exist.
-            DataError: a score is NaN.
-        """
-        model, lists, shard = task.model, request.lists, self.shard
-        assert isinstance(model, EdgeModel)
-        assert lists is not None
-        (source, target), control = self._ntypes.values(), self.control
-        relation = relation_number(self.job, self.etype, self.target, self.relations, lists)
-        asked = chosen_nodes(self.job, request, shard, source)
-        among = self._among(lists.candidates, target)
-        span = shard.first(target), shard.first(target) + shard.owned(target)
-        nodes = {source: shard.first(source) + np.sort(asked)}
-        nodes[target] = np.union1d(nodes.get(target, among[:0]), among + span[0])
-        rows = self.inference.represent(model.encoder, nodes)
-        search = Search(
-            control,
-            copy.deepcopy(model.decoder).float().eval(),
-            among + span[0],
-            rows[target].select(among + span[0]),
-            span,
-            self._had(lists.known, relation),
-            self.relations,
-            self.ranks.device,
-        )
-        step = search.step(lists.k, control.world.size)
-        for number in range(-(-control.max(len(asked)) // step)):
-            some = asked[number * step : (number + 1) * step]
-            ids = some + shard.first(source)
-            keys, kept = ids * self.relations + relation, rows[source].select(ids)
-            scores, names = search.lists(keys, kept, lists.k, shard.original[target][among])
-            if control.max(int(np.isnan(scores).any())):
-                raise DataError(
-                    "scores of this model are NaN",
-                    where=str(request.weights.path),
-                    remedy="train again with finite weights: a lower train.lr, or train.clip",
-                )
-            yield Recommended(shard.original[source][some].astype(np.int64), names, scores)
-
-    def _among(self, candidates: Any, ntype: str) -> np.ndarray:
-        """Return the positions of this rank's candidates, ascending by their original ids."""
-        own = np.arange(self.shard.owned(ntype))
-        if isinstance(candidates, str):
-            arrays = self.shard.node_data[ntype]
-            if candidates not in arrays or arrays[candidates].ndim > 1:
-                raise InputError(
-                    f"node type {ntype!r} has no array {candidates!r} of a number for each node",
-                    where="--candidates",
-                    remedy=f"choose one of {', '.join(arrays)}, or name a file of ids",
-                )
-            own, candidates = own[arrays[candidates].numpy() != 0], None
-        return listed_nodes(self.job, candidates, self.shard, ntype, own, "--candidates")
-
-    def _had(self, known: bool, relation: int) -> KnownEdges:
-        """Return the pairs that are not recommended, with this rank's targets."""
-        edges, target, shard = self.edges, self.target, self.shard
-        keys, nodes = np.empty(0, np.int64), np.empty(0, np.int64)
-        if known:
-            kind = 0
-            if target.relation is not None:
-                kind = edges.column(target.relation).astype(np.int64)
-            keys, nodes = edges.src * self.relations + kind, edges.dst
-            if self._when is not None and (at := self.clock.at) is not None:
-                there = times_of(edges.column(self._when), self.seed_type, self._when) < at
-                keys, nodes = keys[there], nodes[there]
-        if self.etype[0] == self.etype[2]:
-            own = shard.first(self.etype[0]) + np.arange(shard.owned(self.etype[0]))
-            keys = np.append(keys, own * self.relations + relation)
-            nodes = np.append(nodes, own)
-        return KnownEdges.from_edges(keys, nodes)
 
     def count(self, split: str) -> int:
         return int(self.control.sum(torch.tensor(len(self._chosen(split)))))

@@ -23,7 +23,7 @@ from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane, RowPlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build
-from raygnn.worker.planes.prediction_rows import Predictions, Recommended
+from raygnn.worker.planes.prediction_rows import Predictions
 
 
 class MultitaskPlane(PartitionPlane):
@@ -117,13 +117,6 @@ class MultitaskPlane(PartitionPlane):
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
         assert isinstance(task, MultitaskTask)
         return self.planes[request.task].predict(task.of(request.task), request)
-
-    def recommend(self, task: TaskModule, request: Request) -> Iterator[Recommended]:
-        """See `EdgePlane.recommend`."""
-        assert isinstance(task, MultitaskTask)
-        plane = self.planes[request.task]
-        assert isinstance(plane, EdgePlane)
-        return plane.recommend(task.of(request.task), request)
 
     def positives(self) -> dict[str, str]:
         found = {name: plane.positives() for name, plane in self.planes.items()}

@@ -16,13 +16,13 @@ from torch import Tensor
 from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask
-from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.graph.data import EdgeTarget, EdgeType, etype_str, table_key
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.data import EdgeType, etype_str, table_key
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import EdgeReads, Shard
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.job import Job, Lists, Sizes
+from raygnn.worker.job import Job, Sizes
 
 DEFAULT = "relation"
 # names of two classes of which the second is the positive one
@@ -191,28 +191,6 @@ def positive_word(job: Job, classes: int) -> str | None:
         number = 1
     known = target_words(job)
     return None if number is None else str(known[number] if number < len(known) else number)
-
-
-def relation_number(
-    job: Job, etype: EdgeType, target: EdgeTarget, relations: int, lists: Lists
-) -> int:
-    """Return the number of the relation of `Lists`.
-
-    Raises:
-        InputError: there is no such relation, or none of several is named.
-    """
-    if relations == 1 and lists.relation is None:
-        return 0
-    names = job.meta.names.get(f"{etype_str(etype)}/{target.relation}", [])
-    known = [str(word) for word in names or range(relations)]
-    if lists.relation in known:
-        return known.index(lists.relation)
-    what = f"there is no relation {lists.relation!r}"
-    raise InputError(
-        "the edges have several relations" if lists.relation is None else what,
-        where="--relation",
-        remedy=f"choose one of {', '.join(known[:20])}",
-    )
 
 
 def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange) -> list[str]:
