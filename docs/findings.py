@@ -194,8 +194,8 @@ ABOUT = {
     ),
     "network_bandwidth": About(
         "Gradients and features go over it in each step.",
-        "Send less: `comm.compression`, `train.accumulate`, `sampling.cache`. `raygnn tune` "
-        "measures what helps; [performance.md](performance.md) explains it.",
+        "Send less: `comm.compression`, `train.accumulate`, `sampling.cache`. "
+        "[performance.md](performance.md#the-keys) explains them.",
     ),
     "name_free": About(
         "`raygnn train` would refuse the name.",

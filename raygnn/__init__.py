@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from raygnn.prediction.export import export as export
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
+    from raygnn.search.run_search import tune as tune
     from raygnn.tasks.lightning_modules import TaskModule
-    from raygnn.tuning.sweep import tune as tune
 
     Task = TaskModule
 
@@ -53,7 +53,7 @@ _MODULES = {
     "raygnn.prediction.driver_side": ("embed", "evaluate", "predict", "recommend"),
     "raygnn.prediction.export": ("export",),
     "raygnn.tasks.lightning_modules": ("Task",),
-    "raygnn.tuning.sweep": ("tune",),
+    "raygnn.search.run_search": ("tune",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -129,7 +129,7 @@ def test_check_is_told_of_the_cluster(driver: Driver) -> None:
         ["train", "job.yaml", "--over"],
         ["train", "job.yaml", "--set"],
         ["runs", "job.yaml"],
-        ["tune", "job.yaml", "--seconds", "0"],
+        ["tune", "job.yaml", "--overwrite", "--resume"],
         ["submit", "job.yaml", "--follow", "--detach"],
         ["predict", "first"],
         ["predict", "first", "--out", "a.parquet", "--fanout", "5;5"],
@@ -181,7 +181,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             "evaluate": {"val/loss": 0.5},
         },
         "raygnn.prediction.export": {"export": written},
-        "raygnn.tuning.sweep": {"tune": written},
+        "raygnn.search.run_search": {"tune": written},
     }.items():
         functions = {name: note(name, result) for name, result in results.items()}
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**functions))  # type: ignore[arg-type]
@@ -243,13 +243,17 @@ def test_predictions_are_given_their_arguments(
     assert calls == [("export", "first", given)]
 
 
-def test_tune_is_given_its_arguments(calls: list[Any], driver: Driver) -> None:
+def test_tune_is_given_its_arguments(
+    calls: list[Any], driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tune", "job.yaml"]) == 0
-    assert main(["tune", "job.yaml", "--seconds", "0.5", "-v", "--set", "name=b", "--json"]) == 0
+    assert main(["tune", "job.yaml", "--resume", "-v", "--set", "name=b", "--json"]) == 0
+    plain = {"overwrite": False, "resume": False, "verbose": False, "display": True}
     assert [(config.name, options) for _, config, options in calls] == [
-        ("small", {"seconds": 3.0, "verbose": False, "display": True}),
-        ("b", {"seconds": 0.5, "verbose": True, "display": False}),
+        ("small", plain),
+        ("b", {**plain, "resume": True, "verbose": True, "display": False}),
     ]
+    assert json.loads(capsys.readouterr().out) == {"rows": 3, "path": "a"}
 
 
 def test_submit_passes_its_arguments(

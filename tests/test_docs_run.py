@@ -20,7 +20,7 @@ from tests.support.pages import CHECKOUT, PAGES, blocks, commands_of
 
 # raygnn's commands that are parsed only (test_readme.py), and why
 PARSED = {
-    "raygnn tune": "tries settings for half a minute; tests/tuning/test_sweep.py runs it",
+    "raygnn tune": "trains for minutes; tests/search/test_search.py runs it",
     "raygnn train own_model.yaml": "test_readme.py runs it, where it lies",
     "raygnn train pyg_model.yaml": "the same",
     "raygnn train jobs/cora-gcn.yaml --set 'logging": "needs packages that are not installed",

@@ -72,16 +72,16 @@ ALLOWED = {
         "worker",
         "driver",
     },
-    "tuning": {"config", "storage", "sampling", "runs", "worker", "driver"},
+    "search": {"config", "preflight.probe", "runs", "driver"},
     "jobs": {"config", "storage", "runs", "graph.sources.python_graphs"},
-    "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "tuning"},
+    "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "search"},
     "__main__": {"cli"},
-    "__init__": {"config", "jobs", "runs", "driver", "prediction", "tasks", "tuning"},
+    "__init__": {"config", "jobs", "runs", "driver", "prediction", "search", "tasks"},
 }
 
 # Third-party package → the only places that may import it.
 ONLY_IN = {
-    "ray": ("compat", "preflight.probe", "driver", "worker", "prediction", "jobs.server"),
+    "ray": ("compat", "preflight.probe", "driver", "worker", "prediction", "search", "jobs.server"),
     "dgl": ("graph.dgl",),
 }
 

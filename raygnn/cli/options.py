@@ -15,16 +15,6 @@ JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"
 …, "remedy": …, "rank": …, "run": …}}"""
 
 
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 600:
-        raise argparse.ArgumentTypeError(f"expected seconds from 0.1 to 600, got {text}")
-    return value
-
-
 def command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
     """Add a command with ``--json``."""
     parser: argparse.ArgumentParser = commands.add_parser(

@@ -15,7 +15,6 @@ from raygnn.cli.options import (
     overwrite_or_resume,
     print_json,
     print_result,
-    seconds,
 )
 from raygnn.errors import ConfigError, PreflightError
 from raygnn.runs.output import say
@@ -43,16 +42,9 @@ def add(commands: Any) -> None:
         commands,
         "tune",
         _tune,
-        "train for some seconds each with other settings, and say which are faster; what changes "
-        "results is marked",
+        "search the values of the section search for the best validation metric, on Ray Tune",
     )
-    tune.add_argument(
-        "--seconds",
-        type=seconds,
-        default=3.0,
-        metavar="S",
-        help="that each trial takes, about (default: 3)",
-    )
+    overwrite_or_resume(tune)
     tables = command(
         commands,
         "tables",
@@ -134,10 +126,12 @@ def _train(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     config = load(args)
-    from raygnn.tuning.sweep import tune
+    from raygnn.search.run_search import tune
 
-    trials = tune(config, seconds=args.seconds, started=args.started, **_shown(args))
-    print_json(args, trials.to_dict())
+    result = tune(
+        config, overwrite=args.overwrite, resume=args.resume, started=args.started, **_shown(args)
+    )
+    print_json(args, {**result.to_dict(), "path": str(result.path)})
     return 0
 
 

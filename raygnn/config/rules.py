@@ -482,6 +482,7 @@ _MAY_CHANGE = (
     "cluster",
     "fault",
     "logging",
+    "search",
 )
 
 # the user's own keys are in them

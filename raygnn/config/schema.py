@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from raygnn.config.execution import (
     PRECISIONS,
@@ -28,6 +28,7 @@ from raygnn.config.graph import GraphConfig, TablesGraph
 from raygnn.config.model import FamilyConfig, ModelConfig
 from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
+from raygnn.config.search import SearchConfig
 from raygnn.config.split import TrainingTable
 from raygnn.config.task import (
     EdgesOfTasks,
@@ -38,12 +39,12 @@ from raygnn.config.task import (
     Tasks,
 )
 from raygnn.config.values import (
-    LARGEST,
     AutoFraction,
     AutoParts,
     Classes,
     Conditions,
     Count,
+    Fanouts,
     Fraction,
     Place,
     RunName,
@@ -54,30 +55,9 @@ from raygnn.config.values import (
     Text,
     TimeSpan,
     class_problems,
-    must,
-    or_say,
     sections_in,
-    to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
-
-Fanout: TypeAlias = Annotated[
-    Annotated[int, Field(ge=-1, le=LARGEST), must(bool, "a number other than 0")],
-    or_say("-1 (all neighbours) or a whole number from 1"),
-]
-EdgeFanouts: TypeAlias = Annotated[
-    dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=-1, le=LARGEST)]],
-    Field(min_length=1),
-]
-HopFanout: TypeAlias = Annotated[
-    Fanout | EdgeFanouts,
-    or_say(
-        "-1 (all neighbours), a whole number from 1, or such a number (or 0) for each edge type"
-    ),
-]
-Fanouts: TypeAlias = Annotated[
-    tuple[HopFanout, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=64)
-]
 
 
 class PartitionConfig(Section):
@@ -359,6 +339,10 @@ class Config(Section):
     logging: LoggingConfig = Field(
         LoggingConfig(),
         description="Loggers that receive the training records, besides the run directory.",
+    )
+
+    search: SearchConfig | None = Field(
+        None, description="Hyperparameter search of `raygnn tune`; other commands ignore it."
     )
 
     _file: Path | None = PrivateAttr(default=None)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
 
-from raygnn.config.link_metrics import LinkMetric, RankingConfig, RankMetric
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
 from raygnn.config.split import SplitConfig, TrainingTable
@@ -44,6 +43,27 @@ RecallAt: TypeAlias = Annotated[
     must(re.compile("recall@[1-9][0-9]{0,8}").fullmatch, "recall@K"),
     WithJsonSchema({"type": "string", "pattern": "^recall@[1-9][0-9]*$"}),
 ]
+RankMetric: TypeAlias = Literal[
+    "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
+]
+TOP_METRICS = ("recall", "ndcg", "map", "precision", "hit_rate")  # of the best K of each source
+TopMetric: TypeAlias = Annotated[
+    str,
+    must(re.compile(f"({'|'.join(TOP_METRICS)})@[1-9][0-9]{{0,8}}").fullmatch, "recall@K"),
+    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(TOP_METRICS)})@[1-9][0-9]*$"}),
+]
+LinkMetric: TypeAlias = Annotated[
+    RankMetric | TopMetric,
+    or_say(f"{', '.join(get_args(RankMetric))}, or {'@K, '.join(TOP_METRICS)}@K"),
+]
+
+_Tops: TypeAlias = Annotated[
+    Count | Annotated[tuple[Count, ...], BeforeValidator(to_tuple), Field(min_length=1)],
+    or_say("a whole number from 1, or a list of them"),
+]
+_Candidates: TypeAlias = Annotated[
+    Literal["destinations"] | Count, or_say("destinations, or a whole number from 1")
+]
 _OWN = "package.module:function"
 _ClassMetric: TypeAlias = Annotated[
     ClassMetric | RecallAt | UserFunction,
@@ -72,13 +92,47 @@ _KIND = (
     "graphs), or which edges there are; or package.module:Class of your own raygnn.Task."
 )
 _LIKE = "Of a class of your own: the kind whose seeds, targets, evaluation and other keys it has."
-
-
 _SPLIT = (
     "Which seeds are for validation and test, where no masks say so; null = of edges a tenth each, "
     "at random: those between the same two nodes fall into the same split. Nodes are split by time "
     "alone."
 )
+
+
+class RankingConfig(Section):
+    """Candidates among which each true edge is ranked in an evaluation."""
+
+    read_if: ClassVar[Conditions] = {"edges": ("candidates", "destinations")}
+
+    candidates: _Candidates | None = Field(
+        None,
+        description="Number of candidates sampled uniformly for each edge and end; null = all "
+        "nodes, exactly, and 1 with temporal sampling; destinations = all targets of the edge "
+        "type's edges, at the edge's time, without other true ones.",
+    )
+    edges: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="Edges of a split, chosen at random, that are ranked; null = all."
+    )
+    file: InputPath | None = Field(
+        None,
+        description="File of candidates for each edge, or of negative edges that all edges "
+        "share (npz, parquet, csv: see docs/models.md).",
+    )
+    top: _Tops | None = Field(
+        None,
+        description="K, or several, of the metrics per source (recall@K, ndcg@K, map@K, "
+        "precision@K, hit_rate@K); null = that of task.metric, if it is one of these.",
+    )
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.file is not None and self.candidates is not None:
+            message = f"candidates {self.candidates} would be ignored: there is a file of them"
+            yield Problem((*at, "candidates"), message, f"remove it, or {dotted(at)}.file")
+
+    @property
+    def tops(self) -> tuple[int, ...]:
+        """Each K of `top`."""
+        return (self.top,) if isinstance(self.top, int) else self.top or ()
 
 
 class NegativesConfig(Section):

@@ -414,6 +414,24 @@ Parts: TypeAlias = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 AutoParts: TypeAlias = Annotated[
     Literal["auto"] | Parts, or_say(f"auto or a whole number from 1 to {MAX_PARTS}")
 ]
+Fanout: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-1, le=LARGEST), must(bool, "a number other than 0")],
+    or_say("-1 (all neighbours) or a whole number from 1"),
+]
+EdgeFanouts: TypeAlias = Annotated[
+    dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=-1, le=LARGEST)]],
+    Field(min_length=1),
+]
+HopFanout: TypeAlias = Annotated[
+    Fanout | EdgeFanouts,
+    or_say(
+        "-1 (all neighbours), a whole number from 1, or such a number (or 0) for each edge type"
+    ),
+]
+Fanouts: TypeAlias = Annotated[
+    tuple[HopFanout, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=64)
+]
+AutoCount: TypeAlias = Annotated[Literal["auto"] | Count, or_say("auto or a whole number from 1")]
 AutoFraction: TypeAlias = Annotated[
     Literal["auto"] | Fraction, or_say("auto or a number from 0 to 1")
 ]

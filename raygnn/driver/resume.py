@@ -19,7 +19,7 @@ from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import RunDir
+from raygnn.runs.run_directory import SEARCH, RunDir
 from raygnn.util.files import storage_errors
 
 
@@ -63,6 +63,9 @@ def find_start(
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return StartPoint(None, global_batch)
+    if (run.path / SEARCH).exists():
+        remedy = "resume it with raygnn tune, or choose another name"
+        raise InputError("this is a search, not a run", where=str(run.path), remedy=remedy)
     found, rejected = _newest(config, run, show)
     before = fixed(_recorded(run))
     changed = changes(before, config) if found or rejected else []

@@ -250,15 +250,13 @@ def session_beside(
     interrupted: Callable[[RunDir], str],
     verbose: bool,
     purpose: str | None = None,
-    keep: bool = True,
 ) -> Iterator[Session]:
     """Begin a session in ``<storage>/<place>/<name>``, without touching the run of that name: for
-    sweeps of `tune`, and predictions. Nothing is uploaded to an object store.
+    predictions. Nothing is uploaded to an object store.
 
     Args:
         place: a name that no run can have.
         interrupted: returns the message after Ctrl-C.
-        keep: keep the directory after success, too.
 
     Raises:
         InputError: the directory is a link; and see `raygnn.train`.
@@ -269,7 +267,7 @@ def session_beside(
         raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")
     with (
         RunDir.create(beside, config.name, mode="overwrite") as run,
-        _cleared(run, keep),
+        _cleared(run),
         Session(
             config,
             run,
@@ -280,21 +278,21 @@ def session_beside(
             purpose=purpose,
         ) as session,
     ):
-        shown = run.shown if keep else None  # it is removed afterwards
-        if not keep and config.store is not None:
-            shown = (config.store / config.name).shared
+        # the session's own directory is removed afterwards
+        shown = None if config.store is None else (config.store / config.name).shared
         session.make_plan(session.workers * config.sampling.batch_size, shown)
         session.begin()
         yield session
 
 
 @contextmanager
-def _cleared(run: RunDir, keep: bool) -> Iterator[None]:
-    """Remove temporary files afterwards, and unless ``keep`` or a failure, the run directory."""
+def _cleared(run: RunDir) -> Iterator[None]:
+    """Remove temporary files afterwards, and the run directory unless the training failed."""
+    keep = False
     try:
         yield
     except TrainingError as error:
-        keep |= error.exit_code != InputError.exit_code
+        keep = error.exit_code != InputError.exit_code
         raise
     finally:
         mine = run.begun and run.lost is None

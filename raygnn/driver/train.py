@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
-from raygnn.runs.metrics_files import MetricsTail
+from raygnn.runs.metrics_files import MetricsTail, Record
 from raygnn.runs.report.page import record_notes, reported
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
@@ -57,6 +57,7 @@ def train(
     verbose: bool = False,
     display: bool = True,
     started: float | None = None,
+    on_records: Callable[[Sequence[Record]], object] = lambda records: None,
 ) -> Run:
     """Run a job to its end and return its run directory, opened.
 
@@ -72,6 +73,8 @@ def train(
         verbose: show Ray's and Lightning's output, too.
         display: show progress on standard output.
         started: when the command began, seconds since the epoch; records count from it.
+        on_records: called several times a second with the new records of ``metrics.jsonl``, if
+            any; KeyboardInterrupt from it stops the training as Ctrl-C does.
 
     Raises:
         InputError: bad input, or the name is used. Nothing was started or written.
@@ -108,7 +111,7 @@ def train(
             show.note(note)
         records = MetricsTail(run.path / METRICS)
         records.skip()  # those of earlier attempts
-        watch = partial(watch_training, loggers=loggers, tail=records)
+        watch = partial(watch_training, loggers=loggers, tail=records, on_records=on_records)
         result = session.launch(watch)
         result["global_batch"] = start.global_batch
         if "seconds" in result:  # else it made no step

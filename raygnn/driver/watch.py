@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from raygnn.driver.health import FailureNotices, Heartbeat, Preemption
@@ -71,9 +71,15 @@ class Watch:
             self._show.note(str(notice.get("text")))
 
 
-def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
-    """Show the records of a training until it ends. Raises TrainingError if the workers do not
-    start, or the run directory is gone."""
+def watch_training(
+    job: Session,
+    launch: Launch,
+    loggers: Loggers,
+    tail: MetricsTail,
+    on_records: Callable[[Sequence[Record]], object],
+) -> None:
+    """Show the records of a training until it ends, and pass them on. Raises TrainingError if the
+    workers do not start, or the run directory is gone."""
     config, run, show = job.config, job.run, job.show
     watch = Watch(job, launch)
     records = watch.first_records(tail)
@@ -95,6 +101,7 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
             for record in records:
                 progress.update(record)
             loggers.forward(records)
+            on_records(records)
             saves.poll()
             if not running:
                 break

@@ -86,7 +86,6 @@ class Asked:
             interrupted=lambda run: "interrupted; nothing was written",
             verbose=self.verbose,
             purpose=purpose,
-            keep=False,
         ) as session:
             if check is not None:
                 check(session.plan)

@@ -27,7 +27,9 @@ from raygnn.runs.run_directory import (
     LOGS,
     METRICS,
     RANK_FILE,
+    SEARCH,
     SUMMARY,
+    TRIALS,
     is_run,
     read_config,
     read_status,
@@ -37,12 +39,14 @@ from raygnn.runs.run_directory import (
 )
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import AT_ONCE, Replica
+from raygnn.util.files import read_json
 from raygnn.util.locks import LOCK, Holder, holder
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
+_LARGEST_SEARCH = 2**26  # bytes
 _SHOWN = 200  # characters of a name that is too long
 _LAST = 4000  # characters of what it said, where it left no result
 _GRACE = 90.0  # seconds to end Ray and its workers in
@@ -373,13 +377,14 @@ class Run:
 
 
 def open_run(run: str | Path, storage: str = "runs") -> Run:
-    """Open a run for reading.
+    """Open a run for reading; of a search (`raygnn.tune`) the best completed trial.
 
     Args:
         run: its path or URI, or its name within ``storage``.
 
     Raises:
-        InputError: there is no such run; the message lists similar names.
+        InputError: there is no such run; the message lists similar names. Or the search has no
+            completed trial.
     """
     if (uri := _uri(run, storage)) is not None:
         return _open_remote(uri)
@@ -387,12 +392,21 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
         given = storage_path(run)
         path = given if is_run(given) else storage_path(storage) / run
         if is_run(path):
-            return Run(path)
+            return Run(_best_trial(path) if (path / SEARCH).exists() else path)
         directory = storage_path(storage) if len(Path(run).parts) == 1 else given.parent
         problem = "this is not a run directory" if given.exists() else "there is no such run"
     except OSError as error:  # the name is too long, or a directory on the way cannot be entered
         raise InputError(f"cannot be read: {error.strerror}", where=str(run)[:_SHOWN]) from error
     raise _no_run(problem, str(directory / given.name), given.name, directory)
+
+
+def _best_trial(search: Path) -> Path:
+    """Return the run directory of a search's best trial. Raises InputError if there is none."""
+    best = read_json(search / SEARCH, _LARGEST_SEARCH).get("best")
+    if best is None:
+        remedy = f"wait for one, or name a trial, {search / TRIALS}/ID"
+        raise InputError("the search has no completed trial yet", where=str(search), remedy=remedy)
+    return search / TRIALS / Path(str(best)).name
 
 
 def _no_run(what: str, where: str, name: str, storage: Path | Uri) -> InputError:

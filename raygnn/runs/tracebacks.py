@@ -14,7 +14,7 @@ _INNERMOST = 3  # frames of a traceback that has none of the user's
 _BECAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"
 _OURS = re.compile(
-    r"/raygnn/(driver|worker|checkpoint|prediction|tuning|sampling|tasks|models|graph|runs|config|preflight)/"
+    r"/raygnn/(driver|worker|checkpoint|prediction|search|sampling|tasks|models|graph|runs|config|preflight)/"
 )
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
 # what comes before a package in the path of its file

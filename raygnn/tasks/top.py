@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raygnn.config.link_metrics import TOP_METRICS
+from raygnn.config.task import TOP_METRICS
 from raygnn.models.decoders import ROWS, Decoder
 from raygnn.models.kernels.compiled import keep_best
 from raygnn.sampling.exchange import Exchange

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from raygnn.preflight.facts import PartitionFacts
     from raygnn.storage.remote import AnyPath, RemotePath
 
-TRIALS = "trials.jsonl"  # in the run directory of a sweep: its measurements
 OUTCOME = "outcome.json"  # in the directory of a dry run: its result
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
@@ -183,7 +182,6 @@ class Job:
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch over all ranks, as at the run's first start, whatever the
             number of workers is now.
-        tune: seconds of a trial of a sweep; None to train.
         request: what to predict; None to train.
         edges: see `TaskTarget`, of the only task.
         goals: target of each of several tasks, by name; empty if there is one task.
@@ -204,7 +202,6 @@ class Job:
     replicated: bool
     started: float
     global_batch: int
-    tune: float | None = None
     request: Request | None = None
     edges: EdgeTarget | None = None
     goals: Mapping[str, TaskTarget] = field(default_factory=dict)
@@ -315,7 +312,7 @@ class Job:
 
     @property
     def trains(self) -> bool:
-        return self.tune is None and self.request is None
+        return self.request is None
 
     @property
     def planned(self) -> float:

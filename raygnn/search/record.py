@@ -1,0 +1,195 @@
+"""Record of a search (``search.json``) and its result in Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.config.schema import Config
+from raygnn.errors import InputError
+from raygnn.runs.display import Display
+from raygnn.runs.run import Run, open_run
+from raygnn.runs.run_directory import METRICS, SEARCH
+from raygnn.search.space import search_of
+from raygnn.util.files import plain, read_json, write_json
+
+if TYPE_CHECKING:
+    import pandas
+
+_LARGEST = 2**26  # bytes
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Search on disk.
+
+    Attributes:
+        path: its directory, which contains ``search.json`` and ``trials/``.
+    """
+
+    path: Path
+
+    @property
+    def best(self) -> Run:
+        """Run of the best completed trial. Raises InputError if there is none."""
+        return open_run(self.path)
+
+    @property
+    def trials(self) -> pandas.DataFrame:
+        """A row per trial: ``id``, ``status``, the metric, ``epochs``, a column per key of the
+        space, and ``error``."""
+        import pandas
+
+        facts = self.to_dict()
+        return pandas.DataFrame.from_records(
+            [
+                {
+                    "id": trial["id"],
+                    "status": trial["status"],
+                    facts["metric"]: trial["value"],
+                    "epochs": trial["epochs"],
+                    **trial["settings"],
+                    "error": trial["error"],
+                }
+                for trial in facts["trials"]
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``search.json``."""
+        return read_json(self.path / SEARCH, _LARGEST)
+
+    def show(self, display: Display) -> None:
+        """Print a table of the trials, the best ones first."""
+        facts = self.to_dict()
+        down = -1 if facts["mode"] == "max" else 1
+
+        def rank(trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
+            value = trial["value"]
+            return trial["status"] != "done", value is None, down * (value or 0.0)
+
+        keys = list(facts["trials"][0]["settings"])
+        rows = [
+            (
+                trial["id"] + " (best)" * (trial["id"] == facts["best"]),
+                trial["status"],
+                "" if trial["value"] is None else f"{trial['value']:.4f}",
+                trial["epochs"],
+                *(_text(trial["settings"][key]) for key in keys),
+            )
+            for trial in sorted(facts["trials"], key=rank)
+        ]
+        display.table("trials", ("trial", "status", facts["metric"], "epochs", *keys), rows)
+        for trial in facts["trials"]:
+            if trial["error"]:
+                display.note(f"{trial['id']} failed: {trial['error']}")
+
+
+class SearchRecord:
+    """Writer of ``search.json``, used by one command; its threads may share it."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]):
+        self._file = path / SEARCH
+        self._facts = facts
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        config: Config,
+        metric: tuple[str, str],
+        settings: Sequence[Mapping[str, Any]],
+        *,
+        resume: bool,
+    ) -> SearchRecord:
+        """Return a new record, or with ``resume`` that of an earlier command; nothing is written.
+
+        Args:
+            metric: its name, and ``max`` or ``min``.
+            settings: of each trial.
+
+        Raises:
+            InputError: the earlier command had other trials, or was no search.
+        """
+        search = search_of(config)
+        facts = {
+            "name": config.name,
+            "metric": metric[0],
+            "mode": metric[1],
+            "algorithm": search.algorithm,
+            "scheduler": search.scheduler,
+            "seed": config.train.seed,
+            "best": None,
+            "trials": [
+                {
+                    "id": f"t{number:03d}",
+                    "status": "pending",
+                    "settings": plain(dict(one)),
+                    "value": None,
+                    "epochs": 0,
+                    "metrics": {},
+                    "error": None,
+                }
+                for number, one in enumerate(settings)
+            ],
+        }
+        if resume and (path / SEARCH).exists():
+            before = read_json(path / SEARCH, _LARGEST)
+            if _identity(before) != _identity(facts):
+                raise InputError(
+                    "the search began with another space, seed, metric or number of trials",
+                    where=str(path),
+                    remedy="go on with what it began with, or start over with another name or "
+                    "--overwrite",
+                )
+            facts = before
+        elif resume and (path / METRICS).exists():
+            raise InputError(
+                "this is a run, not a search",
+                where=str(path),
+                remedy="choose another name, or resume it with raygnn train",
+            )
+        return cls(path, facts)
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        trials: list[dict[str, Any]] = self._facts["trials"]
+        return trials
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The best completed trial."""
+        return next((one for one in self.trials if one["id"] == self._facts["best"]), None)
+
+    def write(self) -> None:
+        """Write the file."""
+        with self._lock:
+            write_json(self._file, self._facts)
+
+    def update(self, number: int, **facts: Any) -> dict[str, Any]:
+        """Set facts of a trial, find the best one, and write the file; returns the trial."""
+        trial = self.trials[number]
+        trial.update(plain(facts))
+        best = max if self._facts["mode"] == "max" else min
+        done = [one for one in self.trials if one["status"] == "done" and one["value"] is not None]
+        if done:
+            self._facts["best"] = best(done, key=lambda one: float(one["value"]))["id"]
+        self.write()
+        return trial
+
+    def better(self, one: float | None, other: float | None) -> float | None:
+        """Return the better of two values; None and NaN are worse than any."""
+        known = [value for value in (one, other) if value is not None and value == value]
+        return (max if self._facts["mode"] == "max" else min)(known, default=None)
+
+
+def _identity(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return facts["metric"], facts["algorithm"], [one["settings"] for one in facts["trials"]]
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

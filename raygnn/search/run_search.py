@@ -1,0 +1,159 @@
+"""Sequence of a search: config → settings → partition → trials on Ray Tune → best run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from raygnn.config.load import ConfigSource, as_config
+from raygnn.config.schema import Config
+from raygnn.driver.job_plan import display_of
+from raygnn.driver.loggers import check_packages
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.session import Session
+from raygnn.errors import ConfigError, TrainingError
+from raygnn.preflight.probe import probe_resources
+from raygnn.runs import interrupts
+from raygnn.runs.display import Display
+from raygnn.runs.run_directory import TRIALS, Mode, RunDir
+from raygnn.search.record import SearchRecord, SearchResult
+from raygnn.search.space import metric_of, sample, search_of, trial_config
+
+if TYPE_CHECKING:
+    from raygnn.search.tune_thread import TuneThread
+
+_POLL = 0.1  # seconds
+
+
+def tune(
+    config: ConfigSource,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> SearchResult:
+    """Search the values of ``config.search.space`` for the best validation metric, on Ray Tune.
+
+    Blocks. Each trial is a run in ``<storage>/<name>/trials``; all share one partition. A trial
+    that fails does not end the others.
+
+    Args:
+        overwrite: replace an earlier search or run of this name, with its trials.
+        resume: resume the earlier search of this name; completed trials are kept.
+        config, verbose, display, started: see `raygnn.train`.
+
+    Raises:
+        InputError: bad input, or the name is used. Nothing was started or written.
+        PreflightError: a trial cannot run here. Nothing was started.
+        TrainingError: every trial failed.
+        Interrupted: Ctrl-C.
+    """
+    started = time.time() if started is None else started
+    config = as_config(config)
+    show = display_of(display, verbose)
+    check_packages(config)
+    if config.store is not None:
+        raise ConfigError(
+            "a search is stored in a directory that every node sees, not in an object store",
+            where=config.where("storage"),
+            remedy="set storage to a directory",
+        )
+    settings, metric = sample(config), metric_of(config)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
+    with (
+        RunDir.create(config.local_storage, config.name, mode=mode, tell=show.note) as run,
+        Session(config, run, show, started, interrupted=_interrupted, verbose=verbose) as session,
+    ):
+        path = run.path
+        record = SearchRecord.open(path, config, metric, settings, resume=resume)
+        session.make_plan(session.workers * config.sampling.batch_size)
+        session.begin()
+        record.write()
+        try:
+            _search(session, record, settings, metric)
+        except Exception as error:
+            with suppress(TrainingError):
+                run.update_summary(status="failed", error=str(error))
+            raise
+        best = record.best
+        assert best is not None
+        run.update_summary(status="done", metrics={metric[0]: best["value"]}, best=best["id"])
+    result = SearchResult(path)
+    result.show(show)
+    show.note(f"the best trial, {best['id']}: {path / TRIALS / best['id']}")
+    return result
+
+
+def _interrupted(run: RunDir) -> tuple[str, str | None]:
+    if not run.begun:
+        return "interrupted; nothing was written", None
+    return "interrupted; completed trials are kept", "go on with --resume"
+
+
+def _search(
+    session: Session,
+    record: SearchRecord,
+    settings: Sequence[dict[str, Any]],
+    metric: tuple[str, str],
+) -> None:
+    """Run the trials. Raises TrainingError if Ray dies or no trial is completed."""
+    config, run, show, cluster = session.config, session.run, session.show, session.cluster
+    place = session.plan.input.made(show).place
+    assert place is None or isinstance(place, Path)
+    jobs = [
+        trial_config(config, one, (run.path / TRIALS, trial["id"]), place)
+        for one, trial in zip(settings, record.trials, strict=True)
+    ]
+    (run.path / TRIALS).mkdir(exist_ok=True)
+    cluster.wait()
+    concurrent = _concurrent(config, session.workers, cluster, len(jobs))
+    search = search_of(config)
+    show.note(
+        f"search: {len(jobs)} trials, {concurrent} at a time, algorithm {search.algorithm}, "
+        f"scheduler {search.scheduler}, metric {metric[0]} ({metric[1]})"
+    )
+    from raygnn.search.tune_thread import TuneThread  # imports Ray Tune, which takes seconds
+
+    fit = TuneThread(record, config, jobs, metric, concurrent)
+    cluster.host(fit)
+    try:
+        with interrupts.held():
+            while fit.is_alive():
+                if (death := cluster.death()) is not None:
+                    raise TrainingError(death, remedy="go on with --resume")
+                _say(fit, show)
+                interrupts.sleep(_POLL)
+    except BaseException:
+        fit.stop(wait=config.fault.save_timeout.seconds)
+        raise
+    finally:
+        _say(fit, show)
+    if fit.error is not None:
+        raise TrainingError(f"Ray Tune failed: {fit.error}") from fit.error
+    if record.best is None:
+        SearchResult(run.path).show(show)
+        raise TrainingError(
+            "no trial was completed",
+            where=str(run.path / TRIALS),
+            remedy="see the trials' errors above, then go on with --resume",
+        )
+
+
+def _concurrent(config: Config, workers: int, cluster: RayCluster, trials: int) -> int:
+    """Return the number of trials at the same time, at most as many as the cluster can hold."""
+    needs, wanted = config.cluster, search_of(config).concurrent
+    resources = probe_resources(config, cluster.local)
+    fit = max(1, resources.workers(needs.cpus_per_worker, needs.gpus_per_worker) // workers)
+    return min(fit, trials, fit if wanted == "auto" else wanted)
+
+
+def _say(fit: TuneThread, show: Display) -> None:
+    with suppress(Empty):
+        while True:
+            show.note(fit.lines.get_nowait())

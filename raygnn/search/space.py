@@ -1,0 +1,113 @@
+"""Sampled settings of a search, and the configuration of each trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.config.load import load_config
+from raygnn.config.problems import nearest, show
+from raygnn.config.schema import Config, metric_name
+from raygnn.config.search import SearchConfig, SearchValues
+from raygnn.config.task import LOWER_IS_BETTER
+from raygnn.errors import ConfigError
+
+
+def sample(config: Config) -> list[dict[str, Any]]:
+    """Return the settings of each trial, dotted key → value; equal for an equal ``train.seed``.
+
+    Raises:
+        ConfigError: a key or value of the space is not valid, or settings contradict each other.
+    """
+    search = search_of(config)
+    for key, values in search.space.items():
+        for value in values.extremes:
+            trial_config(config, {key: value})
+    if search.algorithm == "grid":
+        settings = list(search.grid())
+    else:
+        generator = np.random.default_rng(config.train.seed)
+        settings = [
+            {key: _draw(values, generator) for key, values in search.space.items()}
+            for _ in range(search.count)
+        ]
+    for one in settings:
+        trial_config(config, one)
+    return settings
+
+
+def search_of(config: Config) -> SearchConfig:
+    """Return the section ``search``. Raises ConfigError if there is none."""
+    if config.search is None:
+        raise ConfigError(
+            "there is no section search, which lists the values to try",
+            where=config.where("search"),
+            remedy="add one, such as `search: {space: {train.lr: {loguniform: [1.0e-4, 0.1]}}}`",
+        )
+    return config.search
+
+
+def _draw(values: SearchValues, generator: np.random.Generator) -> Any:
+    kind, given = values.kind
+    if kind == "choice":
+        return given[generator.integers(len(given))]
+    low, high = given
+    if kind == "randint":
+        return int(generator.integers(low, high))
+    if kind == "uniform":
+        return float(generator.uniform(low, high))
+    drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
+    return min(max(drawn, low), high)
+
+
+def trial_config(
+    config: Config,
+    settings: Mapping[str, Any],
+    run: tuple[Path, str] | None = None,
+    partition: Path | None = None,
+) -> Config:
+    """Return the configuration of a trial, checked.
+
+    Args:
+        run: storage and name of its run; None = those of the search, to check the settings.
+        partition: directory of the partition or collection that all trials share.
+
+    Raises:
+        ConfigError: a key or value is not valid.
+    """
+    overrides = {**settings, "search": None}
+    if run is not None:
+        overrides |= {"storage": str(run[0]), "name": run[1]}
+    if partition is not None:
+        overrides["partition.path"] = str(partition)
+    try:
+        return load_config(config.to_dict(), overrides)
+    except ConfigError as error:
+        text = ", ".join(f"{key}={show(value)}" for key, value in settings.items())
+        where = "search.space" + (f".{next(iter(settings))}" if len(settings) == 1 else "")
+        raise ConfigError(
+            f"{text}: {error.what}", where=config.where(where), remedy=error.remedy
+        ) from None
+
+
+def metric_of(config: Config) -> tuple[str, str]:
+    """Return the metric to optimise as the records name it, and ``max`` or ``min``. Raises
+    ConfigError if no evaluation reports it."""
+    known = [
+        f"val/{metric_name(name, metric)}"
+        for name, one in config.by_task.items()
+        for metric in (one.task.chosen_metric, "loss")
+    ]
+    metric = search_of(config).metric or known[0]
+    if metric not in known:
+        close = nearest(metric, known)
+        raise ConfigError(
+            f"{metric!r} is not reported",
+            where=config.where("search.metric"),
+            remedy=f"did you mean {close}?" if close else f"choose {' or '.join(known)}",
+        )
+    return metric, "min" if metric.rpartition("/")[2] in LOWER_IS_BETTER else "max"

@@ -1,0 +1,63 @@
+"""``search.json``: the best trial, and what a resume accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.errors import InputError
+from raygnn.runs.run import open_run
+from raygnn.search.record import SearchRecord, SearchResult
+from tests.support.small_jobs import job
+
+SETTINGS = [{"train.lr": 0.1}, {"train.lr": 0.2}, {"train.lr": 0.3}]
+
+
+def record(path: Path, mode: str = "max", settings: Any = SETTINGS) -> SearchRecord:
+    space = {"space": {"train.lr": {"choice": [0.1, 0.2, 0.3]}}}
+    config = load_config(job(path, search=space))
+    return SearchRecord.open(path, config, ("val/loss", mode), settings, resume=True)
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", "t001"), ("min", "t000")])
+def test_the_best_trial_is_a_completed_one(mode: str, best: str, tmp_path: Path) -> None:
+    found = record(tmp_path, mode)
+    assert found.best is None
+    found.update(2, status="stopped", value=9.0 if mode == "max" else -9.0)
+    assert found.best is None
+    found.update(0, status="done", value=1.0)
+    found.update(1, status="done", value=2.0)
+    assert found.best is not None
+    assert found.best["id"] == best
+    assert json.loads((tmp_path / "search.json").read_text())["best"] == best
+    table = SearchResult(tmp_path).trials
+    assert list(table["status"]) == ["done", "done", "stopped"]
+    assert record(tmp_path, mode).best == found.best
+
+
+def test_the_better_value(tmp_path: Path) -> None:
+    found = record(tmp_path, "min")
+    assert found.better(None, 2.0) == found.better(2.0, math.nan) == found.better(2.0, 3.0) == 2.0
+    assert found.better(None, math.nan) is None
+
+
+def test_a_resume_needs_the_same_trials(tmp_path: Path) -> None:
+    record(tmp_path).write()
+    with pytest.raises(InputError, match="began with another space"):
+        record(tmp_path, settings=SETTINGS[:2])
+    (tmp_path / "search.json").unlink()
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match="a run, not a search"):
+        record(tmp_path)
+
+
+def test_a_search_without_a_completed_trial_has_no_run_to_open(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("# raygnn run: the configuration as it was resolved\n")
+    record(tmp_path).write()
+    with pytest.raises(InputError, match="no completed trial"):
+        open_run(tmp_path)
