@@ -73,7 +73,7 @@ def _tables(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(args: argparse.Namespace) -> dict[str, bool]:
+def _shown(args: argparse.Namespace) -> dict[str, Any]:
     return {"verbose": args.verbose, "display": not args.json}
 
 
