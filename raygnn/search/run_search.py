@@ -130,7 +130,7 @@ def _search(
                 _say(fit, show)
                 interrupts.sleep(_POLL)
     except BaseException:
-        fit.stop(wait=config.fault.save_timeout.seconds)
+        fit.stop()
         raise
     finally:
         _say(fit, show)

@@ -22,8 +22,8 @@ from raygnn.search.record import SearchRecord
 from raygnn.search.space import search_of
 
 _STATE = ".tune"  # directory of Ray Tune's state in that of the search
-_STOP = 180.0  # seconds for the trials' workers to end, besides their last checkpoints
-_TRIAL_STOP = 120.0  # seconds for those of one trial, besides its last checkpoint
+_STOP = 60.0  # seconds for Ray Tune to end
+_TRIAL_STOP = 120.0  # seconds for a trial's workers to end, besides its last checkpoint
 _RUNGS = 3  # the best third of the trials goes on at a rung
 _GRACE = 10  # share of the epochs, as a divisor, before a trial may be stopped
 _SETTINGS = {
@@ -76,11 +76,11 @@ class TuneThread(threading.Thread):
             if not self._stopped.is_set():
                 self.error = error
 
-    def stop(self, wait: float) -> None:
-        """Stop the trials, which write a last checkpoint within ``wait`` seconds; they can be
-        resumed."""
+    def stop(self) -> None:
+        """Stop the trials, which can be resumed from their newest checkpoints: Ray Tune waits
+        5 s for them."""
         self._stopped.set()
-        self.join(_STOP + wait)
+        self.join(_STOP)
 
     def _tuner(self) -> tune.Tuner:
         for name, value in _SETTINGS.items():
