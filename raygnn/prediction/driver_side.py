@@ -24,7 +24,7 @@ from raygnn.prediction.merge import check_rows, free_file, merge_rows
 from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
-from raygnn.worker.job import ROWS, SPLITS, Lists
+from raygnn.worker.job import ROWS, SPLITS, TopLists
 from raygnn.worker.planes.prediction_rows import numbers_of, pick_ntype, read_wanted
 from raygnn.worker.planes.vocabulary import target_key
 
@@ -217,7 +217,7 @@ def recommend(
         place = Path(candidates).expanduser().absolute()
         among = array[1] if array else read_wanted(place, "node")
     purpose = f"{k} best targets of each source → {file}"
-    lists = Lists(k, known == "exclude", among, relation)
+    lists = TopLists(k, known == "exclude", among, relation)
     return _write(asked, file, overwrite, purpose, lists=lists, wanted=wanted)
 
 

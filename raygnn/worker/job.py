@@ -40,7 +40,7 @@ def attempts(run_dir: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Lists:
+class TopLists:
     """Lists of the best targets of each source that a request is for.
 
     Attributes:
@@ -92,7 +92,7 @@ class Request:
     since: int | str | None = None
     embeddings: bool = False
     ntype: str | None = None
-    lists: Lists | None = None
+    lists: TopLists | None = None
     task: str = ""
     sizes: Mapping[str, int] | None = None
     kept: RemotePath | None = None

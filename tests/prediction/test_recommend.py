@@ -18,7 +18,7 @@ from raygnn.errors import InputError
 from raygnn.models.kernels.compiled import keep_best
 from raygnn.runs.run import Run
 from raygnn.tasks import top
-from raygnn.worker.job import Lists
+from raygnn.worker.job import TopLists
 from tests.prediction.test_predict import ask
 from tests.prediction.test_predict_at import AT, trained
 from tests.prediction.test_table_jobs import shop as shop_of_tables
@@ -30,7 +30,7 @@ from tests.worker.test_recommenders import recommender
 COLUMNS = ["source", "rank", "target", "score"]
 
 
-def lists(run: Run, config: Config, workers: int, lists: Lists, **more: Any) -> pandas.DataFrame:
+def lists(run: Run, config: Config, workers: int, lists: TopLists, **more: Any) -> pandas.DataFrame:
     table = ask(run, config, workers, lists=lists, scores=False, **more)
     assert table.column_names == COLUMNS
     return table.to_pandas()
@@ -88,7 +88,7 @@ def test_lists_are_those_of_all_pairs(
     had = set(zip(edges.src.tolist(), edges.dst.tolist())) if known else set()
     wanted = by_hand(scores, had, k)
     for workers in (1, 2, 3):
-        frame = lists(run, config, workers, Lists(k, known))
+        frame = lists(run, config, workers, TopLists(k, known))
         found = targets(frame)
         assert list(found) == list(wanted)  # ascending
         for source, some in found.items():  # products may be rounded differently
@@ -108,7 +108,7 @@ def test_equal_scores_are_in_order_of_the_targets(
     had = set(zip(edges.src.tolist(), edges.dst.tolist()))
     wanted = by_hand(np.zeros((PEOPLE, THINGS)), had, 7)
     for workers in (1, 2, 3):
-        assert targets(lists(*made, workers, Lists(7))) == wanted
+        assert targets(lists(*made, workers, TopLists(7))) == wanted
 
 
 def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
@@ -116,25 +116,25 @@ def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
     run, config = made
     scores, data = all_scores(*made), shop()
     some, among = [5, 3, 149], [7, 2, 9, 40]
-    frame = lists(run, config, 2, Lists(3, False, pa.array(among)), wanted=pa.array(some))
+    frame = lists(run, config, 2, TopLists(3, False, pa.array(among)), wanted=pa.array(some))
     allowed = np.where(np.isin(np.arange(THINGS), among), scores, -np.inf)
     assert targets(frame) == {s: by_hand(allowed, set(), 3)[s] for s in sorted(some)}
 
     mask = data.nodes["thing"].data["test_mask"]
-    frame = lists(run, config, 2, Lists(4, False, "test_mask"))
+    frame = lists(run, config, 2, TopLists(4, False, "test_mask"))
     allowed = np.where(mask, scores, -np.inf)
     assert targets(frame) == by_hand(allowed, set(), 4)
 
     edges = data.edges[LIKES]
     one = int(edges.dst[0])
-    frame = lists(run, config, 2, Lists(4, True, pa.array([one])))
+    frame = lists(run, config, 2, TopLists(4, True, pa.array([one])))
     left = set(range(PEOPLE)) - set(edges.src[edges.dst == one].tolist())
     assert targets(frame) == {person: [one] for person in sorted(left)}
 
     with pytest.raises(RuntimeError, match=r"--candidates: there is no 900 .* number 2"):
-        lists(run, config, 1, Lists(4, True, pa.array([1, 900])))
+        lists(run, config, 1, TopLists(4, True, pa.array([1, 900])))
     with pytest.raises(RuntimeError, match="has no array 'stock'"):
-        lists(run, config, 1, Lists(4, True, "stock"))
+        lists(run, config, 1, TopLists(4, True, "stock"))
 
 
 def test_relations(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_relations(tmp_path: Path) -> None:
     )
     run = train_on_ranks(config)
     for workers in (1, 2):
-        found = [lists(run, config, workers, Lists(5, relation=str(r))) for r in range(4)]
+        found = [lists(run, config, workers, TopLists(5, relation=str(r))) for r in range(4)]
         assert len({tuple(targets(frame)[0]) for frame in found}) > 1
         edges = shop().edges[LIKES]
         for number, frame in enumerate(found):
@@ -156,9 +156,9 @@ def test_relations(tmp_path: Path) -> None:
             had = set(zip(edges.src[of].tolist(), edges.dst[of].tolist()))
             assert not had & set(zip(frame["source"], frame["target"]))
     with pytest.raises(RuntimeError, match="the edges have several relations"):
-        lists(run, config, 1, Lists(5))
+        lists(run, config, 1, TopLists(5))
     with pytest.raises(RuntimeError, match="there is no relation '4'"):
-        lists(run, config, 1, Lists(5, relation="4"))
+        lists(run, config, 1, TopLists(5, relation="4"))
 
 
 def test_one_of_several_tasks(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
     given: dict[str, Any] = {"model": {"hidden": 8, "decoder": "dot"}, "train": {"epochs": 1}}
     config = config_of(tmp_path, "several", task=None, tasks=tasks, **given)
     run = train_on_ranks(config)
-    frames = [lists(run, config, workers, Lists(5), task="likes") for workers in (1, 2)]
+    frames = [lists(run, config, workers, TopLists(5), task="likes") for workers in (1, 2)]
     pandas.testing.assert_frame_equal(frames[0], frames[1], atol=1e-4)
     edges = shop().edges[LIKES]
     had = set(zip(edges.src.tolist(), edges.dst.tolist()))
@@ -181,9 +181,9 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
 def test_lists_at_a_time(tmp_path: Path) -> None:
     """What a node meets later is still recommended, and itself never."""
     run, config = trained(tmp_path, "link_prediction", time={})
-    frames = [lists(run, config, workers, Lists(6), at=AT) for workers in (1, 2)]
+    frames = [lists(run, config, workers, TopLists(6), at=AT) for workers in (1, 2)]
     pandas.testing.assert_frame_equal(frames[0], frames[1], atol=1e-4)
-    everything = lists(run, config, 1, Lists(10**6), at=AT)
+    everything = lists(run, config, 1, TopLists(10**6), at=AT)
     assert (everything["source"] != everything["target"]).all()
     from raygnn.graph.dgl import dgl
 
@@ -221,7 +221,7 @@ def test_scores_that_are_nan_are_no_lists(
 ) -> None:
     monkeypatch.setattr(top, "table", _broken)
     with pytest.raises(RuntimeError, match="scores of this model are NaN"):
-        lists(*made, 2, Lists(3))
+        lists(*made, 2, TopLists(3))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from raygnn.models.heads import EdgeModel
 from raygnn.sampling.negatives import KnownEdges
 from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.tasks.top import Search
-from raygnn.worker.job import Lists, Request
+from raygnn.worker.job import Request, TopLists
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
 from raygnn.worker.planes.prediction_rows import Recommended, chosen_nodes, listed_nodes
@@ -72,7 +72,7 @@ def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recomm
         yield Recommended(shard.original[source][some].astype(np.int64), names, scores)
 
 
-def _relation(plane: EdgePlane, lists: Lists) -> int:
+def _relation(plane: EdgePlane, lists: TopLists) -> int:
     if plane.relations == 1 and lists.relation is None:
         return 0
     names = plane.job.meta.names.get(f"{etype_str(plane.etype)}/{plane.target.relation}", [])
