@@ -195,6 +195,8 @@ def test_lists_at_a_time(tmp_path: Path) -> None:
     assert not earlier & pairs
     later = {(s, d) for s, d in zip(src[~before].tolist(), dst[~before].tolist()) if s != d}
     assert later - earlier <= pairs
+    with pytest.raises(InputError, match="lists depend on the time"):
+        recommend(run, out=tmp_path / "top.parquet", display=False)
 
 
 def test_equal_scores_and_nan() -> None:
