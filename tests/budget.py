@@ -59,12 +59,12 @@ LINES_TODAY = {
     "worker": 8_493,
     "driver": 4_284,
     "prediction": 1_408,
-    "search": 721,
+    "search": 732,
     "runs": 5_094,
     "jobs": 1_384,
     "cli": 957,
-    "package": 62_836,
-    "tests": 58_870,
+    "package": 62_847,
+    "tests": 58_880,
 }
 MODULES, MODULES_TODAY = 189, 236
 FOLDER_MODULES = 14

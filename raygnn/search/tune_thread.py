@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -86,7 +87,7 @@ class TuneThread(threading.Thread):
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         actor = tune.with_parameters(
-            TrialActor, jobs=self._jobs, metric=self._metric, path=list(sys.path)
+            TrialActor, jobs=self._jobs, metric=(self._metric, self._mode), path=list(sys.path)
         )
         # The actor only waits: the workers take the CPUs, in a placement group of their own. A
         # request must name a resource, so it names a byte.
@@ -191,19 +192,25 @@ class TrialActor(tune.Trainable):
     """
 
     def setup(
-        self, config: dict[str, Any], jobs: Sequence[Config], metric: str, path: Sequence[str]
+        self,
+        config: dict[str, Any],
+        jobs: Sequence[Config],
+        metric: tuple[str, str],
+        path: Sequence[str],
     ) -> None:
         """Start the training.
 
         Args:
             config: ``trial``, its number.
             jobs: configuration of each trial.
-            metric: metric of the search, as records name it.
+            metric: metric of the search, as records name it, and ``max`` or ``min``.
             path: ``sys.path`` of the command, with the user's modules.
         """
         sys.path += [entry for entry in path if entry not in sys.path]
         self._job = jobs[config["trial"]]
-        self._metric = metric
+        self._metric, mode = metric
+        self._better = max if mode == "max" else min
+        self._best: list[float] = []
         self._results: SimpleQueue[dict[str, Any] | RaygnnError] = SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._train, name="raygnn-trial", daemon=True)
@@ -239,14 +246,18 @@ class TrialActor(tune.Trainable):
 
     def _take(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Queue the evaluations among new records. Raises KeyboardInterrupt if the trial is
-        stopped."""
+        stopped.
+
+        The scheduler compares the best value so far, which is that of the weights that a run
+        selects: a trial that was best before its last evaluations goes on.
+        """
         if self._stopped.is_set():
             raise KeyboardInterrupt
         for record in records:
-            if record.get(self._metric) is not None:
-                self._results.put(
-                    {"epoch": record["epoch"] + 1, self._metric: record[self._metric]}
-                )
+            value = record.get(self._metric)
+            if value is not None and not math.isnan(value):
+                self._best = [self._better([*self._best, value])]
+                self._results.put({"epoch": record["epoch"] + 1, self._metric: self._best[0]})
 
 
 def cause_file(run_dir: Path) -> Path:

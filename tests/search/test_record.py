@@ -13,6 +13,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import InputError
 from raygnn.runs.run import open_run
 from raygnn.search.record import SearchRecord, SearchResult
+from raygnn.search.tune_thread import TrialActor
 from tests.support.small_jobs import job
 
 SETTINGS = [{"train.lr": 0.1}, {"train.lr": 0.2}, {"train.lr": 0.3}]
@@ -61,3 +62,16 @@ def test_a_search_without_a_completed_trial_has_no_run_to_open(tmp_path: Path) -
     record(tmp_path).write()
     with pytest.raises(InputError, match="no completed trial"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("max", [1.0, 3.0, 3.0]), ("min", [1.0, 1.0, 0.5])])
+def test_trials_are_compared_by_their_best_value_so_far(mode: str, wanted: list[float]) -> None:
+    actor = TrialActor.__new__(TrialActor)  # of which Ray Tune makes an actor
+    values = [None, 1.0, math.nan, 3.0, 0.5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrialActor, "_train", lambda self: None)
+        actor.setup({"trial": 0}, [None], ("val/mrr", mode), [])  # type: ignore[list-item]
+    actor._take([{"epoch": epoch, "val/mrr": value} for epoch, value in enumerate(values)])
+    found = [actor.step() for _ in wanted]
+    assert [one["val/mrr"] for one in found] == wanted
+    assert [one["epoch"] for one in found] == [2, 4, 5]
