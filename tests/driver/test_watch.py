@@ -86,7 +86,7 @@ def test_only_the_runs_own_directories_are_removed(run: RunDir, replaced: bool) 
         shutil.rmtree(run.path)
     (run.path / ".ray").mkdir(parents=True)
     (run.path / ROWS).mkdir()
-    with session._cleared(run, keep=False):
+    with session._cleared(run):
         pass
     names = {path.name for path in run.path.glob("*")}
     assert names == ({".ray", ROWS} if replaced else set())
