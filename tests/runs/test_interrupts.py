@@ -80,7 +80,7 @@ def hold(begun):
     _imp.release_lock()
 def elsewhere():
     import wave
-    print("imported", flush=True)
+    print("imported\\n", end="", flush=True)
 def run():
     begun = threading.Event()
     threading.Thread(target=hold, args=[begun]).start()
@@ -103,7 +103,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt)
 def run():
     import torch
-    print("imported", flush=True)
+    print("imported\\n", end="", flush=True)
     time.sleep(60)
 """
 
