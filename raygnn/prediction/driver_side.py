@@ -195,10 +195,9 @@ def recommend(
     shown = (verbose, display, started)
     others: dict[str, Any] = {"at": at, "trust": trust, "tables": False}
     asked = ask(run, ("all",), "all", storage, overrides, *shown, new_data, task, True, **others)
-    model, what, where, remedy = asked.one.model, None, "recommend", ""
+    model, what, where, remedy = asked.one.model, None, "recommend", "use a run of link_prediction"
     if not asked.one.task.of_links:
         what = f"{asked.one.task.kind} has no scores of pairs of nodes"
-        remedy = "recommend by a run of link_prediction"
     elif model.pair_history or model.decoder_feature_names:
         key = "pair_history" if model.pair_history else "decoder_features"
         what = f"model.{key} reads features of each pair, which embeddings do not have"
@@ -206,16 +205,17 @@ def recommend(
     elif asked.at is None and asked.config.sampling.time is not None:
         what = "in a run with sampling.time, lists depend on the time"
         remedy = "name it, such as --at 2026-01-31"
-    elif not 1 <= k <= LARGEST:
+    elif k not in range(1, LARGEST + 1):
         what, where, remedy = "this is no length of a list", f"--k {k}", "give a number from 1"
+    elif known not in ("exclude", "keep"):
+        what, where, remedy = "there is no such choice", f"known={known!r}", "pass exclude or keep"
     if what is not None:
         raise InputError(what, where=where, remedy=remedy)
     wanted = None if ids is None else read_wanted(Path(ids).expanduser().absolute(), "node")
     among: Any = None
     if candidates is not None:
         array = re.fullmatch("array:(.+)", str(candidates))
-        place = Path(candidates).expanduser().absolute()
-        among = array[1] if array else read_wanted(place, "node")
+        among = array[1] if array else read_wanted(Path(candidates).expanduser().absolute(), "node")
     purpose = f"{k} best targets of each source → {file}"
     lists = TopLists(k, known == "exclude", among, relation)
     return _write(asked, file, overwrite, purpose, lists=lists, wanted=wanted)

@@ -80,7 +80,7 @@ class Search:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the best candidates of all ranks for this rank's queries: scores float32
         ``[Q, n]``, descending, and names int64 ``[Q, n]``, ascending among equal scores, n at most
-        ``k``; -inf and -1 where a list has no more. Collective.
+        ``k``; -inf and -1 where a list has no more; NaN leads. Collective.
 
         Args:
             keys, kept: see `blocks`; of this rank.
@@ -102,7 +102,7 @@ class Search:
             c.numpy().reshape(world, -1, width).swapaxes(0, 1).reshape(-1, world * width)
             for c in came
         )
-        order = np.lexsort((named, -found))[:, :k]
+        order = np.lexsort((named, np.nan_to_num(-found, nan=-np.inf)))[:, :k]
         return np.take_along_axis(found, order, 1), np.take_along_axis(named, order, 1)
 
     def columns(self, nodes: np.ndarray) -> np.ndarray:

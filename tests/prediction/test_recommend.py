@@ -41,7 +41,7 @@ def _alike(decoder: Any, kept: torch.Tensor, nodes: torch.Tensor, *_: Any) -> to
 
 
 def _broken(decoder: Any, kept: torch.Tensor, nodes: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.full((len(kept), len(nodes)), torch.nan)
+    return _alike(decoder, kept, nodes).index_fill(1, torch.tensor([3]), torch.nan)
 
 
 def by_hand(scores: np.ndarray, known: set[tuple[int, int]], k: int) -> dict[int, list[int]]:
@@ -133,19 +133,14 @@ def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
 
     with pytest.raises(RuntimeError, match=r"--candidates: there is no 900 .* number 2"):
         lists(run, config, 1, TopLists(4, True, pa.array([1, 900])))
-    with pytest.raises(RuntimeError, match="has no array 'stock'"):
+    with pytest.raises(RuntimeError, match=r"arrays: price, train_mask, val_mask, test_mask\s*$"):
         lists(run, config, 1, TopLists(4, True, "stock"))
 
 
 def test_relations(tmp_path: Path) -> None:
     """A relation's own known edges are excluded, and its scores count."""
-    config = config_of(
-        tmp_path,
-        "related",
-        task=LINKS,
-        model={"hidden": 8, "decoder": "distmult"},
-        train={"epochs": 1},
-    )
+    given: dict[str, Any] = {"model": {"hidden": 8, "decoder": "distmult"}, "train": {"epochs": 1}}
+    config = config_of(tmp_path, "related", task=LINKS, **given)
     run = train_on_ranks(config)
     for workers in (1, 2):
         found = [lists(run, config, workers, TopLists(5, relation=str(r))) for r in range(4)]
@@ -230,6 +225,8 @@ def test_scores_that_are_nan_are_no_lists(
     ("options", "message"),
     [
         ({"k": 0}, "this is no length of a list"),
+        ({"k": 2.5}, "this is no length of a list"),
+        ({"known": "excluded"}, "there is no such choice"),
         ({"at": 3}, "the run was trained without times"),
         ({"ids": "none.txt"}, "there is no such file"),
         ({"task": "likes"}, "this run has one task"),

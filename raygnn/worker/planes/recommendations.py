@@ -91,11 +91,12 @@ def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:
     """Return the positions of this rank's candidates, ascending by their original ids."""
     own, arrays = np.arange(plane.shard.owned(ntype)), plane.shard.node_data[ntype]
     if isinstance(candidates, str):
-        if candidates not in arrays or arrays[candidates].ndim > 1:
+        there = [name for name, array in arrays.items() if array.ndim == 1]
+        if candidates not in there:
             raise InputError(
                 f"node type {ntype!r} has no array {candidates!r} of a number for each node",
                 where="--candidates",
-                remedy=f"choose one of {', '.join(arrays)}, or name a file of ids",
+                remedy=f"name a file of ids, or one of the arrays: {', '.join(there) or 'none'}",
             )
         own, candidates = own[arrays[candidates].numpy() != 0], None
     return listed_nodes(plane.job, candidates, plane.shard, ntype, own, "--candidates")
@@ -115,6 +116,5 @@ def _known(plane: EdgePlane, known: bool, relation: int) -> KnownEdges:
             keys, nodes = keys[there], nodes[there]
     if plane.etype[0] == plane.etype[2]:
         own = shard.first(plane.etype[0]) + np.arange(shard.owned(plane.etype[0]))
-        keys = np.append(keys, own * plane.relations + relation)
-        nodes = np.append(nodes, own)
+        keys, nodes = np.append(keys, own * plane.relations + relation), np.append(nodes, own)
     return KnownEdges.from_edges(keys, nodes)
