@@ -109,7 +109,6 @@ def generate(nodes: int) -> Graph:
         original={DEFAULT_NTYPE: ids},
         replicated=True,
         staged=cast("Any", None),  # nothing is mapped
-        span=(0, 1),
         held=(0, 1),
     )
     return Graph(
@@ -297,7 +296,7 @@ def kernel_calls(adj: Adjacency, num_src: int) -> Iterator[tuple[str, Callable, 
     yield "weighted sum", lambda a, x, w: NATIVE.aggregate(a, x, "sum", w), weighted
 
     def attention(a: Adjacency, x: Tensor, score: Tensor) -> Tensor:
-        return NATIVE.attend(a, x, NATIVE.edge_softmax(a, score, num_src))
+        return NATIVE.attend(a, x, NATIVE.edge_softmax(a, score))
 
     yield "attention, 8 heads", attention, [x.view(num_src, 8, -1), torch.randn(edges, 8)]
 
