@@ -63,7 +63,7 @@ help:
 	@echo "make wheel        a wheel of the package: dist"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
-	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
+	@echo "make gpu          the engine on a GPU beside the CPU, as one JSON (build/gpu.json), and tests there"
 	@echo "make gpu-parcel   what a GPU's machine without a network needs for that: build/parcel"
 	@echo "make test-oldest  all but the slow tests on the oldest supported versions, in .venv-oldest"
 	@echo "make test-newest  the same on the newest, in .venv-newest (NEWEST_PYTHON, NEWEST_TORCH)"
@@ -148,27 +148,35 @@ bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
 
-# With the packages that are there, where neither Ray nor DGL nor a network is needed: no setup. What
-# else a machine lacks that only has torch, Triton, Lightning and numba, `make gpu-parcel` puts into
-# build/parcel, to be taken there.
+# On a machine with a GPU, and without a network: with the packages that are there and those that
+# `make gpu-parcel` has put into build/parcel, to be taken there. Tests train on the GPU.
 GPU_PYTHON ?= python3
 GPU_VERSION ?= 3.12
+GPU_JOBS ?= 8
 GPU_ARGS ?=
+GPU_TESTS := tests/sampling/test_devices.py tests/tasks/test_learned_rows.py $(addprefix tests/worker/test_,\
+    $(addsuffix .py,averaging sharding mixed_dtypes reduction edge_tasks graph_tasks embeddings numerics \
+    multitask recommenders timed_jobs training_tables relations input_kinds gradients labels pyg own_steps \
+    listed_negatives edge_inputs pair_history positive_class))
+gpu: export PYTHONPATH = build/parcel:.
 gpu:
-	mkdir -p build; PYTHONPATH=. RAYGNN_DATA=$${RAYGNN_DATA:-build/parcel} \
-	    $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
+	mkdir -p build
+	$(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
+	RAYGNN_TEST_DEVICE=cuda:0 $(GPU_PYTHON) -m pytest -n $(GPU_JOBS) --dist worksteal -m "not slow" $(GPU_TESTS)
 
 # the datasets of $RAYGNN_DATA as PyG lays them out, for jobs/ where there is no network to download
 data: setup
 	$(BIN)/python -m tests.support.datasets $${RAYGNN_DATA:-../shared/data} data
 
-gpu-parcel: data
+# All but what a torch for GPUs comes with, and what neither training nor the tests load of Ray.
+gpu-parcel: setup
 	rm -rf build/parcel
-	$(BIN)/python -m pip install --quiet --target build/parcel --only-binary=:all: \
-	    --python-version $(GPU_VERSION) --platform manylinux_2_17_x86_64 -c constraints.txt pydantic
-	$(BIN)/python -c "from pathlib import Path; from torch_geometric.datasets import Planetoid; \
-	    from raygnn.graph.sources.python_graphs import write_graph_file as write; \
-	    write(Planetoid('data', 'Cora')[0], Path('build/parcel')).rename('build/parcel/cora.dgl')"
+	$(BIN)/python -m pip install --quiet --target build/parcel --only-binary=:all: --python-version $(GPU_VERSION) \
+	    $(foreach glibc,_2_28 _2_27 _2_24 _2_17 2014 1,--platform manylinux$(glibc)_x86_64) \
+	    -c constraints.txt "ray[data,default,train]" duckdb pydantic tensorboardX plotly pymetis pathspec \
+	    hypothesis pytest-timeout pytest-xdist
+	cd build/parcel && rm -rf numpy* pandas* pyarrow* scipy* grpc* cryptography* ray/jars ray/rllib ray/llm \
+	    ray/dashboard/client
 
 test-matrix: test-oldest test-newest test-python313 test-instructions
 

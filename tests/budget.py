@@ -56,14 +56,14 @@ LINES_TODAY = {
     "preflight": 3_126,
     "storage": 773,
     "checkpoint": 1_836,
-    "worker": 8_493,
+    "worker": 8_506,
     "driver": 4_284,
     "prediction": 1_408,
     "search": 732,
     "runs": 5_094,
     "jobs": 1_384,
     "cli": 957,
-    "package": 62_847,
+    "package": 62_863,
     "tests": 58_880,
 }
 MODULES, MODULES_TODAY = 189, 236

@@ -228,7 +228,13 @@ def log_to(path: Path) -> Iterator[None]:
         ours.propagate = False  # other handlers write to the streams that are copied here
         ours.setLevel(logging.INFO)
         logging.captureWarnings(True)
-        warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own
+        # Lightning's own: a deprecation, DDP made on another stream, and a barrier's device
+        for text in (
+            ".*LeafSpec.* is deprecated",
+            "The AccumulateGrad node's",
+            r"barrier\(\): using",
+        ):
+            warnings.filterwarnings("ignore", message=text)
         out, err = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
         try:

@@ -100,7 +100,7 @@ class Unlike(pl.Callback):
         if self._is_due("weight"):
             weight.view(-1)[0] += 1e-6
         if self._is_due("noise"):
-            weight += torch.randn(weight.shape) * 1e-4
+            weight += torch.randn_like(weight) * 1e-4
         self.batches += 1
 
 

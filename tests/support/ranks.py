@@ -32,10 +32,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities import registry
+from ray import cloudpickle  # of functions within functions, too
 
 from raygnn.sampling.exchange import Exchange, World
 
-TIMEOUT = 60.0
+TIMEOUT = 60.0 if "RAYGNN_TEST_DEVICE" not in os.environ else 150.0
+# Where there is a GPU a forked process can not use it, nor run backward.
+_METHOD = "spawn" if "RAYGNN_TEST_DEVICE" in os.environ else "fork"
 _KEPT = 4  # processes; ranks beyond them end with their call
 _UNCONNECTED = "Gloo connectFullMesh failed"
 
@@ -144,10 +147,13 @@ class _Process:
         # this process's own connection, whose next answer would then never come. So it starts with
         # its collector off, and freezes what it was forked with.
         gc.disable()
-        context = multiprocessing.get_context("fork")
+        context: Any = multiprocessing.get_context(_METHOD)
         self._pipe, theirs = context.Pipe()
-        # their ends of this process's pipes, which would never be seen closed
-        others = [self._pipe, *(process._pipe for process in _pool)]
+        if _METHOD == "fork":
+            # their ends of this process's pipes, which would never be seen closed
+            others = [self._pipe, *(process._pipe for process in _pool)]
+        else:
+            others, only = [], only and cloudpickle.dumps(only)
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, others, only))
         self._process.start()
         gc.enable()
@@ -196,8 +202,6 @@ def _for_kept_ranks(size: int, function: Callable[..., Any], args: Sequence[Any]
 
     The processes are forked, if they are not there yet, without the patches.
     """
-    from ray import cloudpickle  # of functions within functions, too
-
     changed: dict[tuple[Any, str], Any] = {}
     for patch in _patches:
         for target, name, before in patch._setattr:
@@ -231,7 +235,9 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()
-    if only is None:
+    if isinstance(only, bytes):
+        only = cloudpickle.loads(only)
+    if only is None and _METHOD == "fork":
         _release_files(pipe.fileno())
     call: bytes | None = b""
     while call is not None:

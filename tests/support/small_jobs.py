@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,9 @@ from tests.support.graphs import ensure_collection, ensure_partition
 from tests.support.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
+
+# Where forked ranks train: RAYGNN_TEST_DEVICE=cuda:0 where there is a GPU.
+DEVICE = torch.device(os.environ.get("RAYGNN_TEST_DEVICE", "cpu"))
 
 
 def job(storage: Path, **sections: Any) -> dict[str, Any]:
@@ -179,15 +183,17 @@ class _Environment(LightningEnvironment):
 
 
 class _Strategy(DDPStrategy):
-    root_device = torch.device("cpu")  # type: ignore[assignment]
+    root_device = DEVICE  # type: ignore[assignment]
 
 
 def runtime(exchange: Exchange) -> Runtime:
     """Return the runtime of a forked rank, as Ray Train would set it."""
     world = exchange.world
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
     return Runtime(
         world=world,
-        device=torch.device("cpu"),
+        device=DEVICE,
         strategy=_Strategy,
         environment=_Environment(world.rank, world.size),
         send_files=lambda: None,

@@ -33,7 +33,7 @@ from raygnn.worker.planes import device_path
 from raygnn.worker.planes.device_path import Room
 from raygnn.worker.rank import Rank
 from tests.support.elsewhere import Cudart, elsewhere
-from tests.support.small_jobs import job, losses, train_on_ranks
+from tests.support.small_jobs import DEVICE, job, losses, train_on_ranks
 
 CPU_ALONE = {"sample_on": "cpu", "features_on": "cpu"}
 LEARNED = {"dim": 4, "ntypes": ["_N"]}
@@ -43,10 +43,12 @@ GAT = {"model": {"kind": "gat", "hidden": 8}, "cluster": {"workers": 2}}
 @pytest.fixture
 def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the CPU as a GPU with a lot of memory, including its streams."""
+    monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
+    if DEVICE.type == "cuda":
+        return
     if not hasattr(torch.cpu.Stream, "record_event"):
         pytest.skip("a CPU has no streams that record events with this torch")
     monkeypatch.setattr(device_path, "_free", lambda device: 1 << 40)
-    monkeypatch.setattr("raygnn.config.rules._resources", lambda config: [])  # without GPUs
     monkeypatch.setattr(Rank, "_side", lambda self: SideStream(torch.device("cpu"), torch.cpu))
     monkeypatch.setattr(GridExecutor, "__call__", alone)
 

@@ -170,15 +170,25 @@ def shard_optimizer(ranks: Ranks, task: TaskModule) -> None:
 
         # the group of the exchanges that are not DDP's: collective if ranks compare
         group = ranks.group(dist.get_backend()) if ranks.compared else None
-        return ZeroRedundancyOptimizer(
+        optimizer = ZeroRedundancyOptimizer(
             params,
             optimizer_class=kind,
             process_group=group,
             parameters_as_bucket_view=True,  # one broadcast for each rank
             **options,
         )
+        if options.get("fused"):
+            optimizer.register_load_state_dict_post_hook(_counts_to_devices)
+        return optimizer
 
     task.construct = make
+
+
+def _counts_to_devices(optimizer: Any) -> None:
+    """Move the counts of steps to their parameters' device, where a fused optimizer needs them;
+    ZeroRedundancyOptimizer loads them to the CPU."""
+    for parameter, state in optimizer.optim.state.items():
+        state["step"] = state["step"].to(parameter.device)
 
 
 def check_shardable(model: nn.Module) -> None:
