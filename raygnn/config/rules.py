@@ -286,10 +286,10 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
         if value and time is None:
             message = "this is of nodes that are drawn for each edge at its time"
             yield Problem((*at, *key), message, "remove it, or set sampling.time")
-    if task.tops and time is not None:
-        key = ("metric",) if task.ranking.top is None else ("ranking", "top")
-        message = "a source has a list of targets for each time, and metrics per source are of one"
-        yield Problem((*at, *key), message, "remove it, or sampling.time")
+    if task.tops and time is not None and task.ranking.candidates != "destinations":
+        message = "metrics per source and time are of all targets, each seen at that time"
+        remedy = f"remove it, or set {dotted((*at, 'ranking', 'candidates'))} to destinations"
+        yield Problem((*at, "ranking"), message, remedy)
 
 
 def _table(

@@ -489,11 +489,11 @@ class LinkPrediction(_Edges):
             message = f"correct would be ignored: {dotted((*at, 'loss'))} is {self.loss}"
             yield Problem((*at, "negatives", "correct"), message, "remove it, or set softmax")
         ranking = self.ranking
-        if self.tops and (ranking.candidates is not None or ranking.file is not None):
-            key = ("metric",) if ranking.top is None else ("ranking", "top")
+        some = ranking.file is not None or ranking.edges is not None
+        if self.tops and (some or ranking.candidates not in (None, "destinations")):
             message = "metrics per source are of all targets, and task.ranking names some of them"
-            remedy = f"remove it, or {dotted((*at, 'ranking'))}.candidates and file"
-            yield Problem((*at, *key), message, remedy)
+            remedy = f"remove it, or file, edges and a number in {dotted((*at, 'ranking'))}"
+            yield Problem((*at, "ranking"), message, remedy)
 
 
 class _Graphs(_Task):

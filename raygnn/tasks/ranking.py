@@ -490,3 +490,26 @@ def metrics_of_ranks(ranks: Tensor, total: int, exchange: Exchange) -> dict[str,
         spread = float((1 / everyones).sort().values.std())
         metrics["mrr_error"] = spread * math.sqrt((1 - num / total) / num)
     return metrics
+
+
+def metrics_of_lists(
+    asked: Tensor, ranks: Tensor, tops: Sequence[int], exchange: Exchange
+) -> dict[str, float]:
+    """Compute the metrics of `Ranking.metrics_per_source`, averaged over sources, relations and
+    times. Collective.
+
+    Args:
+        asked: source, relation, time and target of this rank's edges, int64 ``[n, 4]``.
+        ranks: of these among all that is not true, float64 ``[n]``.
+    """
+    names = top_names(tops)
+    everyones = exchange.gather_rows(ranks).numpy()
+    if np.isnan(everyones).any():
+        return dict.fromkeys(names, math.nan)
+    pairs, first = np.unique(exchange.gather_rows(asked).numpy(), axis=0, return_index=True)
+    query = np.unique(pairs[:, :3], axis=0, return_inverse=True)[1].ravel()
+    order = np.lexsort((everyones[first], query))
+    query = query[order]
+    above = np.arange(len(query)) - np.searchsorted(query, query)  # other true ones
+    found = list_metrics(query, everyones[first][order] + above, tops)
+    return dict(zip(names, found.mean(1).tolist()))

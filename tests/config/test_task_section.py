@@ -77,8 +77,8 @@ ROWS: dict[str, Any] = {"embedding": {"dim": 8}}
         ({**LINKS, "negatives": {"kind": "in_batch", "number": 3}}, {}, "task.negatives.number"),
         ({**LINKS, "metric": "recall@0"}, {}, "task.metric"),
         ({**LINKS, "metric": "hits@20", "ranking": {"top": 0}}, {}, "task.ranking.top"),
-        ({**LINKS, "ranking": {"top": 5, "candidates": 9}}, {}, "task.ranking.top"),
-        ({**LINKS, "metric": "map@5", "ranking": {"candidates": 9}}, {}, "task.metric"),
+        ({**LINKS, "ranking": {"top": 5, "candidates": 9}}, {}, "task.ranking"),
+        ({**LINKS, "metric": "map@5", "ranking": {"candidates": 9}}, {}, "task.ranking"),
         ({"kind": "node_classification"}, {"decoder": "dot"}, "model.decoder"),
         ({"kind": "edge_classification"}, {"decoder": "dot"}, "model.decoder"),
         (LINKS, {"decoder": "dot", "relation": "r"}, "model.decoder"),
@@ -144,7 +144,7 @@ def test_default_metrics_and_losses(task: dict[str, Any], metric: str, loss: str
 
 
 def test_lengths_of_lists_are_those_of_the_metric_and_those_named() -> None:
-    """With times each source has many lists, so that there are no such metrics."""
+    """With times they are of all destinations."""
     for metric, top, tops in (
         (None, None, ()),
         ("mrr", 10, (10,)),
@@ -156,7 +156,7 @@ def test_lengths_of_lists_are_those_of_the_metric_and_those_named() -> None:
         assert isinstance(task, LinkPrediction)
         assert (task.tops, task.ranks_edges) == (tops, metric in (None, "mrr"))
         if tops:
-            with pytest.raises(ConfigError, match="has a list of targets for each time"):
+            with pytest.raises(ConfigError, match="metrics per source and time are of all"):
                 load_config({**job, "sampling": {"time": {"edges": "t"}}})
 
 

@@ -21,7 +21,7 @@ from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import OwnedEdges
 from raygnn.tasks import top
-from raygnn.tasks.ranking import Ranking
+from raygnn.tasks.ranking import Ranking, metrics_of_lists
 from raygnn.tasks.top import list_metrics, top_names
 from tests.support.graphs import ITEM, USER, partitioned, random_graph, shard_of, typed_graph
 from tests.support.ranks import run_ranks
@@ -186,3 +186,32 @@ def test_rows_or_scores_that_are_not_finite(spoil: str, tmp_path: Path) -> None:
     for found in run_ranks(2, per_source, meta, etype, True, "test", spoil):
         assert list(found) == top_names(TOPS)
         assert all(math.isnan(value) for value in found.values())
+
+
+def _lists(exchange: Exchange, rows: np.ndarray, ranks: np.ndarray) -> dict[str, float]:
+    own = slice(exchange.world.rank, None, exchange.world.size)
+    given = torch.from_numpy(rows[own]), torch.from_numpy(ranks[own])
+    return metrics_of_lists(*given, TOPS, exchange)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_lists_of_a_time_equal_those_of_all_its_scores(size: int) -> None:
+    """Ranks are among what is not true; edges that occur twice count once."""
+    random, wanted, rows, ranks = np.random.default_rng(0), [], [], []
+    for query in range(30):
+        scores, true = random.integers(0, 12, 40), random.choice(40, random.integers(1, 6), False)
+        scores[true] = 20 * scores[true] + np.arange(len(true))  # true ones differ
+        whole = [rank_of(scores, target, set()) for target in true]
+        wanted.append([v for k in TOPS for v in by_hand(whole, k).values()])
+        for target in true:
+            rank = rank_of(scores, target, {*true.tolist()} - {target})
+            repeats = 1 + (target % 3 == 0)
+            rows += repeats * [(query % 5, query % 2, query, target)]
+            ranks += repeats * [rank]
+    for found in run_ranks(size, _lists, np.array(rows), np.array(ranks)):
+        assert list(found) == top_names(TOPS)
+        assert list(found.values()) == pytest.approx(np.mean(wanted, 0), abs=1e-12)
+    ranks[0] = math.nan
+    assert all(
+        map(math.isnan, run_ranks(size, _lists, np.array(rows), np.array(ranks))[0].values())
+    )

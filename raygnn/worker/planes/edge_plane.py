@@ -45,6 +45,7 @@ from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import (
     Candidates,
     Ranking,
+    metrics_of_lists,
     metrics_of_ranks,
     ranked_above,
     ranked_among_drawn,
@@ -501,7 +502,7 @@ class EdgePlane(PartitionPlane):
             positions = positions[np.sort(random.choice(total, task.ranking.edges, replace=False))]
         mine = np.array_split(positions, world.size)[world.rank].astype(np.int64)
         names = [name for name in (self.time, self.target.relation) if name is not None]
-        (src, _), columns = edges.rows(mine, names)
+        (src, dst), columns = edges.rows(mine, names)
         when, kind = columns[0].long().numpy(), columns[-1].long().numpy()
         kind = kind if self.target.relation is not None else np.zeros_like(when)
         ranks = torch.ones(len(mine), dtype=torch.float64)
@@ -512,7 +513,11 @@ class EdgePlane(PartitionPlane):
                 some = slice(start, start := start + len(there))
                 true = history.exist(src[some, None], nodes, kind[some, None], when[some, None])
                 ranks[some] += ranked_above(there, absent, counts & ~torch.from_numpy(true))
-        return metrics_of_ranks(ranks, total, self.control)
+        metrics = metrics_of_ranks(ranks, total, self.control)
+        if task.tops:
+            asked = torch.from_numpy(np.stack([src, kind, when, dst], axis=1))
+            metrics |= metrics_of_lists(asked, ranks, task.tops, self.control)
+        return metrics
 
     @cached_property
     def history(self) -> EdgeHistory:
