@@ -31,9 +31,10 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
+from tests.driver.test_resume import stopped
 from tests.prediction.test_predict import ask
 from tests.support.ranks import run_ranks
-from tests.support.small_jobs import job, job_of, train_on_ranks
+from tests.support.small_jobs import job, job_of, losses, train_on_ranks
 
 CUSTOMERS, PURCHASES, ROWS = 60, 1500, 600
 FIRST, DAYS = np.datetime64("2024-01-01"), 400
@@ -192,6 +193,21 @@ def test_a_row_sees_what_was_known_at_its_time(tmp_path: Path, strict: bool) -> 
     assert same[on_the_day].all() == strict
 
 
+def aged(place: Path, rows: pd.DataFrame, customers: pd.DataFrame, **sections: Any) -> Config:
+    """Return a job that encodes columns, and the times since customers' date ``joined``."""
+    told = copy.deepcopy(DESCRIPTION)
+    told["nodes"]["customer"]["features"]["joined"] = {"column": "joined", "since": "seed"}
+    if not place.exists():
+        place.mkdir()
+        (place / "purchases.csv").write_bytes((place.parent / "purchases.csv").read_bytes())
+    customers.to_csv(place / "customers.csv", index=False)
+    (place / "tables.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
+    for fold, part in rows.groupby("fold"):
+        part.to_csv(place / f"{fold}.csv", index=False)
+    model = {"columns": "learned", "ages": {"joined": 8, "time": 4}}
+    return of(place, sections.pop("name", "aged"), model=model, **sections)
+
+
 def test_times_relative_to_the_seeds(tmp_path: Path) -> None:
     """Only the time from a customer's date to the row's says the class. Dates after a row's, and
     missing ones, say nothing to it: whatever they are, its prediction is the same."""
@@ -200,21 +216,8 @@ def test_times_relative_to_the_seeds(tmp_path: Path) -> None:
     joined = np.random.default_rng(3).integers(-100, DAYS, CUSTOMERS)
     ago = (rows.date - FIRST).dt.days - rows.customer.map(dict(zip(customers.name, joined)))
     rows["grew"] = np.where((ago > 0) & (ago < 60), "yes", "no")
-    told = copy.deepcopy(DESCRIPTION)
-    told["nodes"]["customer"]["features"]["joined"] = {"column": "joined", "since": "seed"}
-
-    def tables(place: Path, joined: Any) -> Config:
-        place.mkdir(exist_ok=True)
-        (place / "purchases.csv").write_bytes((tmp_path / "purchases.csv").read_bytes())
-        customers.assign(joined=joined).to_csv(place / "customers.csv", index=False)
-        (place / "tables.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
-        for fold, part in rows.groupby("fold"):
-            part.to_csv(place / f"{fold}.csv", index=False)
-        model = {"columns": "learned", "ages": {"joined": 8, "time": 4}}
-        return of(place, "aged", model=model, train={"epochs": 40, "lr": 0.02})
-
     dates = FIRST + joined
-    config = tables(tmp_path, dates)
+    config = aged(tmp_path, rows, customers.assign(joined=dates), train={"epochs": 40, "lr": 0.02})
     run = train_on_ranks(config)
     metrics = run.summary["metrics"]
     assert metrics["test/accuracy"] > 0.9
@@ -225,7 +228,7 @@ def test_times_relative_to_the_seeds(tmp_path: Path) -> None:
     other = np.where(joined > day, np.datetime64("2090-01-01"), dates)
     other[(joined > day) & (joined % 2 == 0)] = np.datetime64("NaT")
     sizes = weights.find(run.path / "checkpoints").sizes
-    after = asked(run, tables(tmp_path / "other", other), sizes=sizes)
+    after = asked(run, aged(tmp_path / "other", rows, customers.assign(joined=other)), sizes=sizes)
     same = np.array([*map(np.array_equal, before["scores"], after["scores"])])
     known = before["time"].to_numpy() < np.datetime64(FIRST + day, "us").astype(int)
     assert same[known].all()
@@ -325,6 +328,18 @@ def test_only_the_tables_of_a_request_are_read(tmp_path: Path) -> None:
     asking = config.asking(found.words, rows_of=())
     moment = {"at": int(np.datetime64("2024-06-01", "us").astype(np.int64)), "embeddings": True}
     assert len(ask(run, asking, 1, ntype="customer", **moment)) == CUSTOMERS
+
+
+def test_a_resume_with_encoders_is_exact(tmp_path: Path) -> None:
+    rows = write(tmp_path)
+    customers = pd.read_csv(tmp_path / "customers.csv").assign(joined=FIRST)
+    more = {"fault": {"checkpoint_every": 1, "keep": 40}, "train": {"epochs": 2}}
+    config = aged(tmp_path, rows, customers, name="whole", **more)
+    whole = train_on_ranks(config)
+    part = stopped(whole, aged(tmp_path, rows, customers, name="part", **more), 3)
+    resumed = train_on_ranks(part, resume=True)
+    assert losses(resumed)[-3:].tolist() == losses(whole)[-3:].tolist()
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
 
 
 def test_a_resume_is_exact_and_needs_the_same_rows(tmp_path: Path) -> None:
