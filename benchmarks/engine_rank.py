@@ -60,7 +60,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     batches = plane.batches(module)
     if size > 1:
         module.model = DistributedDataParallel(module.model, gradient_as_bucket_view=True)
-    optimizer = make_optimizer(list(module.parameters()), config.train, module.planned, True)
+    optimizer = make_optimizer(dict(module.named_parameters()), config.train, module.planned, True)
     ready = time.perf_counter() - begin
 
     per_epoch = batches.plan.steps_per_epoch

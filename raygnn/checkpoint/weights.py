@@ -159,11 +159,11 @@ def find(directory: Path) -> Weights:
     return Weights(path=file, **{**dict(about), "sha256": digest})
 
 
-def load(weights: Weights, model: nn.Module) -> None:
-    """Load the weights into a model. Code in the file is never executed.
+def read(weights: Weights) -> Mapping[str, Any]:
+    """Read the weights by name. Code in the file is never executed.
 
     Raises:
-        DataError: the file is damaged or was replaced, or its weights are not the model's.
+        DataError: the file is damaged or was replaced.
     """
     import torch
 
@@ -182,13 +182,23 @@ def load(weights: Weights, model: nn.Module) -> None:
         raise _damaged(file, f"it cannot be read: {_first_line(error)}") from error
     if not isinstance(state, Mapping):
         raise _damaged(file, f"it holds a {type(state).__name__} instead of weights by name")
+    return state
+
+
+def load(weights: Weights, model: nn.Module) -> None:
+    """Load the weights into a model.
+
+    Raises:
+        DataError: see `read`; or the weights are not the model's.
+    """
+    state = read(weights)
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
         raise DataError(
             "the weights do not belong to the model that the run describes: "
             + " ".join(str(error).split()),
-            where=str(file),
+            where=str(weights.path),
             remedy="predict with the code and the data that it was trained with",
         ) from error
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
 from raygnn.config.problems import Problem
 from raygnn.config.values import (
@@ -22,8 +23,10 @@ from raygnn.config.values import (
     class_problems,
     classes_of,
     tag_of,
+    to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
+from raygnn.errors import ConfigError
 
 DecoderKind: TypeAlias = Literal["dot", "cosine", "mlp", "distmult", "complex", "rotate", "transe"]
 NO_LAYERS = "none"  # the model.kind without message passing
@@ -432,6 +435,51 @@ MODELS = classes_of(ModelConfig)
 MODEL_FAMILIES = tuple(
     kind for kind, section in MODELS.items() if issubclass(section, FamilyConfig | LightGcnConfig)
 )
+
+
+Patterns: TypeAlias = Annotated[tuple[Text, ...], BeforeValidator(to_tuple)]
+
+
+class InitConfig(Section):
+    """Initial weights from another run (transfer learning, fine-tuning).
+
+    Patterns such as `layers.0.*` match names of weights in `checkpoints/selected.pt`, and
+    `rows.TYPE` the embedding table of a node type.
+    """
+
+    run: Text = Field(
+        description="Finished run whose selected weights are used: its name in storage, path or "
+        "URI. Weights are matched by name and shape, embedding rows by your node ids."
+    )
+    exclude: Patterns = Field(
+        (), description="Patterns of weights and tables that keep their random values."
+    )
+    freeze: Patterns = Field((), description="Patterns of weights and tables that do not train.")
+    lr_scale: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        {},
+        description="Pattern of weights → factor of their learning rate; the first pattern that "
+        "matches counts.",
+    )
+
+    def matches(self, key: str, name: str) -> bool:
+        """Return whether a pattern of ``exclude``, ``freeze`` or ``lr_scale`` matches a name."""
+        return any(fnmatchcase(name, pattern) for pattern in getattr(self, key))
+
+    def scale(self, name: str) -> float:
+        """Return the factor of the learning rate of a weight."""
+        found = (v for pattern, v in self.lr_scale.items() if fnmatchcase(name, pattern))
+        return next(found, 1.0)
+
+    def check(self, key: str, names: Iterable[str]) -> None:
+        """Raise ConfigError if a pattern of ``key`` matches none of the names."""
+        there = list(names)
+        for pattern in getattr(self, key):
+            if not any(fnmatchcase(name, pattern) for name in there):
+                raise ConfigError(
+                    f"{pattern!r} matches no weight",
+                    where=f"train.init.{key}",
+                    remedy=f"use names, or patterns of names, among {', '.join(there)}",
+                )
 
 
 def read_model(**keys: Any) -> ModelConfig:

@@ -491,6 +491,7 @@ _WHOLE = (
     "model.args",
     "task.args",
     "train.callbacks",
+    "train.init.lr_scale",
     "model.ages",
     "model.categories",
     "model.edge_categories",

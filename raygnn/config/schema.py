@@ -25,7 +25,7 @@ from raygnn.config.execution import (
     StagingConfig,
 )
 from raygnn.config.graph import GraphConfig, TablesGraph
-from raygnn.config.model import FamilyConfig, ModelConfig
+from raygnn.config.model import FamilyConfig, InitConfig, ModelConfig
 from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
 from raygnn.config.search import SearchConfig
@@ -275,6 +275,10 @@ class TrainConfig(Section):
     )
     seed: int = Field(
         0, ge=0, le=2**32 - 1, description="Random seed of weights, batches and sampling."
+    )
+    init: InitConfig | None = Field(
+        None,
+        description="Initial weights from another run (transfer learning); null = random ones.",
     )
     callbacks: Classes = Field(
         {},

@@ -11,16 +11,21 @@ from functools import partial
 from typing import Any
 
 from raygnn.checkpoint import store as checkpoint
+from raygnn.checkpoint import weights
 from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
 from raygnn.checkpoint.store import Checkpoint
+from raygnn.config.execution import PRECISIONS
+from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.driver.job_plan import Plan
-from raygnn.errors import InputError, RaygnnError
+from raygnn.errors import ConfigError, InputError, RaygnnError
 from raygnn.runs.display import Display
-from raygnn.runs.run import Run
-from raygnn.runs.run_directory import SEARCH, RunDir
-from raygnn.util.files import storage_errors
+from raygnn.runs.run import Run, open_run
+from raygnn.runs.run_directory import CHECKPOINTS, PARTITION, SEARCH, RunDir
+from raygnn.storage.remote import any_path
+from raygnn.util.files import is_vacant, read_json, storage_errors
+from raygnn.worker.job import InitialWeights
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,61 @@ def find_start(
             remedy="start over with --overwrite, or choose another name",
         )
     return StartPoint(found, global_batch, tuple(rejected), resumed=True)
+
+
+def initial_weights(config: Config, start: StartPoint | None = None) -> InitialWeights | None:
+    """Find the weights of the run that ``train.init`` names; None without it, or if the run resumes
+    from a checkpoint, which has them.
+
+    Raises:
+        ConfigError: the run is this one, has another precision or no such weights.
+        InputError: there is no such run, or it has no selected weights.
+        DataError: its weights are damaged.
+    """
+    init = config.train.init
+    if init is None or (start is not None and start.checkpoint is not None):
+        return None
+    there = open_run(init.run, str(config.storage))
+    where = config.where("train.init.run")
+    if there.path.resolve() == config.run_dir.resolve():
+        remedy = "name another run, or give this job another name"
+        raise ConfigError("a run cannot start from its own weights", where=where, remedy=remedy)
+    precision = there.config["precision"]
+    if (used := PRECISIONS[precision]).weights != config.arithmetic.weights:
+        raise ConfigError(
+            f"{there.shown} has {used.weights} weights (precision {precision}), and precision is "
+            f"{config.precision} here",
+            where=where,
+            remedy=f"set precision to {precision}, or name another run",
+        )
+    found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
+    tables = {f"rows.{file.ntype}" for file in found.rows.files} if found.rows else set()
+    init.check("exclude", [*weights.read(found), *sorted(tables)])
+    wanted = [name for name in tables if not init.matches("exclude", name)]
+    partition = None
+    if wanted and config.model.embedding is not None:
+        if (place := trained_partition(there)) is None or is_vacant(any_path(place)):
+            raise InputError(
+                f"the partition of {there.shown}, which has the ids of its embedding rows, is gone",
+                where=where,
+                remedy="restore it, or exclude the tables: train.init.exclude: ['rows.*']",
+            )
+        partition = any_path(place)
+    kept = None if there.replica is None else there.replica.place / CHECKPOINTS
+    return InitialWeights(there.shown, found, partition, kept)
+
+
+def trained_partition(run: Run) -> str | None:
+    """Return the path or URI of the partition that a run was trained on; None if the run did not
+    record it."""
+    made = read_json(run.files / PARTITION).get("directory")
+    if not isinstance(made, str):
+        place: str | None = (run.config.get("partition") or {}).get("path")
+        return place
+    if isinstance(run.storage, Uri):
+        mine = run.storage / "partitions" / Uri(made).name
+        return mine.text if mine.shared == made else made
+    return made
 
 
 def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | None, list[str]]:

@@ -27,7 +27,7 @@ from raygnn.driver.job_plan import (
 )
 from raygnn.driver.loggers import Loggers, check_packages
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.resume import can_go_on, find_start, finished
+from raygnn.driver.resume import can_go_on, find_start, finished, initial_weights
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import ConfigError, InputError
@@ -101,6 +101,7 @@ def train(
     ):
         workers = session.workers
         start = find_start(config, run, workers, show, resume=resume)
+        initial = initial_weights(config, start)
         session.make_plan(start.global_batch)
         if done := finished(config, session.plan, run, start):
             show.note(done)
@@ -112,7 +113,7 @@ def train(
         records = MetricsTail(run.path / METRICS)
         records.skip()  # those of earlier attempts
         watch = partial(watch_training, loggers=loggers, tail=records, on_records=on_records)
-        result = session.launch(watch)
+        result = session.launch(watch, initial=initial)
         result["global_batch"] = start.global_batch
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
@@ -187,6 +188,7 @@ def check(
                 raise
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
+    initial_weights(config)
     with RayCluster(config, verbose=verbose) as cluster, ClusterNodes(config, cluster) as nodes:
         config, workers, early = count_workers(config, cluster, show)
         look = read_input(config, workers, show, cluster, early=early, only_look=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from raygnn.checkpoint.weights import Weights
@@ -12,6 +11,7 @@ from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
+from raygnn.driver.resume import trained_partition
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.partition.layout import read_meta
 from raygnn.runs.run import Run
@@ -64,16 +64,11 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
 def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the sections for the partition that the run was trained on, or if it is gone for one
     with as many parts. The graph's files are only needed without the partition."""
-    made = read_json(run.files / PARTITION)
-    place, parts = made.get("directory"), made.get("parts")
-    if not isinstance(place, str) or not isinstance(parts, list):
+    parts, place = read_json(run.files / PARTITION).get("parts"), trained_partition(run)
+    if not isinstance(parts, list) or place is None:
         return {}  # a user's partition, or graphs
-    uri = None
-    if isinstance(run.storage, Uri):
-        mine = run.storage / "partitions" / Uri(place).name
-        uri = mine if mine.shared == place else None
-    if not is_vacant(Path(place) if uri is None else any_path(uri)):
-        return {"graph": None, "partition": {"path": place if uri is None else uri.text}}
+    if not is_vacant(any_path(place)):
+        return {"graph": None, "partition": {"path": place}}
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 

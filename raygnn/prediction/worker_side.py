@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from typing import Any
 
 import torch
@@ -10,13 +9,12 @@ import torch
 from raygnn.checkpoint import weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.errors import DataError, InputError
-from raygnn.storage.replica import download_directory
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import ROWS, Job
-from raygnn.worker.node_files import is_away
+from raygnn.worker.node_files import available_weights
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Plane
 from raygnn.worker.planes.prediction_rows import Format, write_rows
@@ -47,7 +45,7 @@ class Predicting:
         plane = open_plane(self._job, self._ranks)
         self._check_data(plane.identity)
         task = plane.task()
-        self._weights = self._fetched()
+        self._weights = available_weights(self._job, request.weights, request.kept)
         weights.load(self._weights, task.model)
         self._load_rows(task.embeddings)
         task.to(self._device)
@@ -62,21 +60,6 @@ class Predicting:
         metrics = plane.evaluate(task, request.split) if there else {}
         named = {f"{request.split}/{name}": value for name, value in metrics.items()}
         return {"workers": workers, "metrics": named}
-
-    def _fetched(self) -> weights.Weights:
-        job, request = self._job, self._request
-        if request.kept is None or not is_away(job.run_dir, job.token):
-            return request.weights
-        directory = job.run_dir / "weights"
-        directory.mkdir(exist_ok=True)
-        with open(directory / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for name in (weights.FILE, weights.ABOUT):
-                if not (directory / name).exists():
-                    (request.kept / name).download(directory / name)
-            if request.weights.rows is not None:
-                download_directory(request.kept / weights.ROWS, directory / weights.ROWS)
-        return weights.find(directory)
 
     def _write(self, plane: Plane, task: Any) -> int:
         rank, request = self._ranks.world.rank, self._request

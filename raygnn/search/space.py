@@ -15,6 +15,7 @@ from raygnn.config.schema import Config, metric_name
 from raygnn.config.search import SearchConfig, SearchValues
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.errors import ConfigError
+from raygnn.runs.run import open_run
 
 
 def sample(config: Config) -> list[dict[str, Any]]:
@@ -82,6 +83,9 @@ def trial_config(
     overrides = {**settings, "search": None}
     if run is not None:
         overrides |= {"storage": str(run[0]), "name": run[1]}
+        if config.train.init is not None:
+            there = open_run(config.train.init.run, str(config.storage))
+            overrides["train.init.run"] = there.shown
     if partition is not None:
         overrides["partition.path"] = str(partition)
     try:

@@ -48,6 +48,7 @@ class Embeddings:
     Attributes:
         rows: node type → this rank's rows, float32 ``[owned, dim]``.
         best: copies of them by `keep`.
+        frozen: node types whose rows do not train.
         read: distinct rows that batches of this rank have read so far; remote: how many of them
             other ranks own.
     """
@@ -70,6 +71,7 @@ class Embeddings:
         self._kind = config.optimizer
         self.dim = config.dim
         self.best: dict[str, Tensor] = {}
+        self.frozen: set[str] = set()
         self._dtype = dtype
         self._rate = rate
         self._seed = seed
@@ -142,7 +144,7 @@ class Embeddings:
         dense = [p.grad for p in parameters if p.grad is not None]
         if not dense:
             return
-        found = {t: self._summed(t, came, scale or 1.0) for t in self.rows}
+        found = {t: self._summed(t, came, scale or 1.0) for t in self.rows if t not in self.frozen}
         if clip is not None or scale is not None:
             squares = self.exchange.sum(_squares([values for _, values in found.values()]))
             norm = float((squares + _squares(dense)).sqrt())

@@ -275,9 +275,8 @@ class TaskModule(pl.LightningModule):
         hook = type(self).configure_gradient_clipping
         clips = self.config.clip or hook is not TaskModule.configure_gradient_clipping
         mixed = isinstance(plugin, MixedPrecision) and bool(clips or plugin.scaler)
-        optimizer = make_optimizer(
-            list(self.parameters()), self.config, self.planned, not mixed, self.construct
-        )
+        named = {name.removeprefix("model."): p for name, p in self.named_parameters()}
+        optimizer = make_optimizer(named, self.config, self.planned, not mixed, self.construct)
         return with_schedules(optimizer, self.config, self.planned, self.total_steps)
 
     @property

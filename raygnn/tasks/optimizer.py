@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,26 +41,34 @@ def rate_scale(config: TrainConfig, planned: float) -> float:
 
 
 def make_optimizer(
-    parameters: Sequence[nn.Parameter],
+    named: Mapping[str, nn.Parameter],
     config: TrainConfig,
     planned: float,
     may_fuse: bool,
     construct: Construct = plain,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of parameters.
+    """Build the optimizer of the parameters that get gradients.
 
     Args:
+        named: name in the model → parameter. With ``train.init.lr_scale`` there is a group for each
+            factor, first the group with the factor 1, which may be empty.
         planned: see `rate_scale`.
         may_fuse: allow fused adam and adamw, one kernel instead of ten per parameter on a CPU.
         construct: called with the class, the parameters and the other arguments.
     """
-    kwargs: dict[str, Any] = {
-        "lr": config.lr * rate_scale(config, planned),
-        "weight_decay": config.weight_decay,
-    }
+    rate = config.lr * rate_scale(config, planned)
+    kwargs: dict[str, Any] = {"lr": rate, "weight_decay": config.weight_decay}
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    parameters: Any = list(trained.values())
+    may_fuse = may_fuse and all(p.is_floating_point() for p in parameters)
+    if config.init is not None and config.init.lr_scale:
+        groups: dict[float, list[nn.Parameter]] = {1.0: []}
+        for name, parameter in trained.items():
+            groups.setdefault(config.init.scale(name), []).append(parameter)
+        parameters = [{"params": own, "lr": rate * by} for by, own in groups.items()]
     if config.optimizer == "sgd":
         return construct(torch.optim.SGD, parameters, {**kwargs, "momentum": config.momentum})
-    if may_fuse and all(p.is_floating_point() for p in parameters):
+    if may_fuse:
         kwargs["fused"] = True
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return construct(kinds[config.optimizer], parameters, kwargs)
@@ -130,6 +138,7 @@ def with_schedules(
     # one_cycle has its own warm-up
     warmup = 0 if schedule.kind == "one_cycle" else _steps(schedule.warmup, total)
     scale = rate_scale(config, planned)
+    lowest = [group["lr"] * floor for group in optimizer.param_groups]
     # a scaled rate starts from that of one worker (Goyal et al. 2017, section 2.2)
     start = 1 / (warmup + 1) if config.lr_scaling == "none" else min(1.0, 1 / scale)
     found: list[dict[str, Any]] = []
@@ -144,7 +153,7 @@ def with_schedules(
             patience=schedule.patience,
             threshold=config.min_delta,
             threshold_mode="abs",
-            min_lr=config.lr * scale * floor,
+            min_lr=lowest,
             eps=0.0,
         )
         # Lightning would step it after its own evaluation, which is never run

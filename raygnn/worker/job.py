@@ -119,6 +119,22 @@ class DryRunRequest:
     lifetime: int
 
 
+@dataclass(frozen=True)
+class InitialWeights:
+    """Selected weights of the run that ``train.init`` names.
+
+    Attributes:
+        run: shown name of the run.
+        partition: directory with its nodes' ids; None if no embedding rows are used.
+        kept: location of the weights for nodes that do not see the command's directory.
+    """
+
+    run: str
+    weights: Weights
+    partition: AnyPath | None = None
+    kept: RemotePath | None = None
+
+
 class Sizes:
     """Sizes of a model that are counted in the data: classes, categories, relations.
 
@@ -189,6 +205,7 @@ class Job:
         lists: name of each task with lists of negatives → use → result of
             `raygnn.graph.negative_lists.lists_of`, or `TABLE` → rows of its training table; or
             Ray's reference to that.
+        initial: weights to start from, if there is no checkpoint.
         token: see `raygnn.runs.run_directory.RunDir`; "" = do not check.
         control: requests of the driver, and the ranks' reports.
         program: ``module:Class`` that a rank constructs with the job and the runtime; its ``run``
@@ -207,6 +224,7 @@ class Job:
     goals: Mapping[str, TaskTarget] = field(default_factory=dict)
     task: str = ""
     lists: Any = field(default_factory=dict)
+    initial: InitialWeights | None = None
     token: str = ""
     control: Control | ControlHandle = field(default_factory=Control)
     program: str = "raygnn.worker.rank:Rank"

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raygnn.checkpoint import weights
 from raygnn.runs.diagnose.state_file import BOX, FAILURE
 from raygnn.runs.run_directory import CHECKPOINTS, LOGS
-from raygnn.storage.remote import Stat
-from raygnn.storage.replica import files_of_run
+from raygnn.storage.remote import RemotePath, Stat
+from raygnn.storage.replica import download_directory, files_of_run
 from raygnn.util.files import replacing
 from raygnn.worker.job import ROWS, Job
 
@@ -179,6 +180,26 @@ def is_away(directory: Path, token: str) -> bool:
                 (directory / _AWAY).touch()
                 (directory / token).touch()
     return (directory / _AWAY).exists()
+
+
+def available_weights(job: Job, given: weights.Weights, kept: RemotePath | None) -> weights.Weights:
+    """Return another run's weights as this node sees them, downloaded if needed.
+
+    Args:
+        kept: see `raygnn.worker.job.Request`.
+    """
+    if kept is None or not is_away(job.run_dir, job.token):
+        return given
+    directory = job.run_dir / "weights"
+    directory.mkdir(exist_ok=True)
+    with open(directory / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in (weights.FILE, weights.ABOUT):
+            if not (directory / name).exists():
+                (kept / name).download(directory / name)
+        if given.rows is not None:
+            download_directory(kept / weights.ROWS, directory / weights.ROWS)
+    return weights.find(directory)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Kept, Plane
 from raygnn.worker.rank_setup import RankSetup, Runtime
 from raygnn.worker.records import Closing, Records, open_writers
+from raygnn.worker.transfer import Transfer
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class Rank(RankSetup):
         rows = RowState.from_checkpoint(
             task.embeddings, self.control, self.storage_timeout, state, self.place
         )
+        transfer = Transfer.from_job(job, task, self.ranks, begins=state is None)
         guard, first = self.guard, self.ranks.first
         records = self.records(open_writers(job.run_dir, step, job.patience) if first else [])
         evaluation = Evaluation(
@@ -80,11 +82,12 @@ class Rank(RankSetup):
         for split in ("val", "test") if unsaid and step is None else ():
             if not plane.count(split) and first:  # preflight reports empty masks
                 self.events.tell(f"no {config.task.seeds} are in the split {split!r}")
-        for text in plane.warnings() if step is None else ():
-            if first:
-                self.events.tell(f"warn: {text}")
+        texts = [f"warn: {text}" for text in plane.warnings()] if step is None else []
+        texts += transfer.notes() if transfer and step is None else []
+        for text in texts if first else ():
+            self.events.tell(text)
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
-        callbacks += [averaging] if averaging else []
+        callbacks += [one for one in (averaging, transfer) if one]
         callbacks += [evaluation] if has_val else []
         trainer = self.trainer([*callbacks, checkpoints, Closing(), Waiting()], checkpoints.plugin)
         log.info("training from %s", state or "the start")
@@ -162,6 +165,8 @@ class Rank(RankSetup):
                 **self._communication(plane, task),
                 "ranks": self.stragglers.summary(),
             }
+        if transfer is not None:
+            result["init"] = transfer.found
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         checkpoints.finish_uploads(self.storage_timeout)
         return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}

@@ -226,5 +226,5 @@ def test_the_learning_rate_grows_with_the_batch_not_with_the_ranks(tmp_path: Pat
     config = load_config(job(tmp_path, cluster={"workers": [1, 2]}, sampling={"batch_size": 64}))
     found = Job(config, None, tmp_path, None, True, 0.0, global_batch=128)
     train = TrainConfig(optimizer="sgd", lr=0.1, lr_scaling="linear")
-    parameters = list(torch.nn.Linear(2, 2).parameters())
+    parameters = dict(torch.nn.Linear(2, 2).named_parameters())
     assert make_optimizer(parameters, train, found.planned, False).defaults["lr"] == 0.2

@@ -23,7 +23,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
-from raygnn.driver.resume import find_start
+from raygnn.driver.resume import find_start, initial_weights
 from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
 from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
@@ -294,6 +294,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             edges=edges_of(config, place),
             goals=goals_of(config, place),
             lists=lists_of(config, place),
+            initial=initial_weights(config, start),
         )
         result, *others = run_ranks(workers, _train, job)
         for other in others:

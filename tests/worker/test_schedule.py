@@ -25,7 +25,7 @@ STEPS = 50
 
 def optimizer(**train: Any) -> torch.optim.Optimizer:
     config = TrainConfig(lr=0.5, **train)
-    return make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, 1.0, False)
+    return make_optimizer({"w": torch.nn.Parameter(torch.zeros(2))}, config, 1.0, False)
 
 
 def followed(found: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
@@ -40,7 +40,7 @@ def followed(found: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[f
 
 def own(schedule: dict[str, Any], planned: float = 1.0, **train: Any) -> list[float]:
     config = TrainConfig(lr=0.5, schedule=ScheduleConfig(**schedule), **train)
-    found = make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, planned, False)
+    found = make_optimizer({"w": torch.nn.Parameter(torch.zeros(2))}, config, planned, False)
     ([found], [told]) = with_schedules(found, config, planned, STEPS)
     return followed(found, told["scheduler"], STEPS)
 
@@ -146,7 +146,7 @@ def test_a_run_has_the_rates_and_goes_on_with_them(make_job: JobFactory) -> None
     }
     whole = goes_on(make_job(**options), 5)
     config = TrainConfig(lr=0.5, schedule=ScheduleConfig(kind="one_cycle"))
-    found = make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, 1.0, False)
+    found = make_optimizer({"w": torch.nn.Parameter(torch.zeros(2))}, config, 1.0, False)
     _, [told] = with_schedules(found, config, 1.0, 12)
     expected = followed(found, told["scheduler"], 12)
     assert in_run(whole) == dict(zip(range(1, 13), expected))  # of the step, not of the next
@@ -180,7 +180,7 @@ def test_the_threshold_of_a_plateau_is_a_difference() -> None:
     """An accuracy of 0.58 exceeds 0.5 by 0.08, less than a threshold of 0.1, though by 16 %."""
     plateau = ScheduleConfig(kind="plateau", patience=0, gamma=0.5)
     config = TrainConfig(lr=0.5, min_delta=0.1, schedule=plateau)
-    found = make_optimizer([torch.nn.Parameter(torch.zeros(2))], config, 1.0, False)
+    found = make_optimizer({"w": torch.nn.Parameter(torch.zeros(2))}, config, 1.0, False)
     ([found], [told]) = with_schedules(found, config, 1.0, STEPS)
     seen = []
     for metric in (0.5, 0.58, 0.69):
