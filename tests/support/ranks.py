@@ -90,6 +90,9 @@ def _called(
         _end(ranks)
     elif not all(ok for ok, _ in results):  # other ranks may still wait for it
         end_kept_ranks()
+    else:
+        for process in ranks:
+            process.send(None)
     return results
 
 
@@ -230,8 +233,7 @@ def _set(values: dict[tuple[Any, str], Any]) -> None:
 
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
-    gc.freeze()  # see above
-    gc.enable()
+    gc.freeze()  # see above, where the collector was turned off
     faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()
@@ -239,22 +241,26 @@ def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
         only = cloudpickle.loads(only)
     if only is None and _METHOD == "fork":
         _release_files(pipe.fileno())
-    call: bytes | None = b""
-    while call is not None:
-        try:
-            store, world, state, call = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        if dist.is_initialized():  # only now have all ranks answered the call before
+    with contextlib.suppress(EOFError):
+        while _serve_call(pipe, only):
+            pipe.recv_bytes()  # only now have all ranks answered
             dist.destroy_process_group()
-        state.restore()
-        try:
-            answer = pickle.dumps((True, _run(store, world, call, only)))
-        except BaseException:
-            answer = pickle.dumps((False, traceback.format_exc()))
-            return  # exit closes its connections, which the other ranks notice
-        finally:
-            pipe.send_bytes(answer)
+            # Each of Gloo's groups has a thread that wakes every 10 ms while cycles keep the group.
+            gc.collect()
+
+
+def _serve_call(pipe: Connection, only: Any) -> bool:
+    """Answer the next call; returns True if others may follow."""
+    store, world, state, call = pickle.loads(pipe.recv_bytes())
+    state.restore()
+    try:
+        answer = pickle.dumps((True, _run(store, world, call, only)))
+    except BaseException:
+        answer = pickle.dumps((False, traceback.format_exc()))
+        return False  # exit closes its connections, which the other ranks notice
+    finally:
+        pipe.send_bytes(answer)
+    return call is not None
 
 
 def _release_files(kept: int) -> None:
