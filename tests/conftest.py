@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -28,6 +29,8 @@ from raygnn.graph import dgl
 # no deadlines: the first example of a test may compile a kernel, and machines are shared
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
+
+gc.set_threshold(50_000, 20, 20)  # most of what the tests' modules make on import stays
 
 pytest_plugins = ["tests.support.small_jobs", "tests.support.stores"]
 

@@ -205,7 +205,7 @@ def recommend(
     elif asked.at is None and asked.config.sampling.time is not None:
         what = "in a run with sampling.time, lists depend on the time"
         remedy = "name it, such as --at 2026-01-31"
-    elif k not in range(1, LARGEST + 1):
+    elif k % 1 != 0 or not 1 <= k <= LARGEST:
         what, where, remedy = "this is no length of a list", f"--k {k}", "give a number from 1"
     elif known not in ("exclude", "keep"):
         what, where, remedy = "there is no such choice", f"known={known!r}", "pass exclude or keep"

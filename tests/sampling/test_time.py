@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from tests.support.ranks import run_each, run_ranks
 
 GRAPHS = {"homogeneous": (random_graph, "_N"), "typed": (typed_graph, ITEM)}
 READS = EdgeReads(("amount",), weight="w", time="at", elapsed=True)
+SEEDS, TIMES = [3, 4, 4, 50, 99, 3], [1005, 1020, 1033, 1012, 999, 1500]
+TIMINGS = Timing(), Timing(latest=True), Timing(window=12)
+CASES = [*product(TIMINGS, ([2, 3], [-1, -1]), (False, True))]  # fanouts, and if weighted
 
 
 @given(
@@ -74,48 +77,35 @@ def timed(data: GraphData) -> GraphData:
     return data
 
 
-def draw(
-    exchange: Exchange,
-    meta: PartitionMeta,
-    replicated: bool,
-    ntype: str,
-    seeds: list[int],
-    times: list[int],
-    fanouts: list[int],
-    timing: Timing,
-    weighted: bool,
-) -> set[Any]:
-    """Return the sampled edges: hop, edge type, position in the user's graph, source, destination
-    and the destination's time."""
+def draw(exchange: Exchange, meta: PartitionMeta, replicated: bool, ntype: str) -> list[set[Any]]:
+    """Return the sampled edges of each case: hop, edge type, position in the user's graph, source,
+    destination and the destination's time."""
     shard = shard_of(exchange, meta, replicated=replicated, reads=READS)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
-    sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted, timing=timing)
-    until = np.array(times)
-    blocks, nodes = sampler.sample(
-        {ntype: np.argsort(original[ntype])[seeds]},
-        resolve_fanouts(fanouts, shard.etypes),
-        epoch=2,
-        step=3,
-        times={ntype: until},
-    )
-    # backwards from the seeds: a source has the time of the node that sampled it
-    bounds = {t: until if t == ntype else until[:0] for t in shard.ntypes}
-    drawn = set()
-    for hop, block in enumerate(reversed(blocks)):
-        reached = {
-            t: [*bounds[t], *[None] * (n - len(bounds[t]))] for t, n in block.num_src.items()
-        }
-        for etype, adj in block.adj.items():
-            source, target = (original[t][nodes[t]] for t in (etype[0], etype[2]))
-            elapsed = [None] * len(adj.src) if adj.elapsed is None else adj.elapsed.tolist()
-            ends = zip(adj.src.tolist(), adj.dst.tolist(), adj.rows[:, 0].tolist(), elapsed)
-            for src, dst, place, ago in ends:
-                bound = int(bounds[etype[2]][dst])
-                assert reached[etype[0]][src] in (None, bound)
-                reached[etype[0]][src] = bound
-                drawn.add((hop, etype, int(place), int(source[src]), int(target[dst]), bound, ago))
-        bounds = reached
-    return drawn
+    seeds, until = {ntype: np.argsort(original[ntype])[SEEDS]}, np.array(TIMES)
+    found: list[set[Any]] = []
+    for timing, fanouts, weighted in CASES:
+        sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted, timing=timing)
+        hops = resolve_fanouts(fanouts, shard.etypes)
+        blocks, nodes = sampler.sample(seeds, hops, epoch=2, step=3, times={ntype: until})
+        # backwards from the seeds: a source has the time of the node that sampled it
+        bounds = {t: until if t == ntype else until[:0] for t in nodes}
+        found.append(set())
+        for hop, block in enumerate(reversed(blocks)):
+            reached = {
+                t: [*bounds[t], *[None] * (n - len(bounds[t]))] for t, n in block.num_src.items()
+            }
+            for etype, adj in block.adj.items():
+                source, target = (original[t][nodes[t]].tolist() for t in (etype[0], etype[2]))
+                elapsed = [None] * len(adj.src) if adj.elapsed is None else adj.elapsed.tolist()
+                ends = zip(adj.src.tolist(), adj.dst.tolist(), adj.rows[:, 0].tolist(), elapsed)
+                for src, dst, place, ago in ends:
+                    bound = int(bounds[etype[2]][dst])
+                    assert reached[etype[0]][src] in (None, bound)
+                    reached[etype[0]][src] = bound
+                    found[-1].add((hop, etype, int(place), source[src], target[dst], bound, ago))
+            bounds = reached
+    return found
 
 
 def permitted(data: GraphData, timing: Timing, etype: EdgeType, node: int, bound: int) -> list[int]:
@@ -132,17 +122,19 @@ def permitted(data: GraphData, timing: Timing, etype: EdgeType, node: int, bound
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("timing", [Timing(), Timing(latest=True), Timing(window=12)], ids=repr)
-@pytest.mark.parametrize("fanouts", [[2, 3], [-1, -1]])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_only_edges_before_the_seeds(
-    kind: str, timing: Timing, fanouts: list[int], weighted: bool, tmp_path: Path
-) -> None:
+def test_only_edges_before_the_seeds(kind: str, tmp_path: Path) -> None:
     make, ntype = GRAPHS[kind]
     data = timed(make())
-    seeds, times = [3, 4, 4, 50, 99, 3], [1005, 1020, 1033, 1012, 999, 1500]
-    given = ntype, seeds, times, fanouts, timing, weighted
-    (drawn,) = run_ranks(1, draw, partitioned(data, tmp_path, 1), True, *given)
+    (draws,) = run_ranks(1, draw, partitioned(data, tmp_path, 1), True, ntype)
+    for (timing, fanouts, _), drawn in zip(CASES, draws, strict=True):
+        _check(data, ntype, timing, fanouts, drawn)
+    for parts, workers in ((2, 2), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        for ranks in run_each(workers, draw, [(meta, True, ntype), (meta, False, ntype)]):
+            assert ranks == [draws] * workers
+
+
+def _check(data: GraphData, ntype: str, timing: Timing, fanouts: list[int], drawn: Any) -> None:
     rows: dict[Any, list[int]] = {}
     for hop, etype, place, src, dst, bound, ago in drawn:
         edges = data.edges[etype]
@@ -160,14 +152,10 @@ def test_only_edges_before_the_seeds(
     if fanouts[0] < 0:  # no row is left out
         first = {(etype, seed, bound) for hop, etype, seed, bound in rows if not hop}
         for etype in data.edges:
-            for seed, bound in zip(seeds, times) if etype[2] == ntype else ():
+            for seed, bound in zip(SEEDS, TIMES) if etype[2] == ntype else ():
                 assert ((etype, seed, bound) in first) == bool(
                     permitted(data, timing, etype, seed, bound)
                 )
-    for parts, workers in ((2, 2), (3, 2)):
-        meta = partitioned(data, tmp_path, parts)
-        for ranks in run_each(workers, draw, [(meta, True, *given), (meta, False, *given)]):
-            assert ranks == [drawn] * workers
 
 
 def test_lists_ascend_by_time(tmp_path: Path) -> None:

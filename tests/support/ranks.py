@@ -210,7 +210,7 @@ def _for_kept_ranks(size: int, function: Callable[..., Any], args: Sequence[Any]
         for target, name, before in patch._setattr:
             if not isinstance(target, pytest.Config):  # which pytest itself patches
                 changed.setdefault((target, name), before)
-        if patch._setitem:
+        if any(target is not os.environ for target, *_ in patch._setitem):  # which `_State` has
             return None
     if not all(isinstance(at, (ModuleType, type)) and name in vars(at) for at, name in changed):
         return None
