@@ -94,7 +94,6 @@ class TimedGuard(Guard):
             super().on_before_optimizer_step(trainer, module, optimizer)
         else:
             self._losses.clear()
-            module.window_scale()  # or the next one would rescale for two
 
     def on_train_batch_end(self, *_: Any) -> None:
         end = time.perf_counter()

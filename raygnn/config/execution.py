@@ -356,13 +356,6 @@ class GuardConfig(Section):
         description="Consecutive steps with a non-finite gradient that all ranks skip "
         "together; one more fails the run.",
     )
-    bad_samples: int = Field(
-        0,
-        ge=0,
-        le=LARGEST,
-        description="Unreadable graphs of a dataset that all ranks may skip together in a "
-        "run; one more fails it.",
-    )
 
     @model_validator(mode="before")
     @classmethod

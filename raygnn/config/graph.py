@@ -195,38 +195,12 @@ class DatasetGraph(GraphSplit, ReversibleGraph):
 
 
 class ManyGraphs(GraphSplit, _Graph):
-    """Many graphs, for tasks on whole graphs: files, or a dataset that every rank opens."""
-
-    read_if: ClassVar[Conditions] = {
-        "args": ("dataset",),
-        "normalize": ("dataset", None),
-        **GraphSplit.read_if,
-    }
+    """Files of many graphs, for tasks on whole graphs."""
 
     format: Literal["graphs"] = Field(description="Format of the input graph.")
-    path: InputPath | None = Field(
-        None,
+    path: InputPath = Field(
         description="A file that dgl.save_graphs wrote with labels, or a directory of such files.",
     )
-    dataset: UserClass | None = Field(
-        None,
-        description="Instead of path: package.module:Class of a dataset that every rank opens; "
-        "dataset[i] is (DGL graph, label), and len(dataset) how many there are.",
-    )
-    args: JsonValues = Field({}, description="Keyword arguments for your own dataset.")
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        if self.path is None and self.dataset is None:
-            message = "neither path nor dataset is given, so there are no graphs"
-            remedy = "name files with graph.path, or your own dataset with graph.dataset"
-            yield Problem((*at, "path"), message, remedy)
-        if self.path is not None and self.dataset is not None:
-            message = f"dataset {self.dataset} and path {self.path} are both given"
-            remedy = "remove one of them; what your own dataset reads can be given in graph.args"
-            yield Problem((*at, "dataset"), message, remedy)
-        if self.dataset is not None:
-            yield from class_problems(self.dataset, (*at, "dataset"))
-        yield from super()._conflicts(at)
 
 
 GraphConfig: TypeAlias = Annotated[

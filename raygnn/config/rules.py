@@ -88,16 +88,11 @@ def _task(config: Config) -> Iterator[Problem]:
     if isinstance(graph, DatasetGraph):
         others = ("index", "split", "reverse") if task.of_graphs else GraphSplit.model_fields
         yield from graph.unused(("graph",), *others, why=f"task.kind is {task.kind}")
-    if not task.of_graphs:
-        if isinstance(graph, ManyGraphs):
-            yield Problem(
-                ("task", "kind"),
-                f"{task.kind} is of the {task.seeds} of one graph, and graph.format graphs gives "
-                "many",
-                "set task.kind to graph_classification or graph_regression",
-            )
-        yield from config.guard.unused(
-            ("guard",), "bad_samples", why=f"task.kind {task.kind} is not of whole graphs"
+    if not task.of_graphs and isinstance(graph, ManyGraphs):
+        yield Problem(
+            ("task", "kind"),
+            f"{task.kind} is of the {task.seeds} of one graph, and graph.format graphs gives many",
+            "set task.kind to graph_classification or graph_regression",
         )
     if config.model.decoder is not None and not task.of_edges:
         yield Problem(
@@ -127,8 +122,6 @@ def _tasks(config: Config) -> Iterator[Problem]:
     if config.model.decoder is not None and not any(t.of_edges for t in config.tasks.values()):
         message = f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges"
         yield Problem(("model", "decoder"), message, "remove model.decoder")
-    why = "tasks are of nodes and edges, not of whole graphs"
-    yield from config.guard.unused(("guard",), "bad_samples", why=why)
     for name, task in config.tasks.items():
         at = "tasks", name
         if task.own_class is not None:
@@ -391,7 +384,7 @@ def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
     if isinstance(graph, (DglGraph, TablesGraph)):
         yield from _input(("graph", "path"), graph.path, only_file=True)
-    elif isinstance(graph, (TriplesGraph, ManyGraphs)) and graph.path is not None:
+    elif isinstance(graph, (TriplesGraph, ManyGraphs)):
         yield from _input(("graph", "path"), graph.path)
     if not isinstance(partition, Path):
         return  # null, or a URI: looked at by whoever can open it

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from raygnn.config.graph import GraphSplit, ManyGraphs
+from raygnn.config.graph import GraphSplit
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
@@ -60,16 +60,16 @@ def patient(act: Callable[..., T]) -> Callable[..., T]:
 
 
 class Input:
-    """Input of a job, stored or yet to be built; here a user's dataset, which the ranks open."""
+    """Input of a job, stored or yet to be built."""
 
     @property
     def place(self) -> AnyPath | None:
-        """Its present or future directory; None if nothing is stored."""
+        """Its present or future directory; None if that is not known yet."""
         return None
 
     @property
     def meta(self) -> Stored | None:
-        """Its stored manifest; None before it is built, or if nothing is stored."""
+        """Its stored manifest; None before it is built."""
         return None
 
     @property
@@ -137,8 +137,6 @@ def read_input(
         PreflightError: reading or partitioning needs more memory than is available.
     """
     if config.task.of_graphs:
-        if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-            return Input()
         with show.stage("graphs"):
             return CollectionInput(find_collection(config))
     found = find_partition(config, workers, like=None if early is None else early.found)

@@ -7,7 +7,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raygnn.config.graph import DatasetGraph, ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
@@ -215,12 +214,10 @@ def header(
     """Return the rows of a job's header; ``purpose`` replaces training, e.g. "prediction"."""
     graph = config.graph
     source = f"the partition in {config.partition.path}"
-    if isinstance(graph, ManyGraphs):
-        source = f"many graphs, {graph.dataset or graph.path}"
-    elif isinstance(graph, DatasetGraph) and config.task.of_graphs:
-        source = f"many graphs, {graph.dataset}"
-    elif graph is not None:
+    if graph is not None:
         named = getattr(graph, "dataset", getattr(graph, "path", ""))
+        source = f"many graphs, {named}"
+    if graph is not None and not config.task.of_graphs:
         source = f"{graph.format} {named}".strip()
         source += f", {config.partition.used_method} partition"
     span = str(workers)

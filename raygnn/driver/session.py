@@ -159,6 +159,7 @@ class Session:
         run, plan = self.run, self.plan
         failures.clear(run.path)
         (run.path / SAVE).unlink(missing_ok=True)  # of an earlier command
+        assert plan.input.place is not None  # the input is stored by now, or will be
         job = Job(
             config=self.config,
             partition=plan.input.place,

@@ -30,7 +30,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.resume import can_go_on, find_start, finished, initial_weights
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
-from raygnn.errors import ConfigError, InputError
+from raygnn.errors import InputError
 from raygnn.graph.sources.python_graphs import with_graph
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
@@ -146,12 +146,7 @@ def partition(
         sized, workers, early = count_workers(config, cluster, show)
         given = read_input(sized, workers, show, cluster, early=early)
         meta = given.made(show).meta
-    if meta is None:
-        raise ConfigError(
-            "a dataset of your own is not stored: every rank opens it",
-            where="graph.dataset",
-            remedy="start with raygnn train",
-        )
+    assert meta is not None
     rows = stored_table(meta)
     seconds = [row.pop("seconds") for row in rows][-1]
     kind = "collection" if config.task.of_graphs else "partition"

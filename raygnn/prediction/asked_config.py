@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raygnn.checkpoint.weights import Weights
-from raygnn.config.graph import ManyGraphs, TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
@@ -149,8 +149,6 @@ def _check_scaling(run: Run, config: Config) -> None:
     """Raise ConfigError if features of new data are not scaled as in training."""
     if not run.config.get("graph") or config.graph is None:
         return  # unknown for a user's partition
-    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-        return  # a dataset scales its features itself
     trained = run.config["graph"]
     before, now = trained.get("normalize") or "none", config.graph.normalize or "none"
     if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):

@@ -40,14 +40,12 @@ class Predicted:
         rows: number of its rows.
         split: the predicted split.
         workers: number of workers.
-        left_out: graphs that could not be loaded and have no row (``guard.bad_samples``).
     """
 
     path: Path
     rows: int
     split: str
     workers: int
-    left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -421,10 +419,7 @@ def _write(
             key = "graph" if asked.config.task.of_graphs else "node"
         names = _names(plan, asked, request.get("ntype"), key)
         merge_rows(place / ROWS, found, key, file, overwrite, asked.show, names, beside)
-    left_out = found.get("left_out", 0)
-    made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
-    if left_out:
-        asked.show.note(f"{left_out:,} graphs could not be loaded, and have no row")
+    made = Predicted(file, found["rows"], asked.split, found["workers"])
     asked.show.note(f"{made.rows:,} rows in {file}")
     return made
 
@@ -456,8 +451,9 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
         key: the first column.
     """
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
-    if plan.input.place is None or (goal.ntype is None and goal.edges is None):
+    if goal.ntype is None and goal.edges is None:
         return {}
+    assert plan.input.place is not None
     meta = read_meta(plan.input.place)
     words = {**meta.names, **(asked.weights.words or {})}
     if goal.edges is None or key == "node":

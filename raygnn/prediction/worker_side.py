@@ -34,8 +34,7 @@ class Predicting:
 
     def run(self) -> dict[str, Any]:
         """Predict; returns ``workers`` and either the number of ``rows`` or the ``metrics`` of all
-        ranks, none for an empty split; with rows of graphs also how many were ``left_out``.
-        Collective.
+        ranks, none for an empty split. Collective.
 
         Raises:
             DataError: the data are not those of the training, or the weights are damaged.
@@ -52,10 +51,7 @@ class Predicting:
         blackbox.note("predict")
         workers = self._ranks.world.size
         if request.rows:
-            rows, left_out = self._write(plane, task), 0
-            if self._job.config.task.of_graphs and request.wanted is None:
-                left_out = plane.count(request.split) - rows
-            return {"workers": workers, "rows": rows, "left_out": left_out}
+            return {"workers": workers, "rows": self._write(plane, task)}
         there = plane.count(request.split) > 0
         metrics = plane.evaluate(task, request.split) if there else {}
         named = {f"{request.split}/{name}": value for name, value in metrics.items()}
@@ -109,6 +105,6 @@ class Predicting:
         elif trained is not None and trained != found:
             raise DataError(
                 f"these are not the data that the run was trained on: {found} here, {trained} then",
-                where=str(self._job.partition or "graph.dataset"),
+                where=str(self._job.partition),
                 remedy="put back what they were, or train on them as they are now",
             )

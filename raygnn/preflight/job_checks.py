@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
@@ -81,24 +80,17 @@ def devices_suit(job: JobFacts) -> Iterator[Finding]:
             "install a CUDA build of torch there",
             without_cuda,
         )
+    if not config.model.takes_dgl:
+        return
     if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
-        for use, instead in _uses_of_dgl(config):
-            yield error(
-                f"{use}, and DGL is not installed",
-                f"pip install dgl there, with Python 3.12 or older, or {instead}",
-                without,
-            )
-    elif config.model.takes_dgl:
+        yield error(
+            f"{config.model.kind} is given DGL's graphs, and DGL is not installed",
+            "pip install dgl there, with Python 3.12 or older, or set model.interface to pyg, or "
+            "take a built-in model.kind",
+            without,
+        )
+    else:
         yield from _dgl_suits(job)
-
-
-def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the uses of DGL in a configuration, and what to use instead."""
-    if config.model.takes_dgl:
-        instead = "set model.interface to pyg, or take a built-in model.kind"
-        yield f"{config.model.kind} is given DGL's graphs", instead
-    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-        yield f"{config.graph.dataset} gives DGL's graphs", "name files of graphs (graph.path)"
 
 
 def _dgl_suits(job: JobFacts) -> Iterator[Finding]:

@@ -107,7 +107,7 @@ def collection_facts(
 
 
 def dataset_facts() -> PartitionFacts:
-    """Return the facts of a user-defined dataset, which only the ranks read: none."""
+    """Return the facts of graphs that are yet to be read: none."""
     return PartitionFacts("", 1, 0, {}, None, {}, {}, {})
 
 

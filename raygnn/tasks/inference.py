@@ -534,25 +534,23 @@ def graph_outputs(
     batch_size: int,
     device: torch.device,
     run: Callable[[GraphBatch], Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Compute outputs of graphs in evaluation mode. Not collective.
 
     Args:
-        join: numbers of graphs → a batch of them, padded if empty; it may skip some.
+        join: numbers of graphs → a batch of them, padded if empty.
         numbers: int64 ``[n]``, on any device.
         run: the task's model, or a part of it: a batch → ``[B, out_features]``.
 
     Returns:
-        Numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
-        the CPU; m ≤ n.
+        Outputs float32 ``[n, out_features]`` and targets ``[n, …]``, on the CPU.
     """
     numbers = as_ids(numbers)
-    there, outputs, targets = [], [], []
+    outputs, targets = [], []
     with evaluating(task):
         for start in range(0, max(1, len(numbers)), batch_size):
             batch = join(numbers[start : start + batch_size])
             real = batch.weight > 0
-            there.append(batch.seeds[real])
             outputs.append(run(batch.to(device)).float().cpu()[real])
             targets.append(batch.y[real])
-    return torch.cat(there), torch.cat(outputs), torch.cat(targets)
+    return torch.cat(outputs), torch.cat(targets)

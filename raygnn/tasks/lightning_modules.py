@@ -129,7 +129,6 @@ class TaskModule(pl.LightningModule):
         self.window = LossWindow()
         self.clock = StepClock()
         self.total_steps = 1
-        self._planned = self._real = 0
         self._is_mean = False  # whether the step under way has called `mean`
         self.construct: Construct = plain
         self.embeddings: Embeddings | None = None
@@ -242,7 +241,6 @@ class TaskModule(pl.LightningModule):
             torch.cuda.manual_seed_all(key >> 1)  # a model may use several GPUs
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
-        self._planned, self._real = batch.window, self._real + batch.total
         self._is_mean = False
         self.clock.lap("rest")
 
@@ -258,16 +256,6 @@ class TaskModule(pl.LightningModule):
                 where="task.kind",
                 remedy="return self.mean(losses, batch), with a loss for each seed",
             )
-
-    def window_scale(self) -> float:
-        """Return the factor that makes the accumulated gradient a mean over real seeds, and start
-        the next window.
-
-        1 unless graphs were skipped, infinite if all were; the same on all ranks.
-        """
-        planned, real = self._planned, self._real
-        self._real = 0
-        return planned / real if real else float("inf")
 
     def configure_optimizers(self) -> Any:
         # Lightning refuses to clip gradients that a fused optimizer might have to unscale first

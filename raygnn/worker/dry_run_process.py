@@ -125,6 +125,7 @@ class DryRunRank:
             place = directory / "partition"
             graph = small_graph(request)
             partition_graph(graph, place, parts=1, method="random", digest="", source={})
+        assert place is not None
         job = Job(
             config=config,
             partition=place,

@@ -105,7 +105,7 @@ class DryRunRequest:
     Attributes:
         goals: target of each task, by name.
         classes: number of classes of each classification task, by name.
-        collection: directory of the graphs, for a task on whole graphs; None for a user's dataset.
+        collection: directory of the graphs, for a task on whole graphs.
         path: ``sys.path``.
         lifetime: seconds after which the process ends, in case the command is gone.
     """
@@ -191,7 +191,7 @@ class Job:
 
     Attributes:
         partition: directory of the partition, or of a collection of graphs; it may appear after
-            the ranks have started. None for a user's dataset.
+            the ranks have started.
         run_dir: run directory.
         ntype: see `TaskTarget`, of the only task.
         replicated: every rank holds the whole structure.
@@ -213,7 +213,7 @@ class Job:
     """
 
     config: Config
-    partition: AnyPath | None
+    partition: AnyPath
     run_dir: Path
     ntype: str | None
     replicated: bool
@@ -245,7 +245,6 @@ class Job:
         """Description of the partition; raises as `read` does."""
         from raygnn.graph.partition.layout import read_meta
 
-        assert self.partition is not None
         place = self.partition
         return self.read(lambda: read_meta(place))
 
@@ -269,7 +268,7 @@ class Job:
             ) from error
 
     def _is_away(self, error: Exception) -> bool:
-        if self.partition is None or not isinstance(error, (DataError, OSError)):
+        if not isinstance(error, (DataError, OSError)):
             return False
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
         if isinstance(self.partition, Path) and not os.path.exists(self.partition):

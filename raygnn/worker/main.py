@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from raygnn import compat
 from raygnn.checkpoint import store
-from raygnn.config.graph import ManyGraphs
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.worker import blackbox, failures
@@ -133,10 +132,7 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
 
 def _own_packages(config: Config) -> set[str]:
-    graph = config.graph
-    opened = graph.dataset if isinstance(graph, ManyGraphs) else None  # by every rank
-    classes = (*config.own_steps, opened)
-    return {re.split("[.:]", name)[0] for name in classes if name}
+    return {re.split("[.:]", name)[0] for name in config.own_steps}
 
 
 def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None:
@@ -154,8 +150,7 @@ def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None
     gc.enable()
     log.info("imports took %.1f s", time.perf_counter() - start)
     blackbox.note("partition")
-    if job.partition is not None:
-        _await_partition(job.partition, job.config)
+    _await_partition(job.partition, job.config)
     if isinstance(job.lists, ray.ObjectRef):  # one copy in the memory of each node
         job = replace(job, lists=ray.get(job.lists))
     runtime = Runtime(

@@ -167,9 +167,12 @@ class Rank(RankSetup):
             }
         if transfer is not None:
             result["init"] = transfer.found
-        skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         checkpoints.finish_uploads(self.storage_timeout)
-        return {**result, "skipped": skipped, "checkpoints": checkpoints.counts}
+        return {
+            **result,
+            "skipped": {"steps": guard.skipped_steps},
+            "checkpoints": checkpoints.counts,
+        }
 
     def _communication(self, plane: Plane, task: TaskModule) -> dict[str, Any]:
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings

@@ -50,23 +50,19 @@ def test_valid_sections(graph: dict[str, Any], file: str, tmp_path: Path) -> Non
         found = load({"path": path, **graph}).graph
         assert found is not None
         assert found.path == tmp_path / path
-    if "normalize" not in graph:
-        load({"dataset": "mine:Molecules", "args": {"root": "x"}, **graph})
+    load({"format": "dataset", "dataset": "mine:Molecules", "args": {"root": "x"}, **graph})
 
 
 @pytest.mark.parametrize(
     ("graph", "key", "what"),
     [
-        ({}, "graph.path", "neither path nor dataset"),
+        ({}, "graph.path", "is missing"),
         ({"format": "dataset", "dataset": "mine:Molecules", "index": 1}, "graph.index", "ignored"),
         ({"format": "dataset", "dataset": "mine:Moleclues"}, "graph.dataset", "no Moleclues"),
-        ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),
-        ({"path": "graphs.bin", "args": {"root": 1}}, "graph.args", "would be ignored"),
+        ({"path": "graphs.bin", "dataset": "mine:A"}, "graph.dataset", "of graph.format dataset"),
         ({"path": "grahps.bin"}, "graph.path", "does not exist"),
-        ({"dataset": "mine:Moleclues"}, "graph.dataset", "has no Moleclues"),
-        ({"dataset": "nowhere_at_all:A"}, "graph.dataset", "no module nowhere_at_all"),
-        ({"dataset": "mine"}, "graph.dataset", "package.module:Class"),
-        ({"dataset": "mine:Molecules", "normalize": "row"}, "graph.normalize", "would be ignored"),
+        ({"format": "dataset", "dataset": "nowhere_at_all:A"}, "graph.dataset", "no module nowh"),
+        ({"format": "dataset", "dataset": "mine"}, "graph.dataset", "package.module:Class"),
         ({"path": "graphs.bin", "fold": 3}, "graph.fold", "graph.folds is null"),
         ({"path": "graphs.bin", "folds": 3, "fold": 3}, "graph.fold", "no fold 3 of 3"),
         ({"path": "graphs.bin", "folds": 3, "test": 0.2}, "graph.test", "would be ignored"),

@@ -71,7 +71,6 @@ def test_a_single_task_is_the_config_itself() -> None:
         ({"tasks": {"a": KIND}, "model": {"decoder": "dot"}}, "none of the tasks is of edges"),
         ({"tasks": TWO, "task": {"metric": "f1"}}, "task: task would be ignored"),
         ({"tasks": TWO, "model": {"kind": "none"}}, "model.kind"),
-        ({"tasks": TWO, "guard": {"bad_samples": 100}}, "guard.bad_samples"),
         ({"tasks": TWO, "graph": {"format": "graphs", "path": "x"}}, "tasks are of"),
         ({"tasks": {"a": KIND}, "model": {"relation": "r"}}, "model.relation"),
     ],

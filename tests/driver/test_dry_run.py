@@ -23,6 +23,7 @@ from raygnn.preflight.findings import warn
 from raygnn.runs.display import NullDisplay
 from raygnn.worker.dry_run_process import DryRunRank, describe, small_graph
 from raygnn.worker.job import DryRunRequest
+from tests.support.graphs import ensure_collection
 from tests.support.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset
@@ -35,6 +36,8 @@ LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
 
 
 def request_of(config: Config) -> DryRunRequest:
+    if config.task.of_graphs:
+        ensure_collection(config)  # or it would be packed into a directory that goes again
     cluster = RayCluster(config)
     with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
         facts = given.facts(config)

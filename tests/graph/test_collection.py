@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.graph import ManyGraphs
+from raygnn.config.graph import GraphSplit
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
@@ -23,11 +23,11 @@ from raygnn.graph.collection import (
     MissingCollection,
     collection_store,
     find_collection,
-    open_samples,
+    open_collection,
     read_collection,
     split_graphs,
 )
-from raygnn.graph.collection.mapped_collection import Collection, Samples
+from raygnn.graph.collection.mapped_collection import Collection
 from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
@@ -56,8 +56,8 @@ def job(storage: Path, path: Path, **sections: Any) -> Config:
     )
 
 
-def samples_of(config: Config) -> Samples:
-    return open_samples(config, ensure_collection(config).directory)
+def samples_of(config: Config) -> Collection:
+    return open_collection(config, ensure_collection(config).directory)
 
 
 def save(path: Path, graphs: list[Any], **labels: Any) -> Path:
@@ -506,8 +506,8 @@ def test_damaged_files(damage: Any, message: str, file: Path, tmp_path: Path) ->
     made = ensure_collection(config)
     looks: list[Any] = [
         lambda: find_collection(config),
-        lambda: open_samples(config, made.directory),
-        lambda: Collection(made, "y", ManyGraphs(format="graphs")),
+        lambda: open_collection(config, made.directory),
+        lambda: Collection(made, "y", GraphSplit()),
     ]
     for name in made.files:
         path = made.directory / name
@@ -521,7 +521,7 @@ def test_damaged_files(damage: Any, message: str, file: Path, tmp_path: Path) ->
                 look()
             assert caught.value.where == str(path)
         path.write_bytes(whole)
-    assert open_samples(config, made.directory).num == 3
+    assert open_collection(config, made.directory).num == 3
 
 
 def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> None:
@@ -537,12 +537,12 @@ def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> No
         end = cut or len(whole)
         path.write_bytes(whole[:-end] + bytes(end))
         with pytest.raises(DataError, match=match):
-            open_samples(config, made.directory)
+            open_collection(config, made.directory)
         path.write_bytes(whole)
     path = made.directory / made.nodes["_N"].offsets.file
     path.write_bytes(path.read_bytes()[:-offsets] + np.array([0, 7, 5, 6]).tobytes())
     with pytest.raises(DataError, match="fall at row 1"):
-        open_samples(config, made.directory)
+        open_collection(config, made.directory)
 
 
 @pytest.mark.parametrize(
@@ -567,7 +567,7 @@ def test_damaged_manifests(change: Any, match: str, file: Path, tmp_path: Path) 
     assert changed != manifest.read_text()
     manifest.write_text(changed)
     with pytest.raises(DataError, match=match):
-        open_samples(config, made.directory)
+        open_collection(config, made.directory)
 
 
 def test_the_manifest_is_json_and_arrays_are_npy(file: Path, tmp_path: Path) -> None:
@@ -604,10 +604,6 @@ def test_looking_for_one_loads_no_torch(file: Path, tmp_path: Path) -> None:
 # --- splits --------------------------------------------------------------------------------------
 
 
-def many(**keys: Any) -> ManyGraphs:
-    return ManyGraphs(format="graphs", **keys)
-
-
 def check_partition(splits: dict[str, np.ndarray], num: int) -> None:
     assert list(splits) == list(SPLITS)
     for numbers in splits.values():
@@ -632,7 +628,7 @@ def random_classes(num: int, seed: int | None) -> np.ndarray | None:
 )
 def test_shares(num: int, seed: int, kinds: int | None, val: float, test: float) -> None:
     classes = random_classes(num, kinds)
-    splits = split_graphs(num, classes, many(val=val, test=test, seed=seed))
+    splits = split_graphs(num, classes, GraphSplit(val=val, test=test, seed=seed))
     check_partition(splits, num)
     assert len(splits["train"]) >= 1
     for name, share, room in (("test", test, num - 1), ("val", val, num - 1 - len(splits["test"]))):
@@ -646,7 +642,7 @@ def test_shares(num: int, seed: int, kinds: int | None, val: float, test: float)
             rest = members.sum() - members[splits["test"]].sum()
             wanted = rest * len(splits["val"]) / (num - len(splits["test"]))
             assert abs(members[splits["val"]].sum() - wanted) < 1
-    again = split_graphs(num, classes, many(val=val, test=test, seed=seed))
+    again = split_graphs(num, classes, GraphSplit(val=val, test=test, seed=seed))
     assert all(np.array_equal(splits[name], again[name]) for name in SPLITS)
 
 
@@ -661,7 +657,7 @@ def test_folds(num: int, folds: int, seed: int, kinds: int | None, val: float) -
     folds = min(folds, num)
     classes = random_classes(num, kinds)
     every = [
-        split_graphs(num, classes, many(folds=folds, fold=fold, seed=seed, val=val))
+        split_graphs(num, classes, GraphSplit(folds=folds, fold=fold, seed=seed, val=val))
         for fold in range(folds)
     ]
     for splits in every:
@@ -680,11 +676,11 @@ def test_folds(num: int, folds: int, seed: int, kinds: int | None, val: float) -
 
 
 def test_splits_depend_on_the_seed_and_stay() -> None:
-    first = split_graphs(40, None, many())
-    assert first["test"].tolist() != split_graphs(40, None, many(seed=1))["test"].tolist()
+    first = split_graphs(40, None, GraphSplit())
+    assert first["test"].tolist() != split_graphs(40, None, GraphSplit(seed=1))["test"].tolist()
     assert first["test"].tolist() == [7, 15, 19, 30]  # for ever: runs are resumed
 
 
 def test_more_folds_than_graphs() -> None:
     with pytest.raises(ConfigError, match=r"graph\.folds: 3 graphs .* 4 folds"):
-        split_graphs(3, None, many(folds=4))
+        split_graphs(3, None, GraphSplit(folds=4))

@@ -14,12 +14,17 @@ import torch
 from raygnn.config.graph import DatasetGraph
 from raygnn.config.load import load_config
 from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, open_samples
+from raygnn.graph.collection import (
+    CollectionMeta,
+    MissingCollection,
+    find_collection,
+    open_collection,
+)
 from raygnn.graph.data import DEFAULT_ETYPE, MASKS, GraphData
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
-from raygnn.graph.sources import digest, load_graph
+from raygnn.graph.sources import datasets, digest, load_graph
 from tests.conftest import CHECKOUT
 from tests.support.datasets import cora, tolokers
 from tests.support.ogb_builder import link_splits
@@ -107,7 +112,7 @@ class Many:
 
     def __init__(self, num=12, bad=-1, split=False):
         self.num, self.bad = num, bad
-        self.splits = {"train": list(range(1, num)), "valid": [0]} if split else None
+        self.splits = {"train": list(range(1, num)), "valid": [0]} if split is True else split or None
 
     def __len__(self):
         return self.num
@@ -360,7 +365,7 @@ def test_mutag_equals_its_text_files(data_dir: Path, tmp_path: Path) -> None:
     assert meta.nodes["_N"].largest == 28
     labels = np.load(meta.directory / meta.graphs["label"].file)
     assert np.bincount(labels).tolist() == [63, 125]
-    held = open_samples(job(graph, tmp_path), meta.directory).splits["test"]
+    held = open_collection(job(graph, tmp_path), meta.directory).splits["test"]
     assert abs(labels[held].sum() - len(held) * labels.mean()) < 1  # each class evenly
     feat = np.load(meta.directory / meta.nodes["_N"].data["feat"].file)
     assert feat.shape == (3371, 9)
@@ -389,7 +394,7 @@ def test_many_graphs_of_pyg(tmp_path: Path) -> None:
     meta = packed(section("Many", {"folds": 4, "fold": 1}), tmp_path)
     assert find_collection(config) == meta  # found again
     assert find_collection(job(section("Many", {"seed": 9}), tmp_path)) == meta
-    samples = open_samples(config, meta.directory)
+    samples = open_collection(config, meta.directory)
     assert (samples.num, samples.num_classes) == (12, 2)
     assert list(meta.nodes["_N"].data) == ["feat"]
     for number in (0, 3, 11):
@@ -409,7 +414,7 @@ def test_splits_of_the_dataset_are_kept(tmp_path: Path) -> None:
     graph = section("Many", split=True)
     meta = packed(graph, tmp_path)
     for others in (False, True):
-        samples = open_samples(job(graph, tmp_path), meta.directory, others=others)
+        samples = open_collection(job(graph, tmp_path), meta.directory, others=others)
         assert samples.splits["train"].tolist() == list(range(1, 12))
         assert samples.splits["val"].tolist() == [0]
         assert samples.splits["test"].tolist() == []
@@ -428,6 +433,49 @@ def test_many_graphs_that_cannot_be_packed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Many\[4\] failed: OSError: unreadable"):
         packed(section("Many", bad=4), tmp_path)
     assert not list(tmp_path.glob("partitions/*"))
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("splits", "match"),
+    [
+        ([1, 2], "splits is a list, not a dictionary"),
+        ({"train": [1], "holdout": [2]}, "'train', 'holdout'"),
+        ({"train": [4]}, "graph 4 in train, but there are 4"),
+        ({"train": [-1]}, "graph -1 in train"),
+        ({"train": [1, 1]}, "graph 1 twice in train"),
+        ({"train": [0, 1], "val": [1]}, "graph 1 in train and in val"),
+        ({"train": [0.5]}, "no graph numbers for train"),
+        ({"train": [True, False, True, True]}, "no graph numbers for train"),
+        ({"train": "all"}, "no graph numbers for train"),
+        ({"train": [[1, 1], [1, 1]]}, "no graph numbers for train"),
+    ],
+)
+def test_splits_of_graphs_that_are_refused(splits: Any, match: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=match):
+        packed(section("Many", num=4, split=splits), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("label", "wanted"),
+    [
+        (3, torch.tensor(3)),
+        (0.1, torch.tensor(0.1)),
+        (np.array([1.5, 2]), torch.tensor([1.5, 2], dtype=torch.float64)),
+        (np.array([1], dtype=np.int8), torch.tensor(1, dtype=torch.int8)),
+        (torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([1.0, 2.0])),
+    ],
+)
+def test_labels_of_graphs(label: Any, wanted: torch.Tensor) -> None:
+    found = torch.from_numpy(datasets._label(label, "here"))
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("label", ["toxic", np.array(["a"]), ["a"]])
+def test_labels_of_graphs_that_are_no_numbers(label: Any) -> None:
+    with pytest.raises(DataError, match="here: label"):
+        datasets._label(label, "here")
 
 
 # --- what stands for a dataset, and files that are missing

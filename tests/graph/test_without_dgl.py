@@ -14,7 +14,6 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
-from raygnn.graph.collection.user_dataset import UserSamples
 from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
@@ -57,8 +56,6 @@ def test_functions_that_need_dgl_report_it(tmp_path: Path) -> None:
         with pytest.raises(CapabilityError, match="DGL is not installed") as error:
             use()
         assert "pip install dgl, with Python 3.12 or older" in (error.value.remedy or "")
-    with pytest.raises(CapabilityError, match="DGL is not installed"):
-        UserSamples("molecules:Molecules", {}, None)
 
 
 def test_a_directory_of_that_name_is_no_dgl(

@@ -195,8 +195,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "tasks.args.loss": {"task": None, "tasks": {"args": {"loss": "evil:evil"}}},
     "tasks.env.loss": {"task": None, "tasks": {"env": {"loss": "evil:evil"}}},
     "train.callbacks": {"train": {"callbacks": {"evil:Evil": {}}}},
-    "graph.dataset": {"graph": {"format": "graphs", "dataset": "evil:Evil"}},
-    "graph.dataset, read once": {"graph": {"format": "dataset", "dataset": "evil:Evil"}},
+    "graph.dataset": {"graph": {"format": "dataset", "dataset": "evil:Evil"}},
 }
 
 

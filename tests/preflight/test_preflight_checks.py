@@ -741,37 +741,17 @@ def test_a_prediction_does_not_repeat_findings_on_edge_arrays() -> None:
         assert any(f.check == "edge_arrays_read" for f in check(job)) == said
 
 
-@pytest.mark.parametrize(
-    ("sections", "use", "instead"),
-    [
-        (
-            {"model": {"kind": "tests.support.own_models:DglSage"}},
-            "tests.support.own_models:DglSage is given DGL's graphs",
-            "model.interface to pyg",
-        ),
-        (
-            {
-                "graph": {"format": "graphs", "dataset": "tests.support.datasets:RandomGraphs"},
-                "model": {"kind": "gin"},
-                "task": {"kind": "graph_classification"},
-            },
-            "tests.support.datasets:RandomGraphs gives DGL's graphs",
-            "graph.path",
-        ),
-    ],
-)
-def test_jobs_that_need_dgl_are_refused_without_it(
-    sections: dict[str, Any], use: str, instead: str
-) -> None:
+def test_jobs_that_need_dgl_are_refused_without_it() -> None:
+    kind = "tests.support.own_models:DglSage"
     nodes = one(versions=versions(dgl=None))
     assert check(make_job(nodes=nodes)) == check(make_job())
-    config = make_config(**sections)
+    config = make_config(model={"kind": kind})
     assert not [f for f in check(make_job(config)) if "DGL is not" in f.what]
     (finding,) = (f for f in check(make_job(config, nodes)) if f.check == "devices_suit")
     assert finding.severity == "error"
-    assert finding.what == f"{use}, and DGL is not installed"
+    assert finding.what == f"{kind} is given DGL's graphs, and DGL is not installed"
     assert "pip install dgl" in finding.remedy
-    assert instead in finding.remedy
+    assert "model.interface to pyg" in finding.remedy
 
 
 def test_a_dgl_that_is_too_old_may_go_as_well() -> None:

@@ -125,7 +125,6 @@ FROZEN_1 = {
     "where": "node1, pid 11, phase forward",
 }
 ALARM = "rank 1 could not prepare its batch:"
-UNREACHED = "graph 17 could not be loaded: ConnectionError:"
 LOST = {
     "error": "",
     "workers": {"0": {"type": "TrainingError", "text": "", "said": True}},
@@ -286,16 +285,6 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
             Traces(1, state(1, ago=1.0), box(1), failure(1, TIMEOUT, ago=1.0)),
         ),
         "timeout", None, "",
-    ),
-    "the user's connection": (
-        raised(f"{UNREACHED} [Errno 111] connection refused", ours=PREPARES, kind="TrainingError"),
-        "data", 1, "my_model.py:7",
-    ),
-    "the user's connection, at the other rank": (
-        run(
-            left(0, f"{ALARM} TrainingError: {UNREACHED} refused", kind="TrainingError"), Traces(1)
-        ),
-        "data", 1, "",
     ),
     "the user's socket": (
         raised("OSError: socket: Connection reset by peer", ours=PREPARES, kind="OSError"),

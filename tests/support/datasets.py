@@ -1,8 +1,7 @@
-"""Datasets as users write them: odd graphs, odd dtypes, and graphs that cannot be had."""
+"""Datasets as users write them: odd graphs, and odd dtypes."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +47,6 @@ class RandomGraphs:
         dtypes: of the features, in turn.
         largest: nodes of the largest graph; sizes go from 0 up to it.
         edges: mean number of in-edges of a node; 0 for none at all.
-        bad: numbers of graphs that raise.
         seed: of everything.
     """
 
@@ -60,11 +58,10 @@ class RandomGraphs:
         dtypes: Sequence[str] = ("fp32",),
         largest: int = 6,
         edges: float = 2.0,
-        bad: Sequence[int] = (),
         seed: int = 0,
     ):
         self.num, self.dtypes, self.largest = num, list(dtypes), largest
-        self.edges, self.bad, self.seed = edges, set(bad), seed
+        self.edges, self.seed = edges, seed
 
     def __len__(self) -> int:
         return self.num
@@ -72,8 +69,6 @@ class RandomGraphs:
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
         from raygnn.graph.dgl import dgl
 
-        if number in self.bad:
-            raise OSError(f"graph file {number} is unreadable")
         draw = torch.Generator().manual_seed(self.seed * 10_007 + number)
         nodes = int(torch.randint(0, self.largest + 1, (), generator=draw))
         edges = int(nodes * self.edges)
@@ -172,58 +167,6 @@ class Chosen(RandomGraphs):
         self.splits = {"train": numbers, "val": list(val), "test": list(test)}
 
 
-class OneOddGraph(RandomGraphs):
-    """Graphs of which number 5 differs from the others."""
-
-    def __init__(self, odd: str):
-        super().__init__(num=8)
-        self.odd = odd
-
-    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        import dgl
-
-        graph, label = super().__getitem__(number)
-        if number != 5:
-            return graph, label
-        graph = dgl.graph(([0, 1], [1, 2]))
-        if self.odd == "label":
-            label = 0.5
-        if self.odd != "array":
-            width = 7 if self.odd == "width" else 4
-            graph.ndata["feat"] = torch.ones(3, width)
-        if self.odd == "kind":
-            graph.ndata["feat"] = graph.ndata["feat"].long()
-        return graph, label
-
-
-class Wide(RandomGraphs):
-    """Graphs of which one has wider rows than the others."""
-
-    def __init__(self, wide: int, **args: Any):
-        super().__init__(**args)
-        self.wide = wide
-        self.splits = {"train": list(range(self.num))}
-
-    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        graph, label = super().__getitem__(number)
-        if number == self.wide:
-            graph.ndata["feat"] = torch.ones(graph.num_nodes(), 7)
-        return graph, label
-
-
-class NotFinite(RandomGraphs):
-    """Graphs of which number 0 has a NaN among its features."""
-
-    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        import dgl
-
-        graph, label = super().__getitem__(number)
-        if number == 0:
-            graph = dgl.graph(([0], [1]))
-            graph.ndata["feat"] = torch.full((2, 4), torch.nan)
-        return graph, label
-
-
 class Labelled(RandomGraphs):
     """Graphs of which number 5 has a given class."""
 
@@ -234,57 +177,6 @@ class Labelled(RandomGraphs):
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
         graph, label = super().__getitem__(number)
         return graph, self.label if number == 5 else label
-
-
-class SplitByVariable(RandomGraphs):
-    """Graphs whose training split is read from an environment variable each time they are built."""
-
-    def __init__(self, **args: Any):
-        super().__init__(**args)
-        first = int(os.environ["RAYGNN_TEST_SPLIT"])
-        self.splits = {"train": list(range(first)), "val": list(range(first, self.num))}
-
-
-class SplitByRank(RandomGraphs):
-    """Graphs whose split is drawn without a seed."""
-
-    @property
-    def splits(self) -> dict[str, list[int]]:
-        import torch.distributed as dist
-
-        first = dist.get_rank()
-        order = [(first + n) % self.num for n in range(self.num)]
-        return {"train": order[:14], "val": order[14:17], "test": order[17:]}
-
-
-class Tagged(RandomGraphs):
-    """Graphs with whole numbers of 32 bits in some, of 64 in others."""
-
-    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        graph, label = super().__getitem__(number)
-        dtype = torch.int32 if number == 6 else torch.int64
-        graph.ndata["tag"] = torch.ones(graph.num_nodes(), dtype=dtype)
-        return graph, label
-
-
-class SlowThenBad(RandomGraphs):
-    """Graphs that load slowly on rank 0, and quickly on rank 1, where a later one is broken."""
-
-    def __init__(self, **args: Any):
-        super().__init__(**args)
-        self.calls = 0
-
-    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
-        import time
-
-        import torch.distributed as dist
-
-        self.calls += 1
-        if dist.get_rank() == 0 and self.calls > 10:
-            time.sleep(1.5)
-        if dist.get_rank() == 1 and self.calls > 14:
-            raise ValueError("the last graph is broken")
-        return super().__getitem__(number)
 
 
 class Unlabelled(RandomGraphs):

@@ -18,7 +18,6 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.checkpoint import learned_rows, lifecycle
-from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
@@ -216,14 +215,12 @@ def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Rank(job, runtime(exchange)).run()
 
 
-def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
+def _data(config: Config, workers: int) -> tuple[AnyPath, str | None]:
     """Return the location of the data, and the node type to predict for."""
     if not config.task.of_graphs:
         meta = ensure_partition(config, workers)
         ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
         return meta.directory, getattr(config.task, "ntype", None) or ntype  # edges have none
-    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-        return None, None
     return ensure_collection(config).directory, None
 
 

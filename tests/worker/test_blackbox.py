@@ -455,9 +455,6 @@ def test_the_users_own_connections_are_causes() -> None:
     for kind in ("ConnectionResetError", "RuntimeError", "OSError", "TimeoutError"):
         assert not _failed(f"{kind}: {reset}", _OURS, user, http)
     assert not _failed(f"OSError: {reset}", _OURS, http)
-    had = f"graph 17 could not be loaded: RuntimeError: gloo {reset}"
-    inner = f"{_LIB}/torch/distributed/distributed_c10d.py"
-    assert not _failed(had, _OURS, user, inner, kind="TrainingError")
     assert not _failed(f"it cannot be read: {reset}", _OURS, kind="DataError", exit_code=2)
 
 

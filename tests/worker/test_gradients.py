@@ -29,6 +29,7 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane
+from tests.support.graphs import ensure_collection
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
@@ -119,6 +120,8 @@ def reduced(exchange: Exchange, job: Job) -> list[Gradient]:
 
 def job_of(config: Config, replicated: bool = True) -> Job:
     place, ntype = config.partition.path, None
+    if config.task.of_graphs:
+        place = ensure_collection(config).directory
     if not (config.task.of_graphs or config.task.of_edges):
         ntype = "thing"
     edges, goals = edges_of(config, place), goals_of(config, place)

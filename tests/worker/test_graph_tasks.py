@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.train import check, partition, train
-from raygnn.errors import DataError, InputError, TrainingError
 from raygnn.runs.run import Run
+from raygnn.sampling.collate import GraphBatchMaker
 from tests.support.small_jobs import job, slow_but, train_on_ranks
 
 DATASETS = "tests.support.datasets"
@@ -26,7 +26,7 @@ def make(storage: Path, **sections: Any) -> Config:
     base = job(storage)
     base |= {
         "graph": {
-            "format": "graphs",
+            "format": "dataset",
             "dataset": f"{DATASETS}:RandomGraphs",
             "args": {"num": 30},
             "val": 0.2,
@@ -45,7 +45,7 @@ def make(storage: Path, **sections: Any) -> Config:
 
 def dataset(name: str = "RandomGraphs", **args: Any) -> dict[str, Any]:
     return {
-        "format": "graphs",
+        "format": "dataset",
         "dataset": f"{DATASETS}:{name}",
         "args": args,
         "val": 0.2,
@@ -100,7 +100,7 @@ def test_a_dataset_through_the_command(data_dir: Path, tmp_path: Path) -> None:
     metrics = run.summary["metrics"]
     assert metrics["test/accuracy"] > 0.6
     assert {"test/f1", "test/roc_auc", "val/accuracy"} <= metrics.keys()
-    assert run.summary["skipped"] == {"steps": 0, "samples": 0}
+    assert run.summary["skipped"] == {"steps": 0}
     assert run.summary["topology"] is None
 
 
@@ -183,165 +183,8 @@ def test_edge_arrays_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.dgl
-def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
-    """The training equals one on a dataset without the bad samples."""
-    graph = dataset("Chosen", num=20, bad=[1, 4, 5])
-    without = dataset("Chosen", num=20, without=[1, 4, 5])
-    train_all = {"epochs": 2, "accumulate": 2}
-    curves = [
-        losses(
-            train_on_ranks(
-                make(
-                    tmp_path,
-                    name=name,
-                    graph=data,
-                    guard={"bad_samples": 100},
-                    train=train_all,
-                    sampling={"batch_size": 10},  # a batch is an epoch
-                )
-            )
-        )
-        for name, data in (("bad", graph), ("without", without))
-    ]
-    assert np.allclose(*curves, atol=1e-5)
-    run = Run(tmp_path / "bad")
-    assert run.summary["skipped"]["samples"] == 3
-
-
-@pytest.mark.dgl
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("guard", "cause"),
-    [
-        ({}, "graph file 4 is unreadable"),
-        pytest.param({"bad_samples": 1}, "more than guard.bad_samples", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.usefixtures("shared_ray")
-def test_a_bad_sample_ends_the_run_with_its_cause(
-    guard: dict[str, Any], cause: str, tmp_path: Path
-) -> None:
-    graph = {**dataset(num=20, bad=[4, 7]), "val": 0.0, "test": 0.0}
-    config = make(tmp_path, graph=graph, guard=guard, fault={"max_failures": 0})
-    with pytest.raises(TrainingError, match=cause) as caught:
-        train(config, display=False)
-    if not guard:
-        assert "graph 4 could not be loaded" in str(caught.value)
-        assert "in __getitem__" in (caught.value.trace or "")
-    else:
-        logs = "".join(p.read_text() for p in (config.run_dir / "logs").glob("rank-*.log"))
-        assert "graph 7 is skipped: graph 7 could not be loaded: OSError: graph file 7" in logs
-
-
-@pytest.mark.dgl
-@pytest.mark.parametrize(
-    ("args", "cause"),
-    [
-        ({"odd": "array"}, r"graph 5 has no array 'feat'"),
-        ({"odd": "width"}, r"graph 5 has _N/feat of shape \[3, 7\], expected \[3, 4\]"),
-        ({"odd": "kind"}, r"graph 5 has _N/feat of torch.int64"),
-        ({"odd": "label"}, r"graph 5 has the target 0.5, expected one class"),
-    ],
-)
-def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: Path) -> None:
-    graph = {**dataset("OneOddGraph", **args), "val": 0.0, "test": 0.0}
-    with pytest.raises(RuntimeError, match=cause) as caught:
-        train_on_ranks(make(tmp_path, graph=graph))
-    assert DataError.__name__ in str(caught.value)
-
-
-@pytest.mark.dgl
-@pytest.mark.parametrize("first", [0, 3])
-def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
-    """The schema is that of most graphs, wherever the odd graph is."""
-    graph = {**dataset("Wide", num=12, wide=first), "val": 0.0, "test": 0.0}
-    run = train_on_ranks(make(tmp_path, graph=graph, guard={"bad_samples": 100}))
-    assert run.summary["skipped"]["samples"] == 1
-    assert np.isfinite(losses(run)).all()
-
-
-@pytest.mark.dgl
-def test_a_graph_with_nan_does_not_become_padding(tmp_path: Path) -> None:
-    """Only the steps with graph 0, which is not finite, are skipped."""
-    graph = {**dataset("NotFinite", num=7), "val": 0.0, "test": 0.0}
-    train_once = {"epochs": 3}
-    run = train_on_ranks(make(tmp_path, graph=graph, sampling={"batch_size": 2}, train=train_once))
-    assert run.summary["skipped"]["steps"] == 3
-
-
-@pytest.mark.dgl
-@pytest.mark.parametrize(("label", "said"), [(-1, "-1"), (-100, "-100"), (5, "5")])
-def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> None:
-    graph = {**dataset("Labelled", num=8, label=label), "val": 0.0, "test": 0.0}
-    with pytest.raises(RuntimeError, match=rf"graph 5 has the target {said}, expected 0 to 1"):
-        train_on_ranks(make(tmp_path, graph=graph))
-    run = train_on_ranks(make(tmp_path, name="skip", graph=graph, guard={"bad_samples": 100}))
-    assert run.summary["skipped"]["samples"] == 1
-
-
-@pytest.mark.dgl
-def test_splits_that_differ_between_ranks(tmp_path: Path) -> None:
-    """Otherwise a rank would train on graphs that another one tests."""
-    with pytest.raises(RuntimeError, match=r"data.* on rank 1"):
-        train_on_ranks(make(tmp_path, graph=dataset("SplitByRank", num=20)))
-
-
-@pytest.mark.dgl
-def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = dataset("SplitByVariable", num=20)
-    monkeypatch.setenv("RAYGNN_TEST_SPLIT", "16")
-    run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 2}))
-    records = (run.path / "metrics.jsonl").read_text()
-    longer = {"epochs": 4}
-    other = make(tmp_path, graph={**graph, "seed": 9}, train=longer)
-    with pytest.raises(InputError, match=r"graph\.seed was 0 and is 9"):
-        train_on_ranks(other, resume=True)
-    monkeypatch.setenv("RAYGNN_TEST_SPLIT", "12")
-    with pytest.raises(RuntimeError, match="on another split of them"):
-        train_on_ranks(make(tmp_path, graph=graph, train=longer), resume=True)
-    assert (run.path / "metrics.jsonl").read_text() == records
-
-
-@pytest.mark.dgl
-def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None:
-    graph = {**dataset(num=8, bad=[2]), "val": 0.0, "test": 0.0}
-    guard = {"bad_samples": 1}
-    run = train_on_ranks(make(tmp_path, graph=graph, guard=guard, train={"epochs": 6}))
-    assert run.summary["skipped"]["samples"] == 1
-
-
-@pytest.mark.dgl
-def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
-    guard = {"bad_samples": 100}
-    graph = dataset("Chosen", num=20, bad=[18], val=[15, 16, 17], test=[18, 19])
-    run = train_on_ranks(make(tmp_path, graph=graph, guard=guard))
-    assert run.summary["metrics"]["test/left_out"] == 1
-    assert "val/left_out" not in run.summary["metrics"]
-    graph = dataset("Chosen", num=20, bad=[18, 19], val=[15, 16, 17], test=[18, 19])
-    with pytest.raises(RuntimeError, match="none of the graphs of split test can be loaded"):
-        train_on_ranks(make(tmp_path, name="none", graph=graph, guard=guard))
-
-
-@pytest.mark.dgl
-def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) -> None:
-    own = {"kind": "tests.worker.test_graph_tasks:OwnGin"}
-    graph = {**dataset("Tagged", num=8), "val": 0.0, "test": 0.0}
-    with pytest.raises(RuntimeError, match=r"graph \d has _N/tag of torch.int32, others"):
-        train_on_ranks(make(tmp_path, graph=graph, model=own))
-
-
-@pytest.mark.dgl
-def test_the_cause_is_not_lost_to_slow_ranks(tmp_path: Path) -> None:
-    """Rank 0 learns of the failure before rank 1 meets it; both report its cause."""
-    graph = {**dataset("SlowThenBad", num=40), "val": 0.0, "test": 0.0}
-    config = make(tmp_path, graph=graph, sampling={"batch_size": 1, "prefetch": 8})
-    with pytest.raises(RuntimeError, match="the last graph is broken"):
-        train_on_ranks(config)
-
-
-@pytest.mark.dgl
 def test_a_fold_to_validate_on(tmp_path: Path) -> None:
-    graph = {"format": "graphs", "dataset": f"{DATASETS}:RandomGraphs", "args": {"num": 30}}
+    graph = {"format": "dataset", "dataset": f"{DATASETS}:RandomGraphs", "args": {"num": 30}}
     config = make(tmp_path, graph={**graph, "folds": 5, "fold": 2, "fold_for": "val"})
     run = train_on_ranks(config)
     summary = run.summary
@@ -350,3 +193,12 @@ def test_a_fold_to_validate_on(tmp_path: Path) -> None:
     measured = [r["val/accuracy"] for r in records if "val/accuracy" in r]
     assert summary["metrics"]["val/accuracy"] == max(measured)
     assert summary["last_metrics"]["val/accuracy"] == measured[-1]
+
+
+@pytest.mark.dgl
+def test_data_that_differ_between_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a rank would train on graphs that another one tests."""
+    rank = property(lambda maker: str(maker.exchange.world.rank))
+    monkeypatch.setattr(GraphBatchMaker, "identity", rank)
+    with pytest.raises(RuntimeError, match=r"data.* on rank 1"):
+        train_on_ranks(make(tmp_path, graph=dataset(num=20)))

@@ -49,7 +49,6 @@ class GuardedTask(pl.LightningModule):
         super().__init__()
         self.model = setup.net
         self.setting = setup
-        self.scale = 1.0
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         number = batch.epoch * len(self.setting.batches) + batch.step
@@ -60,9 +59,6 @@ class GuardedTask(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.setting.optimizer(self.parameters())
-
-    def window_scale(self) -> float:
-        return self.scale
 
 
 def batch(step: int, rows: int, **changes: Any) -> Batch:
@@ -106,7 +102,6 @@ class Setup:
     autocast: bool = False
     one_branch: set[int] = field(default_factory=set)
     factors: dict[int, float] = field(default_factory=dict)
-    scale: float = 1.0
     global_step: int = 0
 
 
@@ -162,7 +157,6 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
     setup = Setup([batch(step, rows=2 + rank) for step in range(batches)])
     change(rank, setup)
     task, watch = GuardedTask(setup), Watch(setup)
-    task.scale = setup.scale
     guard = None if setup.guard is None else Guard(exchange, GuardConfig(**setup.guard))
     trainer = pl.Trainer(
         accelerator="cpu" if place is None else place.device.type,
@@ -609,27 +603,6 @@ def test_counts_go_on_after_a_restart() -> None:
     assert guard.state_dict() == {"skipped_steps": 5, "in_a_row": 2}
 
 
-def moves(scale: float, clip: float | None = None) -> list[float]:
-    def change(rank: int, setup: Setup) -> None:
-        setup.scale, setup.clip = scale, clip
-
-    met = run_ranks(2, train, change, 1)
-    assert all(own["skipped"] == 0 for own in met)
-    return [b - a for a, b in zip(*met[0]["parameters"])]
-
-
-def test_gradients_make_up_for_samples_left_out() -> None:
-    once = moves(1.0)
-    assert moves(2.5) == pytest.approx([2.5 * move for move in once], rel=1e-4)
-    # before clipping, which has the last word
-    assert math.hypot(*moves(1e6, clip=0.5)) == pytest.approx(0.05, rel=1e-3)
-
-
-@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
-def test_a_window_without_samples_moves_nothing(scale: float) -> None:
-    assert not any(moves(scale))
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
@@ -730,17 +703,6 @@ def test_running_statistics_go_with_the_step(
         assert all(map(math.isfinite, own["buffers"][-1]))
         assert own["buffers"][-1] == other["buffers"][-1] != own["buffers"][0]
         assert own["parameters"][-1] == other["parameters"][-1]
-
-
-def test_running_statistics_without_samples_stay() -> None:
-    def change(rank: int, setup: Setup) -> None:
-        normed(2, {})(rank, setup)
-        setup.scale = 0.0
-
-    for own in run_ranks(2, train, change, 4):
-        start, first, second, third, fourth = own["buffers"]
-        assert start == second == fourth
-        assert start not in (first, third)
 
 
 def test_a_module_without_such_buffers_costs_nothing() -> None:

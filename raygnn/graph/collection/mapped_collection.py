@@ -1,10 +1,10 @@
-"""Graphs of datasets of graphs, and of a collection, each read from the mapped files on access."""
+"""Graphs of a collection, each read from the mapped files on access."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,24 +71,6 @@ class Sample:
         )
 
 
-class Samples(Protocol):
-    """Dataset of ``num`` graphs, the same on every rank.
-
-    Attributes:
-        num_classes: number of classes of the targets; None if only reading all graphs would tell.
-        splits: "train", "val", "test" → graph numbers, int64, ascending and disjoint; empty for
-            graphs to predict that have no splits.
-    """
-
-    num: int
-    num_classes: int | None
-    splits: Mapping[str, np.ndarray]
-
-    def __getitem__(self, number: int) -> Sample:
-        """Return graph ``number``, from 0. Raises whatever its dataset raises."""
-        ...
-
-
 def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
     """Return name → dtype and shape, without the first ``row`` dimensions."""
     return {
@@ -122,7 +104,13 @@ def _etype(names: Any) -> EdgeType:
 
 
 class Collection:
-    """All graphs of a collection, mapped read-only. See `Samples`."""
+    """All graphs of a collection, mapped read-only.
+
+    Attributes:
+        num_classes: number of classes of the targets; None if they are not integers.
+        splits: "train", "val", "test" → graph numbers, int64, ascending and disjoint; empty for
+            graphs to predict that have no splits.
+    """
 
     def __init__(self, meta: CollectionMeta, target: str, graph: GraphSplit | None):
         """Map the files.
@@ -155,6 +143,17 @@ class Collection:
         if graph is not None and meta.splits is None:
             whole = self.num_classes is not None and labels is not None and labels.ndim == 1
             self.splits = split_graphs(self.num, labels if whole else None, graph)
+
+    def targets(self) -> Tensor:
+        """Return the targets of all graphs, ``[G]`` or ``[G, K]``, as stored."""
+        assert self._labels is not None
+        return _copied(self._labels, self._dtype)
+
+    def column(self, kind: str | EdgeType, name: str) -> tuple[Array, str] | None:
+        """Return an array of a node or edge type over all graphs, mapped, and its dtype; None if
+        no graph has nodes or edges of the type, and thus the array."""
+        frames = self._nodes[kind] if isinstance(kind, str) else self._edges[kind]
+        return frames.columns.get(name)
 
     def __getitem__(self, number: int) -> Sample:
         if not 0 <= number < self.num:

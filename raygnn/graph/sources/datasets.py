@@ -234,7 +234,7 @@ def _numbers(value: Any, where: str) -> Array:
     return array
 
 
-# --- construction, shared with datasets that every rank opens
+# --- construction
 
 
 def construct(spec: str, args: Mapping[str, Any]) -> Any:
@@ -443,7 +443,7 @@ def _choose_split(data: GraphData, split: int) -> None:
 # --- splits that a dataset has itself
 
 
-def named_splits(dataset: Any, spec: str, *, needs_train: bool = True) -> dict[str, Any] | None:
+def named_splits(dataset: Any, spec: str) -> dict[str, Any] | None:
     """Return a dataset's ``get_idx_split()`` or ``splits`` by our names; None if it has neither.
 
     Raises:
@@ -458,7 +458,7 @@ def named_splits(dataset: Any, spec: str, *, needs_train: bool = True) -> dict[s
     if not isinstance(given, Mapping):
         raise _bad_split(spec, f"{source} is a {type(given).__name__}, not a dictionary")
     named = {_OTHER_NAMES.get(str(name), str(name)): ids for name, ids in given.items()}
-    if (needs_train and "train" not in named) or not named.keys() <= set(SPLITS):
+    if not named.keys() <= set(SPLITS):
         raise _bad_split(spec, f"{source} has the splits {', '.join(map(repr, given)) or 'none'}")
     return named
 

@@ -13,8 +13,7 @@ FROZEN = "Frozen"  # the kind of the failure that the driver records for a froze
 
 REMEDIES = {
     "model": "correct the model or the loss there; the traceback is in the rank's log",
-    "data": "correct the dataset or its transform there, or skip bad graphs with "
-    "guard.bad_samples: 100",
+    "data": "correct the dataset or its transform there",
     "ranks_differ": "make every rank do the same: no collective, parameter, dtype or early return "
     "that depends on the rank or on its data; comm.debug: true stops at the "
     "first difference in what raygnn and the gradients exchange",
@@ -79,14 +78,13 @@ _COMMUNICATION = re.compile(
     re.I,
 )
 # the network of training, rather than a connection of the user's: its library's names, its errors,
-# how our alarm words it, and how we word what the user's dataset raised, whatever that says
+# and how our alarm words it
 _TRANSPORT = re.compile(
     r"gloo|nccl|c10d|ProcessGroup|DistNetwork|DistStore|DistBackend|monitoredBarrier", re.I
 )
 _OF_TRANSPORT = re.compile(r"RuntimeError|TimeoutError|Dist\w*Error")
 _OF_SOCKETS = re.compile(r"Connection\w*Error|BrokenPipeError")
 _ALARM = re.compile(r"(?:TrainingError: )?rank \d+ could not prepare its batch: ")
-_DATASET = re.compile(r"(?:TrainingError: )?graph \d+ could not be loaded: ")
 _NODE = re.compile(
     r"node (?:has )?died|node was (?:terminated|preempted|drained)|node is dead|its node|"
     r"raylet (?:has )?died|node .{0,80}missed",
@@ -134,8 +132,8 @@ def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
 def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bool:
     """Return True if an error about a connection means one of training, not of the user's code;
     ``kind``: name of its class; empty if ``what`` begins with it."""
-    if _ALARM.match(what) or _DATASET.match(what):
-        return bool(_ALARM.match(what))
+    if _ALARM.match(what):
+        return True
     kind = kind or what.partition(":")[0]
     stack = frames(trace, own)
     if stack and "torch/distributed/" in stack[-1].file:

@@ -44,18 +44,15 @@ class Guard(pl.Callback):
       would wait for one that stopped alone.
     - After a backward pass that reduces, a rank on which a parameter got no gradient fails at once,
       since the other ranks wait for it in the reduction.
-    - Before each optimizer step, gradients are rescaled for samples that were skipped. A step whose
-      gradient is not finite is skipped, and the running statistics of its forward passes are
-      restored. Reduced gradients are equal on all ranks, and so is the decision. With fp16-mixed
-      the gradient scaler does this. On a GPU, adam and adamw decide themselves; the host learns of
-      it with the next record, or of 64 steps at once.
+    - A step whose gradient is not finite is skipped, and the running statistics of its forward
+      passes are restored. Reduced gradients are equal on all ranks, and so is the decision. With
+      fp16-mixed the gradient scaler does this. On a GPU, adam and adamw decide themselves; the host
+      learns of it with the next record, or of 64 steps at once.
 
     ``mode: off`` does the last alone. With ``mode: deep`` the process groups compare, too.
 
     Its place is after the user's callbacks, and before those that checkpoint. The module has
-    ``model``, the network. It may have ``window_scale()``: planned over actual seeds of the window
-    that ends now, equal on all ranks, 0 or infinite if there were none; and ``returned``, the
-    result of its ``training_step``.
+    ``model``, the network, and may have ``returned``, the result of its ``training_step``.
 
     Args:
         exchange: control messages, for the training thread alone.
@@ -180,9 +177,6 @@ class Guard(pl.Callback):
         self._checking_step = False
         held = (p.grad for group in optimizer.param_groups for p in group["params"])
         gradients = [gradient for gradient in held if gradient is not None]
-        if not _rescale(gradients, module):
-            self._drop(optimizer)
-            return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         if _decides_itself(optimizer, gradients, module) and compat.skip_step_where(
@@ -362,18 +356,6 @@ def _decides_itself(
 
 def _on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
-
-
-def _rescale(gradients: list[Tensor], module: Any) -> bool:
-    """Rescale gradients for skipped samples; return whether other samples were left."""
-    known = getattr(module, "window_scale", None)  # a user's module may have none
-    scale: float = known() if known else 1.0
-    if scale == 0 or not math.isfinite(scale):
-        return False
-    if scale != 1:
-        for gradient in gradients:
-            gradient.mul_(scale)
-    return True
 
 
 class _Gradients:

@@ -1,4 +1,4 @@
-"""The data plane of many graphs, which are the seeds: dataset → pattern → model → batches."""
+"""The data plane of many graphs, which are the seeds: collection → pattern → model → batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +14,13 @@ from torch import Tensor
 
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
-from raygnn.errors import DataError, InputError, RaygnnError
-from raygnn.graph.collection import open_samples, read_collection
-from raygnn.graph.collection.mapped_collection import Sample, Samples
+from raygnn.errors import DataError, InputError
+from raygnn.graph.collection import open_collection
+from raygnn.graph.collection.mapped_collection import Collection, Sample
 from raygnn.models.network import GraphNetwork, GraphSchema
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
-from raygnn.sampling.collate import Collate, GraphBatchMaker, arrays_of, find_pattern, get
+from raygnn.sampling.collate import Collate, GraphBatchMaker, check_schema
 from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
@@ -46,7 +44,7 @@ log = logging.getLogger("raygnn")
 
 @dataclass
 class GraphPlane:
-    """A dataset of graphs, which every rank sees.
+    """A collection of graphs, which every rank sees.
 
     Attributes:
         pattern: graph whose schema all graphs must have.
@@ -56,35 +54,27 @@ class GraphPlane:
 
     job: Job
     ranks: Ranks
-    samples: Samples
+    samples: Collection
     pattern: Sample
     inputs: dict[str, Inputs]
     edge_inputs: dict[EdgeType, Inputs]
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
-        """Map the collection, or construct the user's dataset.
-
-        Raises:
-            ConfigError: the dataset cannot be imported or constructed.
-            DataError: it cannot be read or trained on.
-            Exception: as the user's dataset does.
-        """
+        """Map the collection. Raises DataError if it cannot be read or trained on."""
         start = time.perf_counter()
         config = job.config
         others = job.others
-        samples = job.read(lambda: open_samples(config, job.partition, others=others is not None))
+        trains = others is None
+        samples = job.read(lambda: open_collection(config, job.partition, others=not trains))
         train = samples.splits["train"]
-        if not len(train) and others is None:
+        if not len(train) and trains:
             raise DataError(
                 f"none of {samples.num} graphs is left to train on",
-                where=str(job.partition or "graph.dataset"),
+                where=str(job.partition),
                 remedy="lower graph.val and graph.test, or give more graphs",
             )
-        if others is not None:
-            pattern = _trained_on(others)
-        else:
-            pattern = find_pattern(samples, train, config.guard.bad_samples > 0)
+        pattern = samples[0] if others is None else _trained_on(others)
         model = config.model
         inputs = {
             t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
@@ -96,6 +86,8 @@ class GraphPlane:
             model.edge_category_widths,
         )
         _check_inputs(config, pattern, inputs)
+        if not trains:
+            check_schema(samples, pattern, {**inputs, **edge_inputs}, exact=model.takes_dgl)
         counts = ", ".join(f"{len(ids):,} {split}" for split, ids in samples.splits.items())
         seconds = time.perf_counter() - start
         log.info("%d graphs (%s); opened in %.1f s", samples.num, counts, seconds)
@@ -116,7 +108,7 @@ class GraphPlane:
 
     @cached_property
     def schema(self) -> GraphSchema:
-        """Schema of the model. Collective."""
+        """Schema of the model."""
         pattern, model = self.pattern, self.config.model
         arrays, edge_arrays = pattern.node_data, pattern.edge_data
         widths, edge_widths = model.categories, model.edge_category_widths
@@ -144,13 +136,12 @@ class GraphPlane:
 
     @property
     def traffic(self) -> Traffic:
-        return Traffic(skipped=len(self._maker.skipped))
+        return Traffic()
 
     def evaluate(self, task: TaskModule, split: str, keep: Kept | None = None) -> dict[str, float]:
         world, config = self.ranks.world, self.config
         mine = self._numbers(split)[world.rank :: world.size]
-        _, outputs, y = self._outputs(task, mine)
-        left_out = self._left_out(len(y), len(mine), split)
+        outputs, y = self._outputs(task, mine)
         if self.job.others is not None:
             are = known(y)
             outputs, y = outputs[are], y[are]
@@ -163,11 +154,9 @@ class GraphPlane:
                 )
         of_class = config.task.classifies
         positive = positive_class(self.job, self.schema.out_features) if of_class else None
-        values = measure(outputs, y, config.task, task.loss, self.ranks.control, positive, keep)
-        return {**values, "left_out": float(left_out)} if left_out else values
+        return measure(outputs, y, config.task, task.loss, self.ranks.control, positive, keep)
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        """See `Plane`; skipped graphs have no row."""
         for rows in self._chunks(task, request, self.schema.out_features):
             yield Predictions(*rows)
 
@@ -192,15 +181,13 @@ class GraphPlane:
         run: Callable[[GraphBatch], Tensor] | None = None,
     ) -> Iterator[tuple[np.ndarray, Tensor, Tensor, np.ndarray]]:
         """Yield numbers, outputs ``[n, width]``, targets and splits of this rank's part of the
-        requested graphs, in chunks. Collective."""
+        requested graphs, in chunks."""
         mine, splits = self._asked(request)
-        size, found = chunk_rows(width), 0
+        size = chunk_rows(width)
         for start in range(0, len(mine), size):
-            there, outputs, y = self._outputs(task, mine[start : start + size], run)
-            found += len(there)
-            if len(there):
-                yield there.numpy(), outputs, y, splits[there.numpy()]
-        self._left_out(found, len(mine), request.split)
+            numbers = mine[start : start + size]
+            outputs, y = self._outputs(task, numbers, run)
+            yield numbers, outputs, y, splits[numbers]
 
     def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of this rank's part of the requested graphs, ascending, and the splits
@@ -218,32 +205,16 @@ class GraphPlane:
         samples = self.samples
         return np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
 
-    def _left_out(self, there: int, asked: int, split: str) -> int:
-        """Return the number of graphs that could not be loaded, over all ranks. Collective.
-
-        Args:
-            there: number of graphs that this rank has loaded, of ``asked``.
-        """
-        counts = torch.tensor([there, asked - there])
-        there, left_out = self.ranks.control.sum(counts).tolist()
-        if left_out and not there:
-            raise DataError(
-                f"none of the graphs of split {split} can be loaded",
-                where=self._where,
-                remedy="see the ranks' logs for what was wrong with them",
-            )
-        return left_out
-
     @property
     def _where(self) -> str:
-        return str(self.job.partition or "graph.dataset")
+        return str(self.job.partition)
 
     def _outputs(
         self,
         task: TaskModule,
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         sampling = self.config.sampling
         size = sampling.eval_batch_size or sampling.batch_size
         return graph_outputs(
@@ -273,8 +244,6 @@ class GraphPlane:
 
     @cached_property
     def _maker(self) -> GraphBatchMaker:
-        config, place = self.config, self.job.partition
-        meta = None if place is None else self.job.read(lambda: read_collection(Path(str(place))))
         train = self.samples.splits["train"]
         return GraphBatchMaker(
             plan=seed_plan(self.job, len(train)),
@@ -282,24 +251,21 @@ class GraphPlane:
             numbers=train,
             exchange=self.ranks.data,
             collate=self._collate(),
-            data="" if meta is None else meta.digest,
-            skip=config.guard.bad_samples > 0,
-            most_skipped=config.guard.bad_samples,
             note=blackbox.note,
         )
 
     def _trained(self) -> Tensor:
-        world, size = self.ranks.world, 1024
+        world = self.ranks.world
         mine = self.samples.splits["train"][world.rank :: world.size]
-        starts = range(0, max(1, len(mine)), size)
-        batches = [self._maker.join(mine[start : start + size]) for start in starts]
-        return torch.cat([batch.y[batch.weight > 0] for batch in batches])
+        return self._targets()[torch.from_numpy(mine)].long()
+
+    def _targets(self) -> Tensor:
+        targets = self.samples.targets()
+        return as_labels(targets, self._where) if self.config.task.several_labels else targets
 
     def _collate(self) -> Collate:
         config, schema = self.config, self.schema
         whole = config.model.takes_dgl
-        categories: dict[Any, dict[str, tuple[int, int]]]
-        categories = {**schema.categories, **schema.edge_categories}
         return Collate(
             pattern=self.pattern,
             inputs=self.inputs,
@@ -307,17 +273,13 @@ class GraphPlane:
             dtype=config.arithmetic.dtype,
             whole=whole,
             classes=schema.out_features if config.task.classifies else None,
-            categories={
-                kind: {name: count for name, (count, _) in named.items()}
-                for kind, named in categories.items()
-            },
             asked=self.job.others is not None,
             labels=config.task.several_labels,
         )
 
     def _out_features(self) -> int:
-        y, task = self.pattern.y, self.config.task
-        if task.several_labels and self.job.others is None and self._highest("", "") < 0:
+        y, task, trains = self.pattern.y, self.config.task, self.job.others is None
+        if task.several_labels and trains and not (self._targets() >= 0).any():
             raise DataError(
                 f"no graph has a known label {task.target!r}",
                 where=self._where,
@@ -325,44 +287,28 @@ class GraphPlane:
             )
         if not task.classifies:
             return 1 if y is None else max(1, y.numel())
-        known = self.samples.num_classes
-        if self.job.others is not None:  # graphs with higher ones are refused one by one
-            return self.sizes.resolve("classes", known or 0)
-        known = self._highest("", "") + 1 if known is None else known
-        return self.sizes.resolve("classes", max(2, known))
+        classes = self.samples.num_classes or 0
+        return self.sizes.resolve("classes", max(2, classes) if trains else classes)
 
     def _count(self, kind: str | EdgeType, name: str) -> int:
         what = f"categories of {kind if isinstance(kind, str) else etype_str(kind)}/{name}"
-        if self.job.others is not None:
-            return self.sizes.resolve(what, 0)
         return self.sizes.resolve(what, max(1, self._highest(kind, name) + 1))
 
     def _highest(self, kind: str | EdgeType, name: str) -> int:
-        """Return the highest number in an array of a node or edge type in all graphs, or of the
-        targets (``""``). Collective; each rank reads its part of the graphs."""
-        world, highest, lowest = self.ranks.world, -1, 0
-        skip = self.config.guard.bad_samples > 0
-        used = np.concatenate(list(self.samples.splits.values()))
-        for number in used[world.rank :: world.size].tolist():
-            try:
-                sample = get(self.samples, number)
-                values = arrays_of(sample, kind).get(name) if name else sample.y
-                if not name and self.config.task.several_labels and values is not None:
-                    values = as_labels(values, f"graph {number} of the dataset")
-                    values = values[values >= 0]
-                low, high = _range(number, values)
-            except RaygnnError:
-                if not skip:
-                    raise
-                continue  # reported when it is loaded for training
-            if low < 0 and skip:
-                continue
-            highest, lowest = max(highest, high), min(lowest, low)
+        """Return the highest category in an array of a node or edge type, over all graphs; -1 if
+        there is none."""
+        column = self.samples.column(kind, name)
+        if column is None or not len(column[0]):
+            return -1
+        values, dtype = column
+        if "float" in dtype:
+            problem, remedy = f"is {dtype}", "give whole numbers from 0"
+        elif values.min() < 0:
+            problem, remedy = "has categories below 0", "number them from 0"
+        else:
+            return int(values.max())
         of = f"node type {kind!r}" if isinstance(kind, str) else f"edge type {etype_str(kind)!r}"
-        what = f"array {name!r} of {of} has categories" if name else "targets are"
-        if self.ranks.control.max(-lowest) > 0:
-            raise DataError(f"{what} below 0", where=self._where, remedy="number them from 0")
-        return self.ranks.control.max(highest)
+        raise DataError(f"array {name!r} of {of} {problem}", where=self._where, remedy=remedy)
 
 
 def _trained_on(weights: Weights) -> Sample:
@@ -375,18 +321,6 @@ def _trained_on(weights: Weights) -> Sample:
             where=str(weights.path.with_suffix(".json")),
             remedy="restore the file that training wrote, or train again",
         ) from None
-
-
-def _range(number: int, values: Tensor | None) -> tuple[int, int]:
-    if values is None or not values.numel():
-        return 0, -1
-    if values.is_floating_point():
-        raise DataError(
-            f"graph {number} has {values.dtype} where whole numbers are expected",
-            where=f"graph {number} of the dataset",
-            remedy="give class numbers from 0, or set task.kind to graph_regression",
-        )
-    return int(values.min()), int(values.max())
 
 
 def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:

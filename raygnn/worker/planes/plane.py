@@ -35,17 +35,15 @@ def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Rows and samples of a rank's batches.
+    """Feature rows of a rank's batches.
 
     Attributes:
         rows: number of feature rows of other hosts.
         hits: how many of them were cached.
-        skipped: number of skipped samples, over all ranks.
     """
 
     rows: int = 0
     hits: int = 0
-    skipped: int = 0
 
 
 Kept: TypeAlias = dict[str, Evaluated]  # by task; "" = the only one

@@ -107,7 +107,7 @@ def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     transforms = {}
-    if job.partition is not None and not job.config.task.of_graphs:
+    if not job.config.task.of_graphs:
         manifest = job.meta.manifest
         transforms = manifest.transforms if manifest else {}
     return {**found, "goals": goals, "words": words(job), "transforms": transforms}
