@@ -135,7 +135,7 @@ def test_all_ranks_raise_the_cause(culprit: int) -> None:
 @pytest.mark.alone
 def test_without_an_alarm_the_others_wait() -> None:
     """Without the alarm, the other ranks notice a failure only when its connections close."""
-    found = run_ranks(2, train, 0, False)
+    found = run_ranks(2, train, 0, False, fresh=True)  # they close with its process
     text, seconds = found[1]
     assert "broken" not in text
     assert seconds > LONGEST / 2
