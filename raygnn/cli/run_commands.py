@@ -32,6 +32,13 @@ def add(commands: Any) -> None:
         metavar="URL",
         help="of a cluster's job server: list its jobs, too (default: RAY_API_SERVER_ADDRESS)",
     )
+    runs.add_argument(
+        "--compare",
+        metavar="RUN",
+        nargs="+",
+        help="these runs side by side: settings that differ, metrics, speed, versions; and the "
+        "mean if they differ in train.seed alone",
+    )
     storage(runs, "where they are (default: runs)")
     run_command(commands, "diagnose", _diagnose, "say what happened to a run, and what to do")
     report = run_command(commands, "report", _report, "write a run's report.html as the run is now")
@@ -174,6 +181,8 @@ def _runs(args: argparse.Namespace) -> int:
     from raygnn.runs.run import list_runs, row_of
     from raygnn.runs.run_directory import read_storage
 
+    if args.compare:
+        return _compare(args)
     runs = list_runs(args.storage)
     facts: Any = [run.to_dict() for run in runs]
     tables = {f"runs in {read_storage(args.storage)}": [row_of(run) for run in runs]}
@@ -189,6 +198,18 @@ def _runs(args: argparse.Namespace) -> int:
     if not args.json:
         for title, rows in tables.items():
             _table(title, rows)
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from raygnn.runs.comparison import compare, show
+    from raygnn.runs.display import Display
+    from raygnn.runs.run import open_run
+
+    compared = compare([open_run(name, args.storage) for name in args.compare])
+    print_json(args, compared)
+    if not args.json:
+        show(compared, Display())
     return 0
 
 

@@ -38,6 +38,13 @@ def add(commands: Any) -> None:
     job_command(commands, "partition", _partition, "divide the graph and show the parts, once")
     train = job_command(commands, "train", _train, "run a job: partition where needed, train, test")
     overwrite_or_resume(train)
+    train.add_argument(
+        "--seeds",
+        metavar="N|N,N…",
+        type=_seeds,
+        help="train once for each seed, the first N from 0 or these, as NAME-seed-N; print mean "
+        "and deviation",
+    )
     tune = job_command(
         commands,
         "tune",
@@ -113,14 +120,31 @@ def _partition(args: argparse.Namespace) -> int:
     return 0
 
 
+def _seeds(text: str) -> list[int]:
+    parts = text.split(",")
+    seeds = [int(part) for part in parts if part.isdecimal() and len(part) < 11]
+    seeds = list(range(seeds[0])) if len(parts) == len(seeds) == 1 and seeds[0] < 1000 else seeds
+    if len(seeds) < 2 or len(set(seeds)) < max(len(seeds), len(parts)):
+        raise argparse.ArgumentTypeError(f"expected a number from 2, or seeds as 0,1,2, got {text}")
+    return seeds
+
+
 def _train(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.driver import train as driver
 
-    run = driver.train(
-        config, overwrite=args.overwrite, resume=args.resume, started=args.started, **_shown(args)
-    )
-    print_json(args, run.to_dict())
+    options = {"overwrite": args.overwrite, "resume": args.resume, **_shown(args)}
+    if args.seeds is None:
+        print_json(args, driver.train(config, started=args.started, **options).to_dict())
+        return 0
+    from raygnn.runs.comparison import mean_of, show_mean
+    from raygnn.runs.display import Display
+
+    runs = driver.train_seeds(config, args.seeds, **options)
+    mean = mean_of(runs)
+    print_json(args, {"runs": [run.to_dict() for run in runs], "mean": mean})
+    if not args.json:
+        show_mean(mean, len(runs), Display())
     return 0
 
 

@@ -496,7 +496,7 @@ def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     ``config``: a complete one, such as `Config.to_dict` returns."""
     found = {
         key: value
-        for key, value in _leaves(config)
+        for key, value in leaves(config)
         if not any(key == free or key.startswith(f"{free}.") for free in _MAY_CHANGE)
         and not re.match(r"tasks\.[^.]+\.table\.(files|sql|url)", key)
     }
@@ -536,12 +536,13 @@ def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a configuration, dotted, with their values."""
     for name, inner in value.items():
         key = f"{head}{name}"
         if key == "graph.args" and isinstance(inner, Mapping):
             yield key, {k: v for k, v in inner.items() if k != "root"}  # which is a path
         elif isinstance(inner, Mapping) and key not in _WHOLE:
-            yield from _leaves(inner, f"{key}.")
+            yield from leaves(inner, f"{key}.")
         else:
             yield key, inner

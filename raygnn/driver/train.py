@@ -16,6 +16,7 @@ from typing import Any
 
 from raygnn import __version__
 from raygnn.config.load import ConfigSource, as_config, load_config
+from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput, UnreadGraph, read_input, to_look_at
 from raygnn.driver.job_plan import (
     ClusterNodes,
@@ -125,6 +126,23 @@ def train(
     return _opened(run)
 
 
+def train_seeds(
+    config: Config, seeds: Sequence[int], *, resume: bool = False, **options: Any
+) -> list[Run]:
+    """Train once for each seed, one after the other, as ``NAME-seed-N``; see `train`.
+
+    Args:
+        resume: resume or keep the runs that exist already, and start the others.
+    """
+    changes = [{"name": f"{config.name}-seed-{seed}", "train.seed": seed} for seed in seeds]
+    configs = [load_config(config.to_dict(), change) for change in changes]
+    return [train(one, resume=resume and _is_there(one), **options) for one in configs]
+
+
+def _is_there(config: Config) -> bool:
+    return is_run(config.run_dir) if config.store is None else is_kept(config.store, config.name)
+
+
 def _opened(run: RunDir) -> Run:
     """Open the run: locally, as long as files of it could not be uploaded."""
     return Run(run.path) if run.uri is None or is_run(run.path) else open_run(run.uri.text)
@@ -194,7 +212,7 @@ def check(
                 report = preflight_report.before_graph(config, nodes.survey(None))
             else:
                 report = make_plan(config, nodes, workers, given, batch, show).report
-    if is_run(config.run_dir) if config.store is None else is_kept(config.store, config.name):
+    if _is_there(config):
         taken = Finding(
             "name_free",
             "warn",

@@ -1,0 +1,94 @@
+"""Runs side by side: settings that differ, metrics, speed and versions; mean over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raygnn.config.rules import leaves
+from raygnn.errors import InputError
+from raygnn.runs.display import Display
+from raygnn.runs.run import Run
+
+_NAMES = ("name", "storage")  # keys that differ between any two runs
+_SEED = "train.seed"
+_SPEED = ("status", "steps", "epochs", "workers", "global_batch", "seeds_per_second")
+
+
+def compare(runs: Sequence[Run]) -> dict[str, Any]:
+    """Compare runs.
+
+    Returns:
+        ``runs``, their paths or URIs; ``settings``, ``metrics``, ``speed`` and ``versions``: key →
+        a value for each run, None where it has none, of settings those that differ; and ``mean``,
+        see `mean_of`, None unless the runs differ in ``train.seed`` alone.
+    """
+    configs = [dict(leaves(run.config)) for run in runs]
+    summaries = [run.summary for run in runs]
+    settings = {
+        key: values
+        for key, values in _beside(configs).items()
+        if key not in _NAMES and any(value != values[0] for value in values)
+    }
+    speed = [
+        {key: summary.get(key) for key in _SPEED}
+        | {"total seconds": (summary.get("seconds") or {}).get("total")}
+        for summary in summaries
+    ]
+    return {
+        "runs": [run.shown for run in runs],
+        "settings": settings,
+        "metrics": _beside([summary.get("metrics") or {} for summary in summaries]),
+        "speed": _beside(speed),
+        "versions": _beside([summary.get("versions") or {} for summary in summaries]),
+        "mean": mean_of(runs) if list(settings) == [_SEED] else None,
+    }
+
+
+def mean_of(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+    """Return metric → ``mean`` and ``deviation`` (of a sample) over finished runs. Raises
+    InputError if one is not finished, or there is only one."""
+    for run in runs:
+        if run.status != "done" or len(runs) < 2:
+            what = "one run has no deviation" if run.status == "done" else f"it is {run.status}"
+            raise InputError(what, where=run.shown, remedy="compare two finished runs or more")
+    found = _beside([run.summary["metrics"] for run in runs])
+    return {
+        name: {"mean": statistics.fmean(values), "deviation": statistics.stdev(values)}
+        for name, values in found.items()
+        if None not in values
+    }
+
+
+def show(compared: Mapping[str, Any], display: Display) -> None:
+    """Print the tables of `compare`."""
+    names = [place.rstrip("/").rpartition("/")[2] for place in compared["runs"]]
+    names = names if len(set(names)) == len(names) else compared["runs"]
+    for title in ("settings", "metrics", "speed", "versions"):
+        rows = [[key, *map(_text, values)] for key, values in compared[title].items()]
+        about = "settings that differ" if title == "settings" else title
+        if rows:
+            display.table(about, [title, *names], rows)
+        else:
+            display.note(f"no {about}")
+    if compared["mean"] is not None:
+        show_mean(compared["mean"], len(names), display)
+
+
+def show_mean(found: Mapping[str, Mapping[str, float]], count: int, display: Display) -> None:
+    """Print the table of `mean_of`."""
+    rows = [[name, f"{v['mean']:.4f} ± {v['deviation']:.4f}"] for name, v in found.items()]
+    display.table(f"mean ± deviation of {count} seeds", ["metric", "mean ± deviation"], rows)
+
+
+def _beside(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return key → its value in each mapping, None where it is missing."""
+    keys = dict.fromkeys(key for one in facts for key in one)
+    return {key: [one.get(key) for one in facts] for key in keys}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else str(value)
