@@ -463,23 +463,28 @@ class InitConfig(Section):
 
     def matches(self, key: str, name: str) -> bool:
         """Return whether a pattern of ``exclude``, ``freeze`` or ``lr_scale`` matches a name."""
-        return any(fnmatchcase(name, pattern) for pattern in getattr(self, key))
+        return any(_fits(name, pattern) for pattern in getattr(self, key))
 
     def scale(self, name: str) -> float:
         """Return the factor of the learning rate of a weight."""
-        found = (v for pattern, v in self.lr_scale.items() if fnmatchcase(name, pattern))
+        found = (v for pattern, v in self.lr_scale.items() if _fits(name, pattern))
         return next(found, 1.0)
 
     def check(self, key: str, names: Iterable[str]) -> None:
         """Raise ConfigError if a pattern of ``key`` matches none of the names."""
         there = list(names)
         for pattern in getattr(self, key):
-            if not any(fnmatchcase(name, pattern) for name in there):
+            if not any(_fits(name, pattern) for name in there):
                 raise ConfigError(
                     f"{pattern!r} matches no weight",
                     where=f"train.init.{key}",
                     remedy=f"use names, or patterns of names, among {', '.join(there)}",
                 )
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Return whether a pattern matches the name of a weight, with ``encoder.`` or without."""
+    return any(fnmatchcase(each, pattern) for each in (name, name.removeprefix("encoder.")))
 
 
 def read_model(**keys: Any) -> ModelConfig:

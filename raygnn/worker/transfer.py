@@ -159,20 +159,26 @@ def take(
     """Copy weights of equal name and shape. Returns the names that were copied, and name → reason
     of the others.
 
+    Models of nodes alone are encoders without a name; those of edges and of several tasks have an
+    ``encoder``.
+
     Args:
         given: weights of the other run; own: those of the model, which are changed.
     """
-    taken, left = [], {}
-    for name in [*own, *(name for name in given if name not in own)]:
+    there = {name.removeprefix("encoder."): value for name, value in given.items()}
+    here = {name.removeprefix("encoder.") for name in own}
+    left = {name: "not in this model" for name in there if name not in here}
+    taken = []
+    for name, value in own.items():
+        other = there.get(name.removeprefix("encoder."))
         if init.matches("exclude", name):
             left[name] = "excluded"
-        elif name not in own or name not in given:
-            left[name] = "not in the run" if name in own else "not in this model"
-        elif given[name].shape != own[name].shape:
-            there, here = list(given[name].shape), list(own[name].shape)
-            left[name] = f"shape {there} there, {here} here"
+        elif other is None:
+            left[name] = "not in the run"
+        elif other.shape != value.shape:
+            left[name] = f"shape {list(other.shape)} there, {list(value.shape)} here"
         else:
-            own[name].copy_(given[name])
+            value.copy_(other)
             taken.append(name)
     return taken, left
 

@@ -69,6 +69,25 @@ def test_weights_are_taken_and_frozen_ones_stay(workers: int, make_job: JobFacto
     assert f"init: frozen: {FIRST}" in lines
 
 
+def test_a_model_of_links_starts_one_of_nodes(make_job: JobFactory) -> None:
+    """And the other way round: the layers have the same names in both."""
+    links = {"kind": "link_prediction", "split": {"val": 0.1, "test": 0.1}}
+    tasks = {"of-links": links, "of-nodes": {}, "of-links-2": links}
+    runs: list[Run] = []
+    for name, task in tasks.items():
+        train: dict[str, Any] = {"lr": 1e-30, "epochs": 1}
+        if runs:
+            train["init"] = {"run": str(runs[-1].path), "exclude": ["layers.1.own.*"]}
+        config = make_job(name=name, task=task, train=train)
+        runs.append(train_on_ranks(config))
+    one, two, three = map(selected, runs)
+    assert torch.equal(one[f"encoder.{FIRST}"], two[FIRST])
+    assert torch.equal(one[f"encoder.{FIRST}"], three[f"encoder.{FIRST}"])
+    left = runs[2].summary["init"]["left"]
+    assert left["encoder.layers.1.bias.:_N"].startswith("shape [4]")
+    assert left["encoder.layers.1.own.:_N.weight"] == "excluded"
+
+
 @pytest.mark.parametrize("all_scaled", [True, False])
 def test_learning_rates_of_groups(all_scaled: bool, make_job: JobFactory) -> None:
     """A step of a scaled weight is shorter by its factor; the first pattern counts."""
