@@ -24,8 +24,14 @@ from raygnn.prediction.merge import check_rows, free_file, merge_rows
 from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
-from raygnn.worker.job import ROWS, SPLITS, TopLists
-from raygnn.worker.planes.prediction_rows import numbers_of, pick_ntype, read_wanted
+from raygnn.worker.job import RELATIONS, ROWS, SPLITS, TopLists
+from raygnn.worker.planes.prediction_rows import (
+    check_array,
+    numbers_of,
+    pick_ntype,
+    read_wanted,
+    relation_of,
+)
 from raygnn.worker.planes.vocabulary import target_key
 
 if TYPE_CHECKING:
@@ -152,7 +158,7 @@ def recommend(
     ids: str | PathLike[str] | None = None,
     candidates: str | PathLike[str] | None = None,
     known: Literal["exclude", "keep"] = "exclude",
-    relation: str | None = None,
+    relation: str | int | None = None,
     task: str | None = None,
     at: int | str | date | None = None,
     new_data: bool = False,
@@ -174,7 +180,7 @@ def recommend(
         candidates: a file with the targets to choose from, as ``ids``; or ``array:NAME``, those
             for which this array of the target type is not 0; None = all nodes of the target type.
         known: ``exclude`` targets that a source has an edge to, of any split, or ``keep`` them.
-        relation: of the edges, if they have several.
+        relation: name or number of the relation, if the edges have several.
         at: a time as in `predict`: embeddings and known edges are of what was before it.
         run, out, task, new_data, trust, storage, overrides, overwrite, verbose, display, started:
             see `predict`; runs with ``sampling.time`` need ``at``.
@@ -215,7 +221,8 @@ def recommend(
         array = re.fullmatch("array:(.+)", str(candidates))
         among = array[1] if array else read_wanted(Path(candidates).expanduser().absolute(), "node")
     purpose = f"{k} best targets of each source → {file}"
-    lists = TopLists(k, known == "exclude", among, relation)
+    of = None if relation is None else str(relation)
+    lists = TopLists(k, known == "exclude", among, of)
     return _write(asked, file, overwrite, purpose, lists=lists, wanted=wanted)
 
 
@@ -425,7 +432,7 @@ def _write(
 
 
 def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
-    """Check nodes and node types before ranks start."""
+    """Check nodes, node types and relations before ranks start."""
     goals, ntype = plan.goals.values(), request.get("ntype")
     if request.get("embeddings") and any(goal.edges for goal in goals):
         of_edges = [goal.edges.etype for goal in goals if goal.edges]
@@ -441,6 +448,20 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
         known = None if ids is None or isinstance(ids, str) else plan.input.ids(kind)
         if known is not None:
             numbers_of(ids, *known, option)
+    if lists is None:
+        return
+    assert goal.edges is not None
+    if isinstance(lists.candidates, str):
+        arrays = plan.input.facts(asked.config).columns.get(target)
+        if arrays is not None:
+            there = [name for name, (first, *_) in arrays.items() if first.shape == ()]
+            check_array(lists.candidates, target, there)
+    array = goal.edges.relation
+    words = (asked.weights.words or {}).get(f"{etype_str(goal.edges.etype)}/{array}", ())
+    size = f"{RELATIONS} of {asked.task}" if asked.task else RELATIONS
+    count = 1 if array is None else (asked.weights.sizes or {}).get(size)
+    if count is not None:
+        relation_of(lists.relation, array, words, count)
 
 
 def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:

@@ -103,9 +103,13 @@ class Asked:
                     where="--since",
                     remedy="name an earlier time with --since, or all edges with --split all",
                 )
-            if not answer.get("rows") and request.get("lists") is not None:
-                what, remedy = "no source has a candidate", "name others, or pass --known keep"
-                raise InputError(what, where="--candidates", remedy=remedy)
+            if not answer.get("rows") and (lists := request.get("lists")) is not None:
+                what, where = "the sources have edges to all targets already", "--known exclude"
+                remedy = "pass --known keep, or name other sources with --ids"
+                if lists.candidates is not None:
+                    what, where = "no source has a candidate", "--candidates"
+                    remedy = "name others, or pass --known keep"
+                raise InputError(what, where=where, remedy=remedy)
             if not answer.get("rows") and not answer.get("metrics"):
                 unlabelled = self.others and not request["rows"] and not self.one.task.of_links
                 what = "these data have no labels" if unlabelled else "the data have nothing"

@@ -237,7 +237,7 @@ class Run:
         ids: Sequence[int] | Sequence[str] | None = None,
         candidates: Sequence[int] | Sequence[str] | str | None = None,
         known: Literal["exclude", "keep"] = "exclude",
-        relation: str | None = None,
+        relation: str | int | None = None,
         task: str | None = None,
         at: int | str | date | None = None,
         new_data: bool = False,

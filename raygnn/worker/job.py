@@ -135,6 +135,9 @@ class InitialWeights:
     kept: RemotePath | None = None
 
 
+RELATIONS = "relations of the edges to predict"  # name of their number among `Sizes`
+
+
 class Sizes:
     """Sizes of a model that are counted in the data: classes, categories, relations.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,20 @@ import yaml
 
 from raygnn import open_run, recommend
 from raygnn.config.schema import Config
+from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import InputError
+from raygnn.graph.partition.layout import read_meta
 from raygnn.models.kernels.compiled import keep_best
+from raygnn.prediction import request as request_of
 from raygnn.runs.run import Run
 from raygnn.tasks import top
-from raygnn.worker.job import TopLists
+from raygnn.worker.job import Request, TaskTarget, TopLists
 from tests.prediction.test_predict import ask
 from tests.prediction.test_predict_at import AT, trained
 from tests.prediction.test_table_jobs import shop as shop_of_tables
 from tests.support.commands import Command
-from tests.support.small_jobs import train_on_ranks
+from tests.support.graphs import ensure_partition
+from tests.support.small_jobs import edges_of, train_on_ranks
 from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, shop
 from tests.worker.test_recommenders import recommender
 
@@ -238,6 +244,76 @@ def test_refused_before_anything_starts(
     with pytest.raises(InputError, match=message):
         recommend(made[0], out=tmp_path / "top.parquet", display=False, **options)
     assert not list(tmp_path.iterdir())
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch, config: Config) -> list[Request]:
+    """Let predictions find no rows, and return the requests that reach the ranks."""
+    place, launched = ensure_partition(config, 2).directory, list[Request]()
+    given = PartitionInput(read_meta(place), None)
+    plan = SimpleNamespace(goals={"": TaskTarget(edges=edges_of(config, place))}, input=given)
+
+    def launch(*_: Any, request: Request, **__: Any) -> dict[str, Any]:
+        launched.append(request)
+        return {"rows": 0}
+
+    run = SimpleNamespace(update_summary=lambda **_: None)
+    session = SimpleNamespace(plan=plan, launch=launch, run=run)
+    monkeypatch.setattr(request_of, "session_beside", lambda *_, **__: nullcontext(session))
+    return launched
+
+
+def refused(run: Run, **options: Any) -> str:
+    with pytest.raises(InputError) as error:
+        recommend(run, out=run.path / "top.parquet", display=False, **options)
+    return f"{error.value.where}: {error.value.what}; {error.value.remedy}"
+
+
+def test_what_the_graph_lacks_is_refused_before_ranks_start(
+    made: tuple[Run, Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Relations of edges without any, and arrays that nodes do not have."""
+    run, config = made
+    launched = without_ray(monkeypatch, config)
+    said = refused(run, relation="likes")
+    assert said == "--relation likes: the edges have no relations; leave --relation out"
+    assert "the edges have no relations" in refused(run, relation=0)
+    said = refused(run, candidates="array:stock")
+    assert "has no array 'stock' of a number for each node" in said
+    assert "arrays: price, train_mask, val_mask, test_mask" in said
+    assert not launched
+
+    given: dict[str, Any] = {"model": {"hidden": 8, "decoder": "distmult"}, "train": {"epochs": 1}}
+    config = config_of(tmp_path, "related", task=LINKS, **given)
+    run = train_on_ranks(config)
+    launched = without_ray(monkeypatch, config)
+    said = "the edges have several relations; choose one of 0, 1, 2, 3"
+    assert said in refused(run)
+    assert "--relation 4: there is no relation '4'" in refused(run, relation=4)
+    assert not launched
+    for relation in (0, "0"):
+        refused(run, relation=relation, candidates="array:price")
+        assert launched.pop().lists == TopLists(10, candidates="price", relation="0")
+
+
+def test_sources_that_know_all_targets(
+    made: tuple[Run, Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The message names what was asked for."""
+    without_ray(monkeypatch, made[1])
+    said = refused(made[0])
+    assert said.startswith("--known exclude: the sources have edges to all targets already; pass")
+    (tmp_path / "few.txt").write_text("3\n")
+    said = refused(made[0], candidates=tmp_path / "few.txt")
+    assert said.startswith("--candidates: no source has a candidate; name others")
+
+
+def test_an_empty_id_is_told_with_its_row(made: tuple[Run, Config], tmp_path: Path) -> None:
+    file = tmp_path / "ids.parquet"
+    pandas.DataFrame({"node": pandas.array([4, None, 5], "Int64"), "x": 1}).to_parquet(file)
+    for option in ("ids", "candidates"):
+        assert refused(made[0], **{option: file}) == (
+            f"{file}, column 'node', row 2: the id is empty; remove the row"
+        )
 
 
 @pytest.mark.system

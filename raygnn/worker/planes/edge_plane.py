@@ -50,7 +50,7 @@ from raygnn.tasks.ranking import (
     ranked_above,
     ranked_among_drawn,
 )
-from raygnn.worker.job import SPLITS, Request
+from raygnn.worker.job import RELATIONS, SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
@@ -136,7 +136,7 @@ class EdgePlane(PartitionPlane):
         if name is None:
             return 1
         count = count_numbers(self.etype, name, self.edges.column(name), self.control)
-        return self.resolve("relations of the edges to predict", count)
+        return self.resolve(RELATIONS, count)
 
     def task(self) -> TaskModule:
         config, etype = self.config, self.etype

@@ -89,6 +89,43 @@ def numbers_of(wanted: Any, names: Any, count: int, option: str = "--ids") -> np
     return np.unique(found.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
+def relation_of(asked: str | None, array: str | None, words: Sequence[Any], count: int) -> int:
+    """Return the number of the relation that lists are requested for.
+
+    Args:
+        asked: see `TopLists`.
+        array: edge array of relations; None = the edges have none.
+        words: names of relations; empty = they are numbers.
+        count: number of relations.
+
+    Raises:
+        InputError: there is no such relation, or none of several is named.
+    """
+    known = [str(word) for word in words or range(count)]
+    if array is not None and asked in known:
+        return known.index(asked)
+    if asked is None and count == 1:
+        return 0
+    what, remedy = f"there is no relation {asked!r}", f"choose one of {', '.join(known[:20])}"
+    if array is None:
+        what, remedy = "the edges have no relations", "leave --relation out"
+    elif asked is None:
+        what = "the edges have several relations"
+    where = "--relation" if asked is None else f"--relation {asked}"
+    raise InputError(what, where=where, remedy=remedy)
+
+
+def check_array(name: str, ntype: str, there: Sequence[str]) -> None:
+    """Raise InputError if the array that chooses candidates is not among those of one number for
+    each node."""
+    if name not in there:
+        raise InputError(
+            f"node type {ntype!r} has no array {name!r} of a number for each node",
+            where="--candidates",
+            remedy=f"name a file of ids, or one of the arrays: {', '.join(there) or 'none'}",
+        )
+
+
 def _column(file: Path, key: str) -> Any:
     try:
         with pq.ParquetFile(file) as source:
@@ -100,7 +137,12 @@ def _column(file: Path, key: str) -> Any:
                     where=str(file),
                     remedy=f"call it {key}, or leave only one column",
                 )
-            return source.read([name]).column(name).combine_chunks()
+            values = source.read([name]).column(name).combine_chunks()
+            if values.null_count:
+                row = pc.index(values.is_null(), True).as_py() + 1
+                where = f"{file}, column {name!r}, row {row}"
+                raise InputError("the id is empty", where=where, remedy="remove the row")
+            return values
     except pa.ArrowException as error:
         raise InputError(
             f"this is no Parquet file: {error}", where=str(file), remedy="write it again"

@@ -8,16 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.errors import DataError, InputError
+from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.models.heads import EdgeModel
 from raygnn.sampling.negatives import KnownEdges
 from raygnn.tasks.lightning_modules import MultitaskTask, TaskModule
 from raygnn.tasks.top import Search
-from raygnn.worker.job import Request, TopLists
+from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
-from raygnn.worker.planes.prediction_rows import Recommended, chosen_nodes, listed_nodes
+from raygnn.worker.planes.prediction_rows import (
+    Recommended,
+    check_array,
+    chosen_nodes,
+    listed_nodes,
+    relation_of,
+)
 from raygnn.worker.planes.seed_times import times_of
 
 
@@ -41,7 +47,9 @@ def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recomm
     assert isinstance(model, EdgeModel)
     assert lists is not None
     source, target = plane.etype[0], plane.etype[2]
-    relation, first = _relation(plane, lists), shard.first(target)
+    words = plane.job.meta.names.get(f"{etype_str(plane.etype)}/{plane.target.relation}", ())
+    relation = relation_of(lists.relation, plane.target.relation, words, plane.relations)
+    first = shard.first(target)
     asked = chosen_nodes(plane.job, request, shard, source)
     among = _candidates(plane, lists.candidates, target)
     nodes = {source: shard.first(source) + np.sort(asked)}
@@ -72,32 +80,11 @@ def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recomm
         yield Recommended(shard.original[source][some].astype(np.int64), names, scores)
 
 
-def _relation(plane: EdgePlane, lists: TopLists) -> int:
-    if plane.relations == 1 and lists.relation is None:
-        return 0
-    names = plane.job.meta.names.get(f"{etype_str(plane.etype)}/{plane.target.relation}", [])
-    known = [str(word) for word in names or range(plane.relations)]
-    if lists.relation in known:
-        return known.index(lists.relation)
-    what = f"there is no relation {lists.relation!r}"
-    raise InputError(
-        "the edges have several relations" if lists.relation is None else what,
-        where="--relation",
-        remedy=f"choose one of {', '.join(known[:20])}",
-    )
-
-
 def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:
     """Return the positions of this rank's candidates, ascending by their original ids."""
     own, arrays = np.arange(plane.shard.owned(ntype)), plane.shard.node_data[ntype]
     if isinstance(candidates, str):
-        there = [name for name, array in arrays.items() if array.ndim == 1]
-        if candidates not in there:
-            raise InputError(
-                f"node type {ntype!r} has no array {candidates!r} of a number for each node",
-                where="--candidates",
-                remedy=f"name a file of ids, or one of the arrays: {', '.join(there) or 'none'}",
-            )
+        check_array(candidates, ntype, [name for name in arrays if arrays[name].ndim == 1])
         own, candidates = own[arrays[candidates].numpy() != 0], None
     return listed_nodes(plane.job, candidates, plane.shard, ntype, own, "--candidates")
 
