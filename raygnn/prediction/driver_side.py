@@ -451,6 +451,7 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
     if lists is None:
         return
     assert goal.edges is not None
+    assert target is not None
     if isinstance(lists.candidates, str):
         arrays = plan.input.facts(asked.config).columns.get(target)
         if arrays is not None:

@@ -232,8 +232,9 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     arrays = {name for columns in job.partition.columns.values() for name in columns}
     if arrays.isdisjoint(inputs):
         return  # there is a finding for each node type, or they are not known
+    by_default = set() if "features" in model.model_fields_set else set(model.feature_names)
     for name, key in inputs.items():
-        if name not in arrays:
+        if name not in arrays | by_default:
             yield error(
                 f"no node type has an array {name!r} ({key}); "
                 f"there are: {', '.join(sorted(arrays)) or 'none'}",
