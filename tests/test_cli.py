@@ -677,6 +677,17 @@ def test_diagnose(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.system
+def test_a_job_on_molecules_is_ready(data_dir: Path, tmp_path: Path) -> None:
+    """Its class is read, and its atoms have categories alone."""
+    at = [f"graph.args.path={data_dir}/molecules/bbbp.csv", f"storage={tmp_path}"]
+    command = [sys.executable, "-m", "raygnn", "check", "jobs/bbbp-gine.yaml"]
+    command += [f"--set={each}" for each in at]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ready" in done.stdout
+
+
+@pytest.mark.system
 def test_partition(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + "partition: {parts: 2, method: random}\n")
     command = [sys.executable, "-m", "raygnn", "partition", "job.yaml"]

@@ -92,10 +92,11 @@ class _FixedWidth:
 
 class _Model(Section):
     kind: str = Field(description=_KIND)
-    features: Names = Field(
+    features: Names | None = Field(
         "feat",
         description="Name of the node array that is the input, or a list of names; a node "
-        "type uses those that it has. int8 arrays are scaled by NAME_scale if it exists.",
+        "type uses those that it has; null = none. int8 arrays are scaled by NAME_scale if it "
+        "exists.",
     )
     embedding: EmbeddingConfig | None = Field(
         None, description="Embedding tables: learned rows for nodes, see below; null = none."

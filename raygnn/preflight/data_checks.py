@@ -177,7 +177,7 @@ def _inputs(
     has_inputs = any(name in arrays for name in names)
     learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
     if not has_inputs and not learns:
-        named = [f"{name!r} ({key})" for name, key in names.items()]
+        named = [f"{name!r} ({key})" for name, key in names.items()] or ["as input"]
         yield error(
             f"node type {ntype!r} has no array {' or '.join(named)}; "
             f"there are: {', '.join(sorted(arrays)) or 'none'}",
@@ -232,9 +232,8 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     arrays = {name for columns in job.partition.columns.values() for name in columns}
     if arrays.isdisjoint(inputs):
         return  # there is a finding for each node type, or they are not known
-    by_default = set() if "features" in model.model_fields_set else set(model.feature_names)
     for name, key in inputs.items():
-        if name not in arrays | by_default:
+        if name not in arrays:
             yield error(
                 f"no node type has an array {name!r} ({key}); "
                 f"there are: {', '.join(sorted(arrays)) or 'none'}",

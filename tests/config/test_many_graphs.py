@@ -106,3 +106,11 @@ def test_families_that_read_edges(kind: str, file: str) -> None:
     assert model.edge_feature_names == ("w",)
     model = load({"path": file}, model={"kind": kind, "edge_categories": {"k": 2}}).model
     assert (model.edge_feature_names, model.edge_category_widths) == ((), {"k": 2})
+
+
+def test_nodes_may_have_categories_alone(file: str) -> None:
+    """Also where a run's configuration is read again."""
+    model = {"kind": "gin", "features": None, "categories": {"element": 8}}
+    config = load({"path": file}, model=model)
+    again = load_config(config.to_dict())
+    assert again.model.node_arrays == config.model.node_arrays == {"element": "model.categories"}

@@ -193,6 +193,10 @@ SPEAKS = {
         "error arrays_usable: 'emb' (model.features) | there are: feat, label",
         model__features="emb",
     ),
+    "no input at all": speaks(
+        "error arrays_usable: has no array as input | there are: feat, label",
+        model__features=None,
+    ),
     "one of several features": speaks(
         "error inputs_exist: 'emb' (model.features) | there are: feat, label",
         model__features=["feat", "emb"],

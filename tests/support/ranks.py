@@ -36,9 +36,8 @@ from ray import cloudpickle  # of functions within functions, too
 
 from raygnn.sampling.exchange import Exchange, World
 
-TIMEOUT = 60.0 if "RAYGNN_TEST_DEVICE" not in os.environ else 150.0
-# Where there is a GPU a forked process can not use it, nor run backward.
-_METHOD = "spawn" if "RAYGNN_TEST_DEVICE" in os.environ else "fork"
+# Where there is a GPU a forked process can not use it, nor run backward; a spawned one imports all.
+_METHOD, TIMEOUT = ("spawn", 150.0) if "RAYGNN_TEST_DEVICE" in os.environ else ("fork", 60.0)
 _KEPT = 4  # processes; ranks beyond them end with their call
 _UNCONNECTED = "Gloo connectFullMesh failed"
 
@@ -85,7 +84,11 @@ def _called(
     with tempfile.TemporaryDirectory() as directory:
         for rank, process in enumerate(ranks):
             process.send((f"{directory}/store", World(rank, size), _State.now(), call))
-        results = [process.receive() for process in ranks]
+        try:
+            results = [process.receive() for process in ranks]
+        except BaseException:  # such as pytest's time limit: their answers come too late
+            end_kept_ranks()
+            raise
     if ranks[0] not in _pool:
         _end(ranks)
     elif not all(ok for ok, _ in results):  # other ranks may still wait for it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from raygnn.checkpoint.lifecycle import Checkpoints
 from raygnn.errors import TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
+from raygnn.worker.comm import reduction
 from raygnn.worker.comm.reduction import check_shardable
 from raygnn.worker.job import Job
 from tests.driver.test_resume import stopped
@@ -171,6 +174,31 @@ def test_a_stopped_run_resumes_with_sharding(stop: int, norm: str, make_job: Job
     assert resumed.summary["metrics"] == whole_run.summary["metrics"]
     weights = selected(whole_run)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in selected(resumed).items())
+
+
+def _loads(exchange: Exchange) -> int:
+    """Return how often counts are moved when rank 0 loads the state of a sharded Adam."""
+    model, moved = nn.Linear(2, 2), list[Any]()
+    config: Any = SimpleNamespace(comm=SimpleNamespace(shard="optimizer"))
+    ranks: Any = SimpleNamespace(config=config, world=exchange.world, compared=False)
+    task: Any = SimpleNamespace(model=model)
+    reduction.shard_optimizer(ranks, task)
+    with patch.object(reduction, "_counts_to_devices", moved.append):
+        optimizer = task.construct(torch.optim.Adam, list(model.parameters()), {"fused": True})
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    if exchange.world.rank == 0:
+        optimizer.load_state_dict(optimizer.state_dict())
+    return len(moved)
+
+
+def test_counts_of_steps_go_to_the_parameters_device() -> None:
+    """A fused Adam of a GPU would refuse those that torch puts on the CPU."""
+    assert run_ranks(2, _loads) == [1, 0]
+    states = {nn.Parameter(torch.empty(1, device="meta")): {"step": torch.tensor(3.0)}}
+    reduction._counts_to_devices(SimpleNamespace(optim=SimpleNamespace(state=states)))
+    assert [state["step"].device.type for state in states.values()] == ["meta"]
 
 
 def test_a_resume_with_other_sharding(make_job: JobFactory) -> None:
