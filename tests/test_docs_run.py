@@ -40,6 +40,8 @@ PARSED = {
     "raygnn train jobs/planted.yaml --resume": "tests/driver/test_command.py runs it",
     "raygnn train company/job.yaml": "tests/prediction/test_transformed_tables.py has such tables",
     "raygnn train first.yaml --set": "another --set is run",
+    "raygnn train jobs/cora-gcn.yaml --seeds": "tests/runs/test_comparison.py has several seeds",
+    "raygnn runs --compare": "needs several runs; tests/runs/test_comparison.py makes them",
     "raygnn --version": "test_readme.py runs it",
     "raygnn config-schema": "test_readme.py runs it",
 }
