@@ -325,8 +325,8 @@ def test_arrays_in_archives_are_mapped_where_they_lie(tmp_path: Path) -> None:
     graph = write_archives(tmp_path / "plain", packed=False, fortran=False, edge_feat=None)
     (tmp_path / "work").mkdir()
     work = Workspace(tmp_path / "work", in_turn, lambda text: None)
-    figures = read_graph(graph, work, needs_masks=True, trains=True).figures
-    assert figures.node_arrays["_N"]["feat"].path.name == "data.npz"
+    found = read_graph(graph, work, needs_masks=True, trains=True)
+    assert found.node_arrays["_N"]["feat"].path.name == "data.npz"
     assert not list(work.directory("unpack").glob("[0-9]*"))
     sizes = [size_of(graph), size_of(write_archives(tmp_path / "packed", edge_feat=None))]
     assert [size.unpacked for size in sizes] == [

@@ -183,32 +183,42 @@ class EdgeRun:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """All of a graph but the ends of its edges, in a few kilobytes that a task is handed.
+class DiskGraph:
+    """A graph on disk, described in a few kilobytes that a task is handed.
 
     Attributes:
         num_nodes, node_arrays: by node type.
-        num_edges: by edge type.
-        edge_arrays: edge type → array name → an array of its dtype and shape, wherever it lies.
+        runs: edge type → its edges, in order; one run without edges if there are none.
+        others: other attributes of its `GraphData`.
     """
 
     num_nodes: dict[str, int]
     node_arrays: dict[str, dict[str, DiskArray]]
-    num_edges: dict[EdgeType, int]
-    edge_arrays: dict[EdgeType, dict[str, DiskArray]]
+    runs: dict[EdgeType, list[EdgeRun]]
+    others: dict[str, Any]
 
-    def data(self, **others: Any) -> GraphData:
-        """Return the graph: node arrays memory-mapped, edges and edge arrays without content.
+    @property
+    def num_edges(self) -> dict[EdgeType, int]:
+        return {etype: runs[-1].first + runs[-1].num for etype, runs in self.runs.items()}
 
-        Args:
-            others: other attributes of the `GraphData`.
-        """
+    def data(self) -> GraphData:
+        """Return the graph: node arrays memory-mapped, edges and edge arrays without content."""
         nodes = {
             ntype: NodeFrame(num, {n: a.whole() for n, a in self.node_arrays[ntype].items()})
             for ntype, num in self.num_nodes.items()
         }
-        edges = {e: _without_content(n, self.edge_arrays[e]) for e, n in self.num_edges.items()}
-        return GraphData(**{"name": "", **others, "nodes": nodes, "edges": edges})
+        edges = {e: _without_content(n, self.runs[e][0].data) for e, n in self.num_edges.items()}
+        return GraphData(**{"name": "", **self.others, "nodes": nodes, "edges": edges})
+
+    def in_one_space(self) -> Iterator[tuple[Array, Array]]:
+        """All edges, some at a time: ids of a type follow those of the types before it."""
+        ends = np.cumsum([0, *self.num_nodes.values()])
+        first = dict(zip(self.num_nodes, ends.tolist(), strict=False))
+        index = index_type(int(ends[-1]))
+        for (source, _, target), runs in self.runs.items():
+            for run in runs:
+                src, dst = run.ends()
+                yield src.astype(index) + first[source], dst.astype(index) + first[target]
 
 
 def _without_content(num: int, arrays: dict[str, DiskArray]) -> EdgeFrame:
@@ -223,34 +233,6 @@ def _without_content(num: int, arrays: dict[str, DiskArray]) -> EdgeFrame:
     return frame
 
 
-@dataclass(frozen=True)
-class DiskGraph:
-    """A graph on disk.
-
-    Attributes:
-        runs: edge type → its edges, in order.
-        others: ``name``, ``origin``, ``ids``, ``names`` and ``reverses`` of its `GraphData`.
-    """
-
-    figures: Figures
-    runs: dict[EdgeType, list[EdgeRun]]
-    others: dict[str, Any]
-
-    def data(self) -> GraphData:
-        """See `Figures`."""
-        return self.figures.data(**self.others)
-
-    def in_one_space(self) -> Iterator[tuple[Array, Array]]:
-        """All edges, some at a time: ids of a type follow those of the types before it."""
-        ends = np.cumsum([0, *self.figures.num_nodes.values()])
-        first = dict(zip(self.figures.num_nodes, ends.tolist(), strict=False))
-        index = index_type(int(ends[-1]))
-        for (source, _, target), runs in self.runs.items():
-            for run in runs:
-                src, dst = run.ends()
-                yield src.astype(index) + first[source], dst.astype(index) + first[target]
-
-
 def runs_of(
     src: DiskArray,
     dst: DiskArray,
@@ -260,14 +242,9 @@ def runs_of(
     no_loops: bool = False,
     interleaved: bool = False,
 ) -> list[EdgeRun]:
-    """All rows of some files as runs.
-
-    Args:
-        first: number of the first edge.
-        no_loops, interleaved: see `EdgeRun`.
-    """
+    """Return all rows of some files as runs: see `EdgeRun`. ``first``: number of the first edge."""
     runs, count, times = [], len(src), 2 if interleaved else 1
-    for start in range(0, count, RUN // times):
+    for start in range(0, max(count, 1), RUN // times):
         stop = min(start + RUN // times, count)
         num = (stop - start) * times
         if no_loops:
@@ -293,11 +270,6 @@ def spill(data: GraphData, directory: Path, *, only_edges: bool = False) -> Disk
             for ids, t in ((frame.src, etype[0]), (frame.dst, etype[2]))
         )
         runs[etype] = runs_of(src, dst, edge_arrays[etype], 0)
-    figures = Figures(
-        {ntype: frame.num for ntype, frame in data.nodes.items()},
-        node_arrays,
-        {etype: frame.num for etype, frame in data.edges.items()},
-        edge_arrays,
-    )
+    num_nodes = {ntype: frame.num for ntype, frame in data.nodes.items()}
     names = ("name", "origin", "ids", "names", "reverses")
-    return DiskGraph(figures, runs, {name: getattr(data, name) for name in names})
+    return DiskGraph(num_nodes, node_arrays, runs, {name: getattr(data, name) for name in names})

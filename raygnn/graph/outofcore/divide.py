@@ -126,11 +126,12 @@ def partition_out_of_core(
         try:
             work = Workspace(stages, pool, tell)
             graph = read_graph(missing.graph, work, needs_masks=needs_masks, trains=trains)
-            data, directory = graph.data(), work.directory("partition")
-            check_storable(data)
+            directory = work.directory("partition")
+            check_storable(graph.data())
             assigned = _assigned(missing, graph, work)
-            given = data, assigned, missing.parts, missing.method
-            manifest = write_parts(graph, *given, work, directory, graph.figures)
+            manifest = write_parts(
+                graph, None, assigned, missing.parts, missing.method, work, directory
+            )
             finish(manifest, directory, missing.digest, missing.source, work.seconds)
             published = publish(directory, place)
             shutil.rmtree(work.path, ignore_errors=True)
@@ -142,7 +143,7 @@ def partition_out_of_core(
 def _assigned(missing: Missing, graph: DiskGraph, work: Workspace) -> dict[str, IntArray]:
     """Part of every node, by node type; kept, so that the stages after it go on with the same."""
     path = work.directory("assign")
-    num = graph.figures.num_nodes
+    num = graph.num_nodes
     arrays = {
         t: DiskArray(path / str(at), "int32", rows=n) for at, (t, n) in enumerate(num.items())
     }

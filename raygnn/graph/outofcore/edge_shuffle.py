@@ -158,7 +158,7 @@ def shuffle(graph: DiskGraph, numbering: Numbering, work: Workspace) -> Shuffled
     """Bring the edges to their parts; those of the graph are not needed afterwards."""
     edge_starts, buckets = _buckets(graph, numbering)
     of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
-    runs = [(etype, run) for etype, of in graph.runs.items() for run in of]
+    runs = [(etype, run) for etype, of in graph.runs.items() for run in of if run.num]
     directory, tasks = work.directory("scatter"), []
     for at, (etype, run) in enumerate(runs):
         first_rows = [bucket.first_row for bucket in of_type[etype]]

@@ -17,7 +17,6 @@ from raygnn.graph.outofcore.disk_graph import (
     Appended,
     DiskArray,
     DiskGraph,
-    Figures,
     described,
     opened,
     runs_of,
@@ -52,8 +51,7 @@ def read_graph(
         return spill(data, work.directory("edges"))
     graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
     validate.check(graph.data(), needs_masks=needs_masks, trains=trains)
-    scaled = _scaled(graph.figures, config.normalize or "none", work)
-    graph = replace(graph, figures=scaled)
+    graph = _scaled(graph, config.normalize or "none", work)
     return (
         _with_reverses(graph) if isinstance(config, ReversibleGraph) and config.reverse else graph
     )
@@ -88,14 +86,12 @@ def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> D
     work.run("edges", _check_ends, tasks, [run.num for run in runs])
     where = work.directory("targets")
     (targets,) = work.run("targets", _read_targets, [(dataset, where)], [dataset.num_nodes])
-    figures = Figures(
+    return DiskGraph(
         {DEFAULT_NTYPE: dataset.num_nodes},
         {DEFAULT_NTYPE: nodes | opened(targets)},
-        {DEFAULT_ETYPE: sum(run.num for run in runs)},
-        {DEFAULT_ETYPE: edges},
+        {DEFAULT_ETYPE: runs},
+        {"name": graph.name, "origin": dataset.origin},
     )
-    others = {"name": graph.name, "origin": dataset.origin}
-    return DiskGraph(figures, {DEFAULT_ETYPE: runs}, others)
 
 
 def _unpack(member: Member, path: Path) -> dict[str, int]:
@@ -131,24 +127,20 @@ def _read_targets(dataset: ogb.Archived, directory: Path) -> dict[str, Any]:
     return described({n: store(directory / n, array) for n, array in dataset.targets().items()})
 
 
-def _scaled(figures: Figures, method: str, work: Workspace) -> Figures:
+def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
     if method == "none":
-        return figures
-    arrays = {t: of["feat"] for t, of in figures.node_arrays.items() if "feat" in of}
+        return graph
+    arrays = {t: of["feat"] for t, of in graph.node_arrays.items() if "feat" in of}
     if not arrays:
-        normalize(figures.data(), method)  # which says so
-    path = work.directory("normalize")
-    scaled = {
-        t: DiskArray(path / str(at), a.dtype if a.stored.kind == "f" else "float32", a.row_shape)
-        for at, (t, a) in enumerate(arrays.items())
-    }
-    tasks = [(method, array, scaled[t]) for t, array in arrays.items()]
+        normalize(graph.data(), method)  # which says so
+    path, of_nodes, tasks = work.directory("normalize"), dict(graph.node_arrays), []
+    for at, (ntype, array) in enumerate(arrays.items()):
+        dtype = array.dtype if array.stored.kind == "f" else "float32"
+        scaled = DiskArray(path / str(at), dtype, array.row_shape)
+        tasks.append((method, array, scaled))
+        of_nodes[ntype] = {**of_nodes[ntype], "feat": scaled}
     work.run("normalize", _normalize, tasks, [len(array) for array in arrays.values()])
-    of_nodes = {
-        t: {**of, **({"feat": scaled[t]} if t in scaled else {})}
-        for t, of in figures.node_arrays.items()
-    }
-    return replace(figures, node_arrays=of_nodes)
+    return replace(graph, node_arrays=of_nodes)
 
 
 def _normalize(method: str, array: DiskArray, scaled: DiskArray) -> None:
@@ -171,17 +163,10 @@ def _convert(array: DiskArray, to: DiskArray) -> None:
 
 def _with_reverses(graph: DiskGraph) -> DiskGraph:
     """The graph with what `add_reverses` gives it."""
-    data, figures = graph.data(), graph.figures
+    data, runs = graph.data(), dict(graph.runs)
     add_reverses(data)
-    others = graph.others | {"names": data.names, "reverses": data.reverses}
-    runs, forward = dict(graph.runs), {etype: etype for etype in graph.runs}
     for etype, other in data.reverses.items():
         if other not in graph.runs:
-            forward[other] = etype
             runs[other] = [replace(run, src=run.dst, dst=run.src) for run in runs[etype]]
-    figures = replace(
-        figures,
-        num_edges={etype: figures.num_edges[forward[etype]] for etype in data.edges},
-        edge_arrays={etype: figures.edge_arrays[forward[etype]] for etype in data.edges},
-    )
-    return DiskGraph(figures, {etype: runs[etype] for etype in data.edges}, others)
+    others = graph.others | {"names": data.names, "reverses": data.reverses}
+    return replace(graph, runs={etype: runs[etype] for etype in data.edges}, others=others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import AnyArray, IntArray, storable
 from raygnn.graph.data import MASKS, GraphData, etype_str
 from raygnn.graph.outofcore.assembly import Assembly
-from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures
+from raygnn.graph.outofcore.disk_graph import DiskGraph
 from raygnn.graph.outofcore.edge_shuffle import Numbering, Shuffled, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
@@ -58,25 +59,25 @@ def check_storable(data: GraphData) -> None:
 
 def write_parts(
     graph: DiskGraph,
-    data: GraphData,
+    held: GraphData | None,
     assigned: Mapping[str, IntArray],
     parts: int,
     method: str,
     work: Workspace,
     directory: Path,
-    figures: Figures | None = None,
 ) -> Manifest:
     """Write every part, the ids and DGL's json, durably; existing files are replaced. Return their
     manifest.
 
     Args:
-        data: the graph; its edges may be without content.
+        held: the graph, if its arrays of nodes are in memory.
         assigned: part of every node, by node type.
-        figures: what tasks of other processes get in place of ``data``.
     """
+    data = held or graph.data()
     numbering = Numbering.from_assignment(assigned, parts, work.directory("numbering"))
     shuffled = shuffle(graph, numbering, work)
-    tasks = [(figures or data, numbering, shuffled, part, directory) for part in range(parts)]
+    handed = held or replace(graph, others={})
+    tasks = [(handed, numbering, shuffled, part, directory) for part in range(parts)]
     sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
     written = [_WrittenPart.model_validate(it) for it in work.run("write", _write, tasks, sizes)]
     files: dict[str, FileFacts] = {}
@@ -112,9 +113,13 @@ def write_parts(
 
 
 def _write(
-    graph: GraphData | Figures, numbering: Numbering, shuffled: Shuffled, part: int, directory: Path
+    graph: GraphData | DiskGraph,
+    numbering: Numbering,
+    shuffled: Shuffled,
+    part: int,
+    directory: Path,
 ) -> dict[str, Any]:
-    data = graph.data() if isinstance(graph, Figures) else graph
+    data = graph.data() if isinstance(graph, DiskGraph) else graph
     return _write_part(Assembly(data, numbering, shuffled), part, directory).model_dump()
 
 

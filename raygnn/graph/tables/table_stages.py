@@ -19,13 +19,12 @@ import numpy as np
 
 from raygnn.config.graph import TablesGraph
 from raygnn.graph.arrays import Array, element_bytes, index_type
-from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import (
     Appended,
     DiskArray,
     DiskGraph,
     EdgeRun,
-    Figures,
     described,
     opened,
     runs_of,
@@ -79,7 +78,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
     transforms: dict[str, Any] = {}
-    figures, runs = Figures({}, {}, {}, {}), dict[EdgeType, list[EdgeRun]]()
+    node_arrays, runs = dict[str, dict[str, DiskArray]](), dict[EdgeType, list[EdgeRun]]()
     paths = {t: resolve(file.parent, table.files) for t, table in described.nodes.items()}
     ids = {t: StoredIds(t, work.directory("ids") / str(at)) for at, t in enumerate(described.nodes)}
     tasks = [(ids[t], table, paths[t]) for t, table in described.nodes.items()]
@@ -102,8 +101,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         arrays = by_chunk | encoded | whole
         order = [*table.features, *encoded, *table.categories, "time"]
         transforms |= made | encoders
-        figures.num_nodes[ntype] = num
-        figures.node_arrays[ntype] = {n: arrays[n] for n in (*order, *whole) if n in arrays}
+        node_arrays[ntype] = {n: arrays[n] for n in (*order, *whole) if n in arrays}
         names |= {f"{ntype}/{name}": values for name, values in stand_for.items()}
     reverses: dict[EdgeType, EdgeType] = {}
     for at, (key, edges) in enumerate(described.edges.items()):
@@ -113,13 +111,12 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
             reverses[etype] = (etype[2], edges.reverse, etype[0])
             vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
         stage = f"edges-{at}" if at else "edges"
-        by_type, arrays, stand_for, made = _edges(
+        by_type, stand_for, made = _edges(
             etype, key, edges, edge_paths[key], ids, vocabulary, to, texts, work, stage
         )
         transforms |= made
-        for one, of_type in by_type.items():
-            runs[one], figures.edge_arrays[one] = of_type, arrays
-            figures.num_edges[one] = _total(of_type)
+        runs |= by_type
+        for one in by_type:
             origin[etype_str(one)] = f"{file}: {edges.place(key)}"
             names |= {f"{etype_str(one)}/{name}": values for name, values in stand_for.items()}
     others = {
@@ -131,7 +128,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         "transforms": transforms,
         "microseconds": described.microseconds,
     }
-    return DiskGraph(figures, runs, others)
+    return DiskGraph({t: len(stored) for t, stored in ids.items()}, node_arrays, runs, others)
 
 
 def in_memory(graph: DiskGraph) -> GraphData:
@@ -140,36 +137,28 @@ def in_memory(graph: DiskGraph) -> GraphData:
     Raises:
         DataError: they are larger than the available memory.
     """
-    figures, edges = graph.figures, dict[EdgeType, EdgeFrame]()
-    forward = {back: etype for etype, back in graph.others["reverses"].items()}
-    of_nodes = [a for arrays in figures.node_arrays.values() for a in arrays.values()]
-    size = sum(len(array) * array.row_bytes for array in of_nodes)
-    for etype in graph.runs.keys() - forward.keys():
-        of_edge = 16 + sum(array.row_bytes for array in figures.edge_arrays[etype].values())
-        size += figures.num_edges[etype] * of_edge
-    check_fits_memory(size, "the graph's arrays", graph.others["origin"][""])
-    nodes = {
-        ntype: NodeFrame(num, {n: a.read(0, num) for n, a in figures.node_arrays[ntype].items()})
-        for ntype, num in figures.num_nodes.items()
-    }
-    for etype, runs in graph.runs.items():
-        if etype in forward:
-            one = edges[forward[etype]]
-            edges[etype] = EdgeFrame(one.dst, one.src, dict(one.data))
+    data = graph.data()
+    back = {reverse: etype for etype, reverse in data.reverses.items()}
+    frames = [frame for etype, frame in data.edges.items() if etype not in back]
+    arrays = [array for frame in data.nodes.values() for array in frame.data.values()]
+    arrays += [array for frame in frames for array in (frame.src, frame.dst, *frame.data.values())]
+    check_fits_memory(sum(a.nbytes for a in arrays), "the graph's arrays", data.where(""))
+    for nodes in data.nodes.values():
+        nodes.data = {name: np.array(array) for name, array in nodes.data.items()}
+    for etype, frame in data.edges.items():
+        if etype in back:
+            one = data.edges[back[etype]]
+            frame.src, frame.dst, frame.data = one.dst, one.src, dict(one.data)
             continue
-        ends = np.empty((2, _total(runs)), np.int64)
-        data = {
-            name: np.empty((_total(runs), *array.row_shape), array.stored)
-            for name, array in figures.edge_arrays[etype].items()
-        }
-        for run in runs:
+        frame.src, frame.dst = np.empty((2, frame.num), np.int64)
+        frame.data = {name: np.empty_like(array, subok=False) for name, array in frame.data.items()}
+        for run in graph.runs[etype]:
             at = slice(run.first, run.first + run.num)
-            ends[0, at], ends[1, at] = run.ends()
-            for name, rows in data.items():
+            frame.src[at], frame.dst[at] = run.ends()
+            for name, rows in frame.data.items():
                 rows[at] = run.rows(name)
-        edges[etype] = EdgeFrame(ends[0], ends[1], data)
-    ids = {ntype: values.combine_chunks() for ntype, values in graph.others["ids"].items()}
-    return GraphData(nodes=nodes, edges=edges, **{**graph.others, "ids": ids})
+    data.ids = {ntype: values.combine_chunks() for ntype, values in data.ids.items()}
+    return data
 
 
 def _add_ids(
@@ -277,11 +266,9 @@ def _edges(
     texts: Texts,
     work: Workspace,
     stage: str,
-) -> tuple[
-    dict[EdgeType, list[EdgeRun]], dict[str, DiskArray], dict[str, list[Any]], dict[str, Any]
-]:
-    """Read the edges of a table, and the reversed ones if it asks for them. Returns also their
-    arrays (see `Figures`), for each array what its codes stand for, and what `settle` does."""
+) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, list[Any]], dict[str, Any]]:
+    """Read the edges of a table, and the reversed ones if it asks for them. Returns also
+    for each array what its codes stand for, and what `settle` does."""
     ends, place = (ids[etype[0]], ids[etype[2]]), work.directory(stage)
     columns, made = _prepared(etype_str(etype), table, files, to, place)
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
@@ -319,11 +306,10 @@ def _edges(
             forward += runs_of(dst, src, data, _total(forward), no_loops=True)
         elif table.reverse is not None:
             back += runs_of(dst, src, data, _total(back))
-    arrays = {name: DiskArray(Path(), *kind) for name, kind in columns.kinds.items()}
     runs = {etype: forward}
     if table.reverse is not None:
         runs[etype[2], table.reverse, etype[0]] = back
-    return runs, arrays | targets, named, made
+    return runs, named, made
 
 
 def _groups(files: Sequence[AnyPath], least: int) -> Iterator[list[AnyPath]]:
