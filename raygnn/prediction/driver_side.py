@@ -455,8 +455,8 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
     if isinstance(lists.candidates, str):
         arrays = plan.input.facts(asked.config).columns.get(target)
         if arrays is not None:
-            there = [name for name, (first, *_) in arrays.items() if first.shape == ()]
-            check_array(lists.candidates, target, there)
+            shapes = {name: first.shape for name, (first, *_) in arrays.items()}
+            check_array(lists.candidates, target, shapes)
     array = goal.edges.relation
     words = (asked.weights.words or {}).get(f"{etype_str(goal.edges.etype)}/{array}", ())
     size = f"{RELATIONS} of {asked.task}" if asked.task else RELATIONS

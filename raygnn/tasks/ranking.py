@@ -245,34 +245,34 @@ class Ranking:
     ) -> list[Tensor]:
         """Return ranks, float64 ``[Q]`` for each replaced end, of a round of all ranks' edges."""
         exchange, edges = self._exchange, self._edges
-        first = int(self._bounds["target"][exchange.world.rank])
-        targets = rows["target"][torch.from_numpy(edges.dst[own] - first)]
+        first = self._span("target")[0]
         keys = own if candidates is None else candidates.keys
         facts = np.stack([edges.src[own], edges.dst[own], self._relation[own], keys], axis=1)
         everyones = exchange.gather_rows(torch.from_numpy(facts)).numpy()
-        kept = {
-            "target": exchange.gather_rows(sources.contiguous()).to(device),
-            "source": exchange.gather_rows(targets).to(device),
-        }
         relation = torch.from_numpy(np.ascontiguousarray(everyones[:, 2])).to(device)
         found, nodes = [], None
         if candidates is not None:
             nodes = candidates.nodes(everyones[:, 3], everyones[:, :2].T)
         for column, end in enumerate(ENDS):
+            if end not in (ends if nodes is None else nodes):
+                continue
             right, other = everyones[:, column], everyones[:, 1 - column]
             keys = other * self._relations + everyones[:, 2]
+            stays = (
+                sources
+                if end == "target"
+                else rows["target"][torch.from_numpy(edges.dst[own] - first)]
+            )
+            kept = exchange.gather_rows(stays.contiguous()).to(device)
             if candidates is not None and nodes is not None:
-                if end in nodes:
-                    score_of = partial(_scores, decoder, kept[end], rows[end], relation, end)
-                    left = keys if candidates.filtered else None
-                    found.append(self._ranks_among(score_of, right, nodes[end], left, end))
-                continue
-            if end not in ends:
+                score_of = partial(_scores, decoder, kept, rows[end], relation, end)
+                left = keys if candidates.filtered else None
+                found.append(self._ranks_among(score_of, right, nodes[end], left, end))
                 continue
             largest = int(np.diff(self._bounds[end]).max())  # of any rank: all have one shape
             size = min(_NODES, -(-largest // ROWS) * ROWS)
             blocks = [
-                table(decoder, kept[end], some.to(device), relation, end, size).cpu()
+                table(decoder, kept, some.to(device), relation, end, size).cpu()
                 for some in rows[end].split(size)
             ]
             scores = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)

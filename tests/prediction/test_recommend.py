@@ -127,9 +127,13 @@ def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
     assert targets(frame) == {s: by_hand(allowed, set(), 3)[s] for s in sorted(some)}
 
     mask = data.nodes["thing"].data["test_mask"]
-    frame = lists(run, config, 2, TopLists(4, False, "test_mask"))
-    allowed = np.where(mask, scores, -np.inf)
-    assert targets(frame) == by_hand(allowed, set(), 4)
+    for name, chosen in (
+        ("test_mask", mask),
+        ("unread", data.nodes["thing"].data["feat"][:, 0] > 0.5),
+    ):
+        frame = lists(run, config, 2, TopLists(4, False, name))
+        allowed = np.where(chosen, scores, -np.inf)
+        assert targets(frame) == by_hand(allowed, set(), 4)
 
     edges = data.edges[LIKES]
     one = int(edges.dst[0])
@@ -139,7 +143,9 @@ def test_some_sources_and_some_candidates(made: tuple[Run, Config]) -> None:
 
     with pytest.raises(RuntimeError, match=r"--candidates: there is no 900 .* number 2"):
         lists(run, config, 1, TopLists(4, True, pa.array([1, 900])))
-    with pytest.raises(RuntimeError, match=r"arrays: price, train_mask, val_mask, test_mask\s*$"):
+    with pytest.raises(
+        RuntimeError, match=r"arrays: price, train_mask, val_mask, test_mask, unread\s*$"
+    ):
         lists(run, config, 1, TopLists(4, True, "stock"))
 
 
@@ -279,7 +285,7 @@ def test_what_the_graph_lacks_is_refused_before_ranks_start(
     assert "the edges have no relations" in refused(run, relation=0)
     said = refused(run, candidates="array:stock")
     assert "has no array 'stock' of a number for each node" in said
-    assert "arrays: price, train_mask, val_mask, test_mask" in said
+    assert "arrays: price, train_mask, val_mask, test_mask, unread" in said
     assert not launched
 
     given: dict[str, Any] = {"model": {"hidden": 8, "decoder": "distmult"}, "train": {"epochs": 1}}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from raygnn.config.schema import Config
 from raygnn.prediction.export import Exported, export
 from tests.prediction.test_predict import ask
 from tests.support.graphs import partitioned
+from tests.support.pages import CHECKOUT
 from tests.support.plain_embeddings import learned_rows
 from tests.support.small_jobs import job, losses, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, shop
@@ -28,7 +31,7 @@ def recommender(tmp_path: Path, name: str, model: str, **more: Any) -> Config:
     """Return a job on people who like things, whose features it does not read."""
     data = shop()
     for frame in data.nodes.values() if model == "factors" else ():
-        frame.data["unread"] = frame.data.pop("feat")
+        frame.data["unread"] = frame.data.pop("feat")[:, :1] > 0.5
     given = dict(MODELS[model])
     kind, dim, layers = given["kind"], given["dim"], given.get("layers", 0)
     workers = more.pop("workers", 2)
@@ -106,3 +109,20 @@ def test_recommendations_are_learnt_predicted_and_exported(model: str, tmp_path:
     pairs = [rows[t][ends] for t, ends in (("person", likes.src), ("thing", likes.dst))]
     assert np.allclose(scores, (pairs[0] * pairs[1]).sum(1), atol=1e-4)
     assert isinstance(export(run, out=tmp_path / "out"), Exported)
+
+
+def test_stars_are_predicted_almost_as_well_as_can_be(tmp_path: Path) -> None:
+    """The job of the documentation, on fewer customers and by one rank for a few epochs."""
+    example = runpy.run_path(str(CHECKOUT / "examples" / "purchases.py"))
+    example["write"](tmp_path, 400)
+    changes = {"graph.path": str(tmp_path / "tables.yaml"), "storage": str(tmp_path / "runs")}
+    changes |= {
+        "cluster.workers": 1,
+        "train.epochs": 12,
+        "model.layers": 1,
+        "sampling.fanout": [-1],
+    }
+    run = train_on_ranks(load_config(CHECKOUT / "jobs" / "purchase-stars.yaml", changes))
+    spread = pandas.read_csv(tmp_path / "purchases.csv")["stars"].std()
+    error = run.summary["metrics"]["test/rmse"]
+    assert example["NOISE"] < error < 0.7 < spread / 1.8

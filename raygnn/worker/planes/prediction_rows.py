@@ -115,9 +115,9 @@ def relation_of(asked: str | None, array: str | None, words: Sequence[Any], coun
     raise InputError(what, where=where, remedy=remedy)
 
 
-def check_array(name: str, ntype: str, there: Sequence[str]) -> None:
-    """Raise InputError if the array that chooses candidates is not among those of one number for
-    each node."""
+def check_array(name: str, ntype: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise InputError unless the array of candidates has one number per node."""
+    there = [array for array, shape in shapes.items() if np.prod(shape) == 1]
     if name not in there:
         raise InputError(
             f"node type {ntype!r} has no array {name!r} of a number for each node",

@@ -84,8 +84,8 @@ def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:
     """Return the positions of this rank's candidates, ascending by their original ids."""
     own, arrays = np.arange(plane.shard.owned(ntype)), plane.shard.node_data[ntype]
     if isinstance(candidates, str):
-        check_array(candidates, ntype, [name for name in arrays if arrays[name].ndim == 1])
-        own, candidates = own[arrays[candidates].numpy() != 0], None
+        check_array(candidates, ntype, {name: arrays[name].shape[1:] for name in arrays})
+        own, candidates = own[arrays[candidates].numpy().ravel() != 0], None
     return listed_nodes(plane.job, candidates, plane.shard, ntype, own, "--candidates")
 
 
