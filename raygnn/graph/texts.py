@@ -39,10 +39,7 @@ def _tables(graph: GraphConfig | None) -> dict[str, Table]:
     """Return the tables that have text columns, by ``nodes.<type>`` or ``edges.<key>``."""
     if not isinstance(graph, TablesGraph):
         return {}
-    found = description_of(graph)
-    tables: dict[str, Table] = {f"nodes.{name}": table for name, table in found.nodes.items()}
-    tables |= {f"edges.{name}": table for name, table in found.edges.items()}
-    return {key: table for key, table in tables.items() if table.text}
+    return {key: table for key, table in description_of(graph).tables.items() if table.text}
 
 
 def needs_model(graph: GraphConfig | None) -> bool:

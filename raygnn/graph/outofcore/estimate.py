@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
-from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.frames import extent
-from raygnn.graph.tables.queries import queries_of
-from raygnn.graph.tables.reader import resolve
+from raygnn.graph.tables.description import EdgeTable, NodeTable
+from raygnn.graph.tables.frames import extents
 
 # bytes: of arrays by their sizes, of processes as seen in benchmarks/bench_large.py
 _TASK = 250 * 2**20  # of a process of Ray's with the libraries
@@ -80,23 +77,14 @@ def _of_archives(dataset: ogb.Archived, times: int) -> Size:
 
 
 def _of_tables(graph: TablesGraph) -> Size:
-    file, described = Path(graph.path), description_of(graph)
-    base, queries = file.parent, queries_of(file, described)
     nodes = edges = node_bytes = edge_bytes = 0
-    for table in described.nodes.values():
-        rows, size = extent(table, resolve(base, table.files))
-        nodes, node_bytes = nodes + rows, node_bytes + size
-    for edge_table in described.edges.values():
-        rows, size = extent(edge_table, resolve(base, edge_table.files))
-        times = 2 if edge_table.undirected or edge_table.reverse else 1
-        edges += times * rows * (2 if graph.reverse else 1)
-        edge_bytes += times * size
-    for key, query in queries.items():
-        rows, size = query.extent()
-        if key.startswith("nodes."):
+    for table, rows, size in extents(graph):
+        if isinstance(table, NodeTable):
             nodes, node_bytes = nodes + rows, node_bytes + size
-        else:
-            edges, edge_bytes = edges + 2 * rows, edge_bytes + 2 * size
+        elif isinstance(table, EdgeTable):
+            times = 2 if table.undirected or table.reverse else 1
+            edges += times * rows * (2 if graph.reverse else 1)
+            edge_bytes += times * size
     return Size(nodes, edges, node_bytes, edge_bytes)
 
 

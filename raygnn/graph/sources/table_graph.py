@@ -15,7 +15,7 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore.workspace import Workspace, in_turn
 from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import KeyTable
-from raygnn.graph.tables.frames import extent
+from raygnn.graph.tables.frames import extents
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
 from raygnn.graph.tables.table_stages import in_memory, read_tables
@@ -33,8 +33,7 @@ def files(graph: TablesGraph) -> list[AnyPath]:
         ConfigError, DataError: the description is wrong, or there is no such file.
     """
     file, described = Path(graph.path), description_of(graph)
-    edges = (one for one in described.edges.values() if not isinstance(one, KeyTable))
-    tables = (*described.nodes.values(), *edges)
+    tables = (one for one in described.tables.values() if not isinstance(one, KeyTable))
     paths: list[AnyPath] = [
         file,
         *(path for table in tables for path in resolve(file.parent, table.files)),
@@ -46,13 +45,9 @@ def files(graph: TablesGraph) -> list[AnyPath]:
 
 def reading_bytes(graph: TablesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
-    file, described = Path(graph.path), description_of(graph)
-    base = file.parent
-    total = sum(query.extent()[1] for query in queries_of(file, described).values())
-    total += sum(extent(one, resolve(base, one.files))[1] for one in described.nodes.values())
-    for edges in described.edges.values():
-        total += (1 + edges.undirected) * extent(edges, resolve(base, edges.files))[1]
-    return total
+    return sum(
+        size * (1 + getattr(table, "undirected", False)) for table, _, size in extents(graph)
+    )
 
 
 def read(graph: TablesGraph) -> GraphData:

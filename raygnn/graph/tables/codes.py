@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import SPLITS
-from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
 from raygnn.graph.tables.columns import INTEGER, first, nan_to_null, shown, to_numpy
 from raygnn.graph.tables.description import Category
 from raygnn.graph.tables.reader import Chunk, TableReader
@@ -36,84 +35,96 @@ class Codes:
     Args:
         vocabulary: what 0, 1, … are to stand for, None the bucket of unknown words; None = the
             words of the column, sorted.
-        file: where the codes are stored.
         category: None = classes, of which a row may have none.
+
+    Attributes:
+        names: for each code what it stands for, once `fit` has numbered the words: integers where
+            all are, else text, and None for the bucket, which is 0.
+        missing: code of rows without a value: the bucket, or -1.
     """
 
+    kind: tuple[str, tuple[int, ...]] = "int64", ()
+
     def __init__(
-        self,
-        column: str,
-        vocabulary: Sequence[Any] | None,
-        file: Path,
-        category: Category | None = None,
+        self, column: str, vocabulary: Sequence[Any] | None, category: Category | None = None
     ):
-        self.column, self._vocabulary, self._category = column, vocabulary, category
+        self.columns, self._vocabulary, self._category = [column], vocabulary, category
         self._kind = "classes" if category is None else "categories"
         self._bucket = category is not None and category.unknown == "bucket"
-        self._code_of: dict[str, int] = {}  # in the order of their first rows
+        self._found: dict[str | None, list[int]] = {}  # word → number of its rows, and the first
         self._integers = True
-        self._rows = Appended(file, "int64")
+        self._codes: dict[str, int] = {}
+        self.names: list[Any] = []
+        self.missing = -1
 
     def add(self, chunk: Chunk) -> None:
-        """Append a chunk's rows."""
+        """Count the words of a chunk's rows."""
+        column, words, rows = self.columns[0], *self._encoded(chunk)
         most = MAX_CLASSES if self._category is None else MAX_CATEGORIES
-
-        def code_of(value: Any) -> int:
-            word = str(value)
-            if word not in self._code_of and len(self._code_of) == most:
+        counted = np.unique(rows, return_index=True, return_counts=True)
+        for code, row, count in zip(*(array.tolist() for array in counted), strict=True):
+            word = None if (value := words[code]) is None else str(value)
+            if word is None and self._category is not None and not self._bucket:
+                remedy = "give it a word of its own, such as none, or set unknown: bucket"
+                raise chunk.error(row, column, "there is no value", remedy)
+            if word not in self._found and len(self._found) - (None in self._found) == most:
                 message = f"{shown(value)} makes more than {most:,} {self._kind}"
-                raise _Refused(
-                    message, f"see that this is the column of {self._kind}, not one of ids"
-                )
-            self._integers &= type(value) is int or re.match(INTEGER, word) is not None
-            return self._code_of.setdefault(word, len(self._code_of))
+                remedy = f"see that this is the column of {self._kind}, not one of ids"
+                raise chunk.error(row, column, message, remedy)
+            if word is not None:
+                self._integers &= type(value) is int or re.match(INTEGER, word) is not None
+            self._found.setdefault(word, [0, chunk.first + row])[0] += count
 
-        remedy, required = f"{self._kind} are text or whole numbers", ""
-        if self._category is not None and not self._bucket:
-            required = "give it a word of its own, such as none, or set unknown: bucket"
-        self._rows.add(_mapped(chunk, self.column, remedy, code_of, -1, required))
+    def fit(self, reader: TableReader, added: int) -> None:
+        """Number the words of the rows that were counted, and so many nodes without a value.
 
-    def finish(self, reader: TableReader, num: int) -> tuple[DiskArray, list[Any]]:
-        """Return the codes, int64 ``[num]``, also of rows that were never added, which have no
-        value; and for each code what it stands for: integers where all are, else text, and None for
-        the bucket, which is 0. A row without a value is in the bucket; where there is none it is
-        -1.
+        Raises:
+            DataError: the vocabulary lacks words, which have no bucket.
         """
-        self._rows.pad(num, -1)
-        array = self._rows.close()
-        rows, ordered = array.map(writable=True), self._vocabulary
-        names: list[Any] = list(self._code_of)
-        if self._integers:
-            names = [int(name) for name in names]
-        if ordered is None:
-            counts = np.bincount(rows + 1, minlength=len(names) + 1)[1:]
+        if added:
+            self._found.setdefault(None, [0, 0])[0] += added
+        words = {w: int(w) if self._integers else w for w in self._found if w is not None}
+        self.names = list(self._vocabulary or ())
+        if self._vocabulary is None:
             least = 1 if self._category is None else self._category.min_count
-            ordered = sorted(name for name, count in zip(names, counts) if count >= least)
-            ordered = [None, *ordered] if self._bucket else ordered
-        place = {str(name): at for at, name in enumerate(ordered) if name is not None}
-        bucket = 0 if self._bucket and ordered[:1] == [None] else -1
-        unseen = np.array([*(str(name) not in place for name in names), False], bool)
-        if bucket < 0:
-            unseen[-1] = self._bucket  # which the training did not have
-            self._refuse(reader, rows, unseen, names)
-        elif self._vocabulary is not None and (bad := unseen[rows]).any():
+            names = sorted(name for word, name in words.items() if self._found[word][0] >= least)
+            self.names = [None, *names] if self._bucket else names
+        self._codes = {str(name): code for code, name in enumerate(self.names) if name is not None}
+        self.missing = 0 if self._bucket and self.names[:1] == [None] else -1
+        unseen: dict[str | None, Any] = {w: n for w, n in words.items() if w not in self._codes}
+        if self._bucket and self.missing < 0 and None in self._found:
+            unseen[None] = None
+        if unseen and self.missing < 0:
+            raise self._refused(reader, unseen)
+        if unseen and self._vocabulary is not None:
             what = "rows have words that the training did not have, and are in the bucket"
-            where = f"{reader.files[0]}, column {self.column!r}"
-            log.warning(f"{where}: {bad.sum():,} of {len(rows):,} {what}")
-        final = np.array([*(place.get(str(name), bucket) for name in names), bucket], np.int64)
-        np.take(final, rows, out=rows)
-        return array, list(ordered)
+            where = f"{reader.files[0]}, column {self.columns[0]!r}"
+            log.warning(f"{where}: {self._share(unseen)} {what}")
 
-    def _refuse(self, reader: TableReader, rows: Array, unseen: Array, names: list[Any]) -> None:
-        """Raise DataError for rows with codes that are ``unseen``, of which the last is for rows
-        without a value."""
-        bad = unseen[rows]
-        if not bad.any():
-            return
-        codes, at, counts = np.unique(rows[bad], return_index=True, return_counts=True)
+    def rows(self, chunk: Chunk) -> Array:
+        """Return the codes of a chunk's rows, int64 ``[n]``."""
+        words, rows = self._encoded(chunk)
+        codes = [self._codes.get(str(word), self.missing) for word in words[:-1]]
+        return np.array([*codes, self.missing], np.int64)[rows]
+
+    def known(self, chunk: Chunk) -> Array:
+        """Return which rows have a value, bool ``[n]``."""
+        return to_numpy(pc.is_valid(nan_to_null(chunk.columns[self.columns[0]])))
+
+    def _encoded(self, chunk: Chunk) -> tuple[list[Any], Array]:
+        remedy = f"{self._kind} are text or whole numbers"
+        return encoded(chunk, self.columns[0], remedy, chunk.columns[self.columns[0]])
+
+    def _share(self, words: Iterable[str | None]) -> str:
+        counts = [count for count, _ in self._found.values()]
+        return f"{sum(self._found[word][0] for word in words):,} of {sum(counts):,} rows"
+
+    def _refused(self, reader: TableReader, unseen: Mapping[str | None, Any]) -> DataError:
+        """Return the error of words that the training did not have, None for no value."""
+        first_row = {word: self._found[word][1] for word in unseen}
         listed = [
-            f"{shown(names[code]) if code >= 0 else 'no value'} ({count:,})"
-            for _, code, count in sorted(zip(at, codes.tolist(), counts.tolist(), strict=True))
+            f"{'no value' if word is None else shown(unseen[word])} ({self._found[word][0]:,})"
+            for word in sorted(unseen, key=first_row.__getitem__)
         ]
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
         remedy = (
@@ -127,13 +138,9 @@ class Codes:
             )
         elif not self._bucket and (self._vocabulary or [""])[0] is None:
             remedy = "set unknown: bucket for this category, as the training did, or correct them"
-        raise reader.error(
-            first(bad),
-            self.column,
-            f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}; "
-            f"{int(bad.sum()):,} of {len(rows):,} rows",
-            remedy,
-        )
+        message = f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}"
+        message = f"{message}; {self._share(unseen)}"
+        return reader.error(min(first_row.values()), self.columns[0], message, remedy)
 
 
 def splits(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
@@ -143,51 +150,25 @@ def splits(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
         words: what else stands for them; None = nothing can.
     """
     split_of = {**{split: split for split in SPLITS}, **(words or {})}
-
-    def code_of(value: Any) -> int:
-        if value == "":
-            return -1
-        if str(value) not in split_of:
+    found, rows = encoded(chunk, column, "a split is a word", chunk.columns[column])
+    codes = np.full(len(found), -1, np.int8)
+    for at, word in enumerate(found):
+        if word in (None, ""):
+            continue
+        if str(word) not in split_of:
             remedy = f"use {', '.join(split_of)} or nothing"
             remedy += "" if words is None else ", or say with split_words what it means"
-            raise _Refused(f"{shown(value)} is no split", remedy)
-        return SPLITS.index(split_of[str(value)])
-
-    return _mapped(chunk, column, "a split is a word", code_of, -1).astype(np.int8)
-
-
-class _Refused(Exception):
-    """A value that may not be: what is wrong with it, and the remedy."""
-
-
-def _mapped(
-    chunk: Chunk,
-    column: str,
-    remedy: str,
-    code_of: Callable[[Any], int],
-    null: int,
-    required: str = "",
-) -> Array:
-    """The code of each row's value, int64 ``[n]``.
-
-    Args:
-        code_of: called once for each different value, in the order of their first rows; may raise
-            `_Refused`.
-        null: the code of rows without a value.
-        required: what to do about such rows where there may be none.
-    """
-    array = discrete(chunk, column, remedy, chunk.columns[column])
-    if required and array.null_count:
-        raise chunk.error(first(pc.is_null(array)), column, "there is no value", required)
-    encoded = pc.dictionary_encode(array)
-    rows = to_numpy(pc.fill_null(encoded.indices, -1))
-    codes = np.full(len(encoded.dictionary) + 1, null, np.int64)
-    for at, value in enumerate(encoded.dictionary.to_pylist()):
-        try:
-            codes[at] = code_of(value)
-        except _Refused as refused:
-            raise chunk.error(first(rows == at), column, *refused.args) from None
+            raise chunk.error(first(rows == at), column, f"{shown(word)} is no split", remedy)
+        codes[at] = SPLITS.index(split_of[str(word)])
     return codes[rows]
+
+
+def encoded(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> tuple[list[Any], Array]:
+    """Return the words of a column and None, and for each row the place of its word among them,
+    -1 without a value; raises as `discrete`."""
+    found = pc.dictionary_encode(discrete(chunk, column, remedy, array))
+    rows = to_numpy(pc.fill_null(found.indices, -1)).astype(np.int64)
+    return [*found.dictionary.to_pylist(), None], rows
 
 
 def discrete(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> pa.Array:

@@ -78,54 +78,45 @@ def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width
         raise chunk.error(low // width, column, message, remedy) from None
 
 
-def numbers(chunk: Chunk, column: str) -> Array:
-    """Return finite numbers, float32 ``[n]``.
-
-    Raises:
-        DataError: text that is no number, a null, NaN, infinity, or more than float32 holds.
-    """
-    return _numbers(chunk, column, chunk.columns[column], None, 1)
-
-
-def numbers_or_nan(
+def matrix(
     chunk: Chunk,
     column: str,
+    width: int | None = None,
+    fill: float | None = None,
+    dtype: Any = None,
     array: pa.Array | None = None,
-    width: int = 1,
-    dtype: Any = np.float32,
 ) -> Array:
-    """Finite numbers, ``[n]``, NaN where there is no value; raises as `numbers` does.
+    """A column of numbers as ``[n, 1]``, or one of lists of equal length as ``[n, w]``.
 
     Args:
+        width: of the rows before; None = none were.
+        fill: in place of missing numbers; None = there may be none.
+        dtype: None = float32, or float16 where it is stored so and nothing is missing.
         array: in place of the column as it is.
-        width: of them for each row.
+
+    Raises:
+        DataError: text that is no number, infinity, more than float32 holds, a missing number
+            without ``fill``, a missing list, or lists that differ in length.
     """
-    array = nan_to_null(chunk.columns[column] if array is None else array)
-    values = _numbers(chunk, column, array, 0.0, width, dtype=dtype)
-    return np.where(to_numpy(pc.is_null(array)), dtype(np.nan), values)
-
-
-def _numbers(
-    chunk: Chunk,
-    column: str,
-    array: pa.Array,
-    fill: float | None,
-    width: int,
-    *,
-    half: bool = False,
-    dtype: Any = np.float32,
-) -> Array:
-    """``width`` of them for each row; with ``half``, float16 stays so."""
-    remedy = "features and weights are numbers; words can be categories, or features with onehot"
-    if pa.types.is_temporal(array.type):
-        remedy = "say parts or since, which make numbers of points in time"
-    kind = array.type
+    array = chunk.columns[column] if array is None else array
+    if is_list(array.type):
+        array, width = _flat(chunk, column, array, width)
+    elif width not in (None, 1):
+        message = f"there is one number, expected a list of {width}"
+        raise chunk.error(0, column, message, "give all files columns of one kind")
+    width = width or 1
+    kind, remedy = array.type, "say parts or since, which make numbers of points in time"
+    if not pa.types.is_temporal(kind):
+        remedy = (
+            "features and weights are numbers; words can be categories, or features with onehot"
+        )
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
-    if array.null_count and fill is None:
-        row = first(pc.is_null(array)) // width
-        raise no_number(chunk, row, column)
-    if pa.types.is_float16(kind) and not (half and not array.null_count):
+    if fill is not None:
+        array = nan_to_null(array)
+    elif array.null_count:
+        raise no_number(chunk, first(pc.is_null(array)) // width, column)
+    if pa.types.is_float16(kind) and (dtype or array.null_count):
         array = pc.cast(array, pa.float32())
     if pa.types.is_boolean(kind):
         array = pc.cast(array, pa.uint8())
@@ -136,17 +127,36 @@ def _numbers(
             array = pc.cast(array, pa.float64())
         except pa.ArrowException:
             array = cast(chunk, column, _without_truths(array), pa.float64(), remedy, width)
-    if array.null_count:
-        array = pc.fill_null(array, pa.scalar(fill, array.type))
-    values = to_numpy(array)
+    values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
     bad = ~np.isfinite(values)
     if values.dtype == np.float64:
         bad |= np.abs(values) > _LARGEST
     if bad.any():
-        at = first(bad)
-        message = f"the number is {values[at]}"
-        raise chunk.error(at // width, column, message, "numbers must be finite, and fit float32")
-    return values if values.dtype == np.float16 else values.astype(dtype, copy=False)
+        message = f"the number is {values[first(bad)]}"
+        remedy = "numbers must be finite, and fit float32"
+        raise chunk.error(first(bad) // width, column, message, remedy)
+    if values.dtype != np.float16:
+        values = values.astype(dtype or np.float32, copy=False)
+    if array.null_count:
+        values = np.where(to_numpy(pc.is_null(array)), values.dtype.type(fill), values)
+    return values.reshape(-1, width)
+
+
+def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tuple[pa.Array, int]:
+    """Return the elements of lists of equal length, and that length."""
+    if array.null_count:
+        row, remedy = first(pc.is_null(array)), "give a list in every row"
+        raise chunk.error(row, column, "there is no value", remedy)
+    lengths = to_numpy(pc.list_value_length(array))
+    expected = int(lengths[0]) if width is None else width
+    if (lengths != expected).any():
+        row = first(lengths != expected)
+        message = f"the list has {lengths[row]} numbers, expected {expected}"
+        raise chunk.error(row, column, message, "give lists of one length")
+    if not 0 < expected <= _WIDEST:
+        message = f"the list has {expected} numbers"
+        raise chunk.error(0, column, message, f"give 1 to {_WIDEST} numbers")
+    return array.flatten(), expected
 
 
 def _without_truths(array: pa.Array) -> pa.Array:
@@ -186,60 +196,6 @@ def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -
 def is_list(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return bool(is_list or pa.types.is_fixed_size_list(kind))
-
-
-def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> Array:
-    """A column of numbers as float32 ``[n, 1]``, or one of lists of equal length as ``[n, w]``;
-    float16 where it is stored so and nothing is missing.
-
-    Args:
-        width: of the rows before; None = none were.
-
-    Raises:
-        DataError: as `numbers`, or lists that differ in length.
-    """
-    values, each = flat(chunk, column, width)
-    return _numbers(chunk, column, values, fill, each, half=True).reshape(-1, each)
-
-
-def flat(chunk: Chunk, column: str, width: int | None) -> tuple[pa.Array, int]:
-    """The values of a column of single ones or of lists, and how many a row has; see `matrix`."""
-    if not is_list(chunk.columns[column].type):
-        if width not in (None, 1):
-            message = f"there is one number, expected a list of {width}"
-            raise chunk.error(0, column, message, "give all files columns of one kind")
-        return chunk.columns[column], 1
-    array = refuse_nulls(chunk, column, "give a list in every row")
-    return _flat(chunk, column, array, width)
-
-
-def rows_or_nan(chunk: Chunk, column: str, width: int | None) -> Array:
-    """Convert like `matrix`, with NaN for missing numbers or lists; ``[n, 0]`` if there is no list
-    and the width is unknown."""
-    array = chunk.columns[column]
-    if not is_list(array.type):
-        return numbers_or_nan(chunk, column).reshape(-1, 1)
-    longest = width or pc.max(pc.list_value_length(array)).as_py()
-    if longest is None:
-        return np.empty((chunk.num, 0), np.float32)
-    nothing = pa.scalar([None] * longest, array.type)
-    values, expected = _flat(chunk, column, pc.coalesce(array, nothing), width)
-    return numbers_or_nan(chunk, column, values, expected).reshape(-1, expected)
-
-
-def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tuple[pa.Array, int]:
-    """Return the concatenated elements of lists of equal length, and that length; raises as
-    `matrix`."""
-    lengths = to_numpy(pc.list_value_length(array))
-    expected = int(lengths[0]) if width is None else width
-    if (lengths != expected).any():
-        row = first(lengths != expected)
-        message = f"the list has {lengths[row]} numbers, expected {expected}"
-        raise chunk.error(row, column, message, "give lists of one length")
-    if not 0 < expected <= _WIDEST:
-        message = f"the list has {expected} numbers"
-        raise chunk.error(0, column, message, f"give 1 to {_WIDEST} numbers")
-    return array.flatten(), expected
 
 
 class Times:

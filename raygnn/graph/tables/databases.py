@@ -24,7 +24,7 @@ from raygnn.config.places import HIDDEN
 from raygnn.config.values import DATABASE, NO_DATABASE
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables.description import Description, read_description
+from raygnn.graph.tables.description import Description, Table, read_description
 from raygnn.graph.tables.queries import Queries, Query, named, quoted, scan
 from raygnn.util.files import storage_errors
 
@@ -52,7 +52,7 @@ def description_of(graph: TablesGraph) -> Description:
     if (found := _READ.get(id(graph))) is not None:
         return found
     found = read_description(Path(graph.path))
-    if any(one.url for one in (*found.nodes.values(), *found.edges.values())):
+    if any(one.url for one in found.tables.values()):
         place = TemporaryDirectory(prefix="raygnn-")
         weakref.finalize(graph, place.cleanup)
         with storage_errors(Path(place.name), DataError, "set TMPDIR to a larger disk"):
@@ -63,23 +63,21 @@ def description_of(graph: TablesGraph) -> Description:
 
 def _read(described: Description, file: Path, place: Path) -> Description:
     """Return the description with files below ``place`` that have the rows of databases."""
-    tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
-    results: dict[tuple[str, str], Path] = {}  # foreign keys have the query of their nodes
+    changed: dict[str, Table] = {}
+    results: dict[tuple[str, str | None], Path] = {}  # foreign keys have the query of their nodes
     databases: dict[str, Database] = {}
     with ExitStack() as stack:
-        for section, of_section in tables.items():
-            for name, table in of_section.items():
-                if (url := table.url) is None:
-                    continue
-                where = f"{file}: {section}.{name}"
-                if url not in databases:
-                    databases[url] = Database(url, file.parent, f"{where}.url")
-                    stack.callback(databases[url].connection.close)
-                if (result := results.get((url, table.sql))) is None:
-                    result = results[url, table.sql] = place / f"{len(results)}.parquet"
-                    databases[url].write(table.sql, result, f"{where}.sql")
-                of_section[name] = table.model_copy(update={"sql": None, "files": str(result)})
-    return described.model_copy(update=tables)
+        for key, table in described.tables.items():
+            if (url := table.url) is None:
+                continue
+            if url not in databases:
+                databases[url] = Database(url, file.parent, f"{file}: {key}.url")
+                stack.callback(databases[url].connection.close)
+            if (result := results.get((url, table.sql))) is None:
+                result = results[url, table.sql] = place / f"{len(results)}.parquet"
+                databases[url].write(str(table.sql), result, f"{file}: {key}.sql")
+            changed[key] = table.model_copy(update={"sql": None, "files": str(result)})
+    return described.replaced(changed)
 
 
 @contextmanager

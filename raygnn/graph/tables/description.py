@@ -4,7 +4,7 @@ keys and lines."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -248,7 +248,9 @@ class Table(Section):
         description="Column of whole numbers, or of points in time: array time. All tables of a "
         "graph must have one unit; name the unit of numbers beside dates.",
     )
-    fill: float | None = Field(None, description="Number in place of missing features.")
+    fill: float | None = Field(
+        None, allow_inf_nan=False, description="Number in place of missing features."
+    )
     label: Names | None = Field(
         None,
         description="Column to predict; empty = unknown. Numbers and multi-label targets may be "
@@ -359,6 +361,19 @@ class Description(Section):
         if len(parts) != 3 or not all(parts):
             raise ValueError(key)
         return parts[0], parts[1], parts[2]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Tables by their keys, such as ``nodes.user``."""
+        edges = {f"edges.{key}": table for key, table in self.edges.items()}
+        return {**{f"nodes.{ntype}": table for ntype, table in self.nodes.items()}, **edges}
+
+    def replaced(self, tables: Mapping[str, Table]) -> Description:
+        """Return the description with other tables in place of some."""
+        found: dict[str, Any] = {**self.tables, **tables}
+        nodes = {ntype: found[f"nodes.{ntype}"] for ntype in self.nodes}
+        edges = {key: found[f"edges.{key}"] for key in self.edges}
+        return self.model_copy(update={"nodes": nodes, "edges": edges})
 
     @property
     def microseconds(self) -> list[str]:

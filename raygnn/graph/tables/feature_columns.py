@@ -1,8 +1,8 @@
 """Columns of features: joined as they are, or filled in, scaled and encoded as the training was.
 
-What a transform has to know of the data, its state, comes of the rows for training. It is found
-while the table is read once before (`raygnn.graph.tables.frames.settle`), lies in the partition's
-manifest, and other tables are transformed by it.
+What a transform has to know of the data, its state, comes of the rows for training. `TableArrays`
+finds it while the table is read once before; it is stored in the partition's manifest, and other
+tables are transformed by it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore.disk_graph import Appended
-from raygnn.graph.tables.codes import discrete
+from raygnn.graph.tables.codes import encoded
 from raygnn.graph.tables.columns import (
     INTEGER,
     Times,
     first,
-    flat,
     is_list,
     matrix,
     missing_value,
     no_number,
-    numbers_or_nan,
     shown,
     to_numpy,
 )
@@ -44,6 +42,7 @@ from raygnn.graph.tables.reader import Chunk
 
 _ROWS = 1 << 16  # that are added up, or transformed, at once
 _ALL_LATER = "no row is before the first time of a row for validation"
+_OF_WORDS = "onehot and hash are of text and whole numbers"
 _QUANTILES = 1001  # that stand for a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PERIODS = {"month": 12, "weekday": 7, "hour": 24}
@@ -217,12 +216,12 @@ class Transformed:
 
     def _numbers(self, chunk: Chunk) -> Array:
         """float64 ``[n, w]``, NaN where there is no value."""
-        column, arrays = self.columns[0], self._arrays(chunk)
-        if arrays[0] is chunk.columns[column]:
-            arrays[0], self._width = flat(chunk, column, self._width)
-        each = self._width or 1
-        made = [numbers_or_nan(chunk, column, one, each, np.float64) for one in arrays]
-        values = np.concatenate([one.reshape(-1, each) for one in made], axis=1)
+        column = self.columns[0]
+        made = [
+            matrix(chunk, column, self._width, np.nan, np.float64, array)
+            for array in self._arrays(chunk)
+        ]
+        self._width, values = made[0].shape[1], np.concatenate(made, axis=1)
         if self._missing is None and (missing := np.isnan(values).any(axis=1)).any():
             raise no_number(chunk, first(missing), column)
         if "log" in self.described.scale and (low := (values <= -1).any(axis=1)).any():
@@ -245,17 +244,15 @@ class Transformed:
                     array = pc.utf8_trim_whitespace(pc.cast(array, pa.large_string()))
                     some = pc.fill_null(pc.not_equal(array, ""), True)
                     owners, array = owners[to_numpy(some)], array.filter(some)
-            array = discrete(chunk, column, "onehot and hash are of text and whole numbers", array)
-            encoded = pc.dictionary_encode(array)
-            codes = to_numpy(pc.fill_null(encoded.indices, -1)).astype(np.int64)
-            words = [str(word) for word in encoded.dictionary.to_pylist()]
-            if array.null_count and self._missing is not None:
-                codes[codes < 0] = len(words)
+            found_words, codes = encoded(chunk, column, _OF_WORDS, array)
+            words, missing = [str(word) for word in found_words[:-1]], codes < 0
+            if self._missing is not None and missing.any():
+                codes[missing] = len(words)
                 words.append(str(self._missing))
-            elif array.null_count and described.unknown == "error":
+            elif described.unknown == "error" and missing.any():
                 remedy = f"impute a word, such as {{column: {column}, …, impute: none}}"
                 remedy += ", or set unknown: bucket" if described.onehot else ""
-                raise missing_value(chunk, owners[first(codes < 0)], column, "value", remedy)
+                raise missing_value(chunk, owners[first(missing)], column, "value", remedy)
             found.append((owners, codes, words))
         return found
 
@@ -428,7 +425,7 @@ class Features:
         than float16 after it."""
         widths: Sequence[int | None] = self._widths or [None] * len(self.described)
         blocks = [
-            matrix(chunk, plain.column, self.fill, width) if one is None else one.rows(chunk)
+            matrix(chunk, plain.column, width, self.fill) if one is None else one.rows(chunk)
             for plain, one, width in zip(self.described, self.transformed, widths, strict=True)
         ]
         rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
@@ -438,4 +435,4 @@ class Features:
             message = f"the numbers are {rows.dtype}, and were {self.dtype}"
             remedy = "give all files columns of one kind, and no missing values where it is float16"
             raise chunk.error(0, self.columns[0], message, remedy)
-        return rows
+        return rows.astype(self.dtype, copy=False)

@@ -116,13 +116,11 @@ class Queries:
 
     def __init__(self, file: Path, described: Description):
         self._file, self._base = file, file.parent.absolute()
-        self._tables: dict[str, Table] = {}
+        self._tables = described.tables
         self._keys: dict[str, list[str]] = {}  # a name, in lower case → the tables that have it
-        for ntype, nodes in described.nodes.items():
-            self._tables[f"nodes.{ntype}"] = nodes
+        for ntype in described.nodes:
             self._keys.setdefault(ntype.lower(), []).append(f"nodes.{ntype}")
         for key, edges in described.edges.items():
-            self._tables[f"edges.{key}"] = edges
             etype = described.edge_type(key)
             for name in () if isinstance(edges, KeyTable) else (etype_str(etype), etype[1]):
                 self._keys.setdefault(name.lower(), []).append(f"edges.{key}")
@@ -246,18 +244,18 @@ def run_queries(
     """
     results: dict[Path, str] = {}
     of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
-    tables: dict[str, dict[str, Any]] = {"nodes": {**described.nodes}, "edges": {**described.edges}}
     tasks: list[tuple[Query, Path]] = []
     sizes: list[int] = []
-    for section, of_section in tables.items():
-        for name, table in of_section.items():
-            if table.url is not None:  # its file is seen by this process alone
-                copy = work.directory("queries") / f"from-database-{Path(table.files).name}"
-                if copy not in results:  # foreign keys have the rows of their nodes
-                    shutil.copy(str(table.files), copy)
-                    results[copy] = f"the query of {section}.{name} in {file}"
-                of_section[name] = table.model_copy(update={"files": str(copy)})
-    for key, query in queries_of(file, described.model_copy(update=tables)).items():
+    changed: dict[str, Table] = {}
+    for key, table in described.tables.items():
+        if table.url is not None:  # its file is seen by this process alone
+            copy = work.directory("queries") / f"from-database-{Path(str(table.files)).name}"
+            if copy not in results:  # foreign keys have the rows of their nodes
+                shutil.copy(str(table.files), copy)
+                results[copy] = f"the query of {key} in {file}"
+            changed[key] = table.model_copy(update={"files": str(copy)})
+    described = described.replaced(changed)
+    for key, query in queries_of(file, described).items():
         result = of_select.get(query.select)
         if result is None:
             result = work.directory("queries") / f"{len(tasks)}.parquet"
@@ -265,12 +263,11 @@ def run_queries(
             results[result] = f"the query of {key} in {file}"
             tasks.append((query, result))
             sizes.append(query.extent()[1])
-        section, _, name = key.partition(".")
-        changed = {"sql": None, "files": str(result)}
-        tables[section][name] = tables[section][name].model_copy(update=changed)
+        update = {"sql": None, "files": str(result)}
+        changed[key] = described.tables[key].model_copy(update=update)
     if tasks:
         work.run("queries", Query.run, tasks, sizes)
-    return described.model_copy(update=tables), results
+    return described.replaced(changed), results
 
 
 @contextmanager

@@ -166,12 +166,12 @@ class TableReader:
         self.num = 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, in the order of the files.
+        """All rows, in the order of the files; none if no columns are read.
 
         Raises:
             DataError: a file is missing, damaged, of another kind, or lacks a column.
         """
-        for file in self.files:
+        for file in self.files if self.columns or self._numbered else ():
             check_file(file)
             self.starts.append(self.num)
             is_csv = is_text(file)

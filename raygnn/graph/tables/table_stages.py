@@ -25,24 +25,13 @@ from raygnn.graph.outofcore.disk_graph import (
     DiskArray,
     DiskGraph,
     EdgeRun,
-    described,
-    opened,
     runs_of,
 )
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, NodeTable, Table
-from raygnn.graph.tables.frames import (
-    FitTo,
-    RowArrays,
-    Vocabulary,
-    fit_to,
-    read_rows,
-    settle,
-    target_columns,
-    vocabulary_of,
-)
+from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
+from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
@@ -94,15 +83,14 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
             ids |= {one.ntype: one for one in new}
     for at, (ntype, table) in enumerate(described.nodes.items()):
         num, files = len(ids[ntype]), paths[ntype]
-        by_chunk, made = _node_arrays(ntype, table, files, to, starts[ntype], num, at, work)
-        vocabulary = words.get(ntype, {})
-        whole, stand_for = _whole_arrays(table, files, num, vocabulary, [], work, f"nodes-{at}")
+        columns = TableArrays(table, words.get(ntype))
+        transforms |= columns.fit(ntype, files, to, work.directory(f"features-{at}"), num)
+        arrays = _node_arrays(columns, files, starts[ntype], num, f"features-{at}", work)
         encoded, encoders = texts.arrays(ntype, f"nodes.{ntype}", table, files, num)
-        arrays = by_chunk | encoded | whole
-        order = [*table.features, *encoded, *table.categories, "time"]
-        transforms |= made | encoders
-        node_arrays[ntype] = {n: arrays[n] for n in (*order, *whole) if n in arrays}
-        names |= {f"{ntype}/{name}": values for name, values in stand_for.items()}
+        arrays, transforms = arrays | encoded, transforms | encoders
+        order = [*table.features, *encoded, *table.categories, "time", *arrays]
+        node_arrays[ntype] = {name: arrays[name] for name in order if name in arrays}
+        names |= {f"{ntype}/{name}": values for name, values in columns.names.items()}
     reverses: dict[EdgeType, EdgeType] = {}
     for at, (key, edges) in enumerate(described.edges.items()):
         etype = described.edge_type(key)
@@ -110,15 +98,15 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         if edges.reverse is not None:
             reverses[etype] = (etype[2], edges.reverse, etype[0])
             vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
-        stage = f"edges-{at}" if at else "edges"
-        by_type, stand_for, made = _edges(
-            etype, key, edges, edge_paths[key], ids, vocabulary, to, texts, work, stage
-        )
-        transforms |= made
-        runs |= by_type
+        columns, stage = TableArrays(edges, vocabulary), f"edges-{at}" if at else "edges"
+        files = edge_paths[key]
+        transforms |= columns.fit(etype_str(etype), files, to, work.directory(stage))
+        of_ends = ids[etype[0]], ids[etype[2]]
+        by_type, encoders = _edges(etype, key, columns, files, of_ends, texts, work, stage)
+        transforms, runs = transforms | encoders, runs | by_type
         for one in by_type:
             origin[etype_str(one)] = f"{file}: {edges.place(key)}"
-            names |= {f"{etype_str(one)}/{name}": values for name, values in stand_for.items()}
+            names |= {f"{etype_str(one)}/{name}": of for name, of in columns.names.items()}
     others = {
         "name": file.stem,
         "origin": origin,
@@ -185,72 +173,44 @@ def _spill(file: Path) -> Path:
     return path
 
 
-def _prepared(
-    kind: str, table: Table, files: Sequence[AnyPath], to: FitTo, directory: Path
-) -> tuple[RowArrays, dict[str, Any]]:
-    """Return the columns of a table, fitted, with their widths and dtypes as its first rows have
-    them; and what `settle` does."""
-    columns = RowArrays(table)
-    made = settle(kind, columns.features, table, files, to, directory)
-    for chunk in (
-        TableReader(files, columns.names, table.delimiter).chunks() if columns.names else ()
-    ):
-        columns.rows(chunk)
-        break
-    return columns, made
-
-
 def _node_arrays(
-    ntype: str,
-    table: NodeTable,
+    columns: TableArrays,
     files: Sequence[AnyPath],
-    to: FitTo,
     starts: Sequence[int],
     num: int,
-    at: int,
+    stage: str,
     work: Workspace,
-) -> tuple[dict[str, DiskArray], dict[str, Any]]:
-    """Read times and features of nodes in a task for each file; nodes that edges added have the
-    table's ``fill``. Returns the arrays, and what `settle` does."""
-    stage = f"features-{at}"
+) -> dict[str, DiskArray]:
+    """Read the arrays of nodes in a task for each file, also of nodes that edges added."""
     place = work.directory(stage)
-    columns, made = _prepared(ntype, table, files, to, place)
     arrays = {
         name: DiskArray(place / f"array-{at}", kind, row_shape, rows=num)
         for at, (name, (kind, row_shape)) in enumerate(columns.kinds.items())
     }
     if not arrays:
-        return {}, {}
+        return {}
     for array in arrays.values():
         with array.path.open("ab") as whole:
             whole.truncate(num * array.row_bytes)
-    tasks = [
-        (file, start, table.delimiter, columns, arrays)
-        for file, start in zip(files, starts, strict=True)
-    ]
+    tasks = [(file, start, columns, arrays) for file, start in zip(files, starts, strict=True)]
     sizes = [end - start for start, end in itertools.pairwise([*starts, num])]
     read = sum(work.run(stage, _read_nodes, tasks, sizes))
-    for array in arrays.values() if table.fill is not None and read < num else ():
-        array.map(writable=True)[read:] = table.fill
-    return arrays, made
+    for name, value in columns.added.items() if read < num else ():
+        arrays[name].map(writable=True)[read:] = value
+    return arrays
 
 
 def _read_nodes(
-    file: AnyPath,
-    start: int,
-    delimiter: str | None,
-    columns: RowArrays,
-    arrays: Mapping[str, DiskArray],
+    file: AnyPath, start: int, columns: TableArrays, arrays: Mapping[str, DiskArray]
 ) -> int:
     """Write a file's rows of all arrays from row ``start`` on. Returns how many there are."""
-    reader = TableReader([file], columns.names, delimiter)
+    reader = TableReader([file], columns.columns, columns.table.delimiter)
     with ExitStack() as stack:
         streams = {n: stack.enter_context(array.path.open("r+b")) for n, array in arrays.items()}
         for name, stream in streams.items():
             stream.seek(start * arrays[name].row_bytes)
         for chunk in reader.chunks():
-            for name, rows in columns.rows(chunk).items():
-                rows = rows.astype(arrays[name].stored, copy=False)
+            for name, rows in columns.rows(chunk, start + chunk.first).items():
                 streams[name].write(element_bytes(rows))
     return reader.num
 
@@ -258,29 +218,29 @@ def _read_nodes(
 def _edges(
     etype: EdgeType,
     key: str,
-    table: EdgeTable,
+    columns: TableArrays,
     files: Sequence[AnyPath],
-    ids: Mapping[str, StoredIds],
-    words: Vocabulary,
-    to: FitTo,
+    ends: tuple[StoredIds, StoredIds],
     texts: Texts,
     work: Workspace,
     stage: str,
-) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, list[Any]], dict[str, Any]]:
-    """Read the edges of a table, and the reversed ones if it asks for them. Returns also
-    for each array what its codes stand for, and what `settle` does."""
-    ends, place = (ids[etype[0]], ids[etype[2]]), work.directory(stage)
-    columns, made = _prepared(etype_str(etype), table, files, to, place)
+) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, Any]]:
+    """Read the edges of a table, and the reversed ones if it asks for them. Returns also the
+    encoders of their texts."""
+    table, place = columns.table, work.directory(stage)
+    assert isinstance(table, EdgeTable)
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
     groups = list(_groups(files, least))  # rows are numbered over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
-    tasks = [(group, table, columns, ends, place / str(at)) for at, group in enumerate(groups)]
+    first_rows = [columns.starts[files.index(g[0])] if columns.starts else 0 for g in groups]
+    tasks = [
+        (group, first_row, columns, ends, place / str(at))
+        for at, (group, first_row) in enumerate(zip(groups, first_rows, strict=True))
+    ]
     counts = work.run(stage, _read_edges, tasks, sizes)
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
     num = sum(count["rows"] for count in counts)
-    targets, named = _whole_arrays(table, files, num, words, kept, work, f"targets-of-{stage}")
     encoded, encoders = texts.arrays(etype_str(etype), f"edges.{key}", table, files, num, kept)
-    targets, made = targets | encoded, made | encoders
     parts, first = [], 0
     for (*_, directory), count in zip(tasks, counts, strict=True):
         src, dst = (
@@ -293,7 +253,7 @@ def _edges(
         }
         data |= {
             n: replace(array, offset=first * array.row_bytes, rows=count["kept"])
-            for n, array in targets.items()
+            for n, array in encoded.items()
         }
         parts.append((src, dst, data))
         first += count["kept"]
@@ -309,7 +269,7 @@ def _edges(
     runs = {etype: forward}
     if table.reverse is not None:
         runs[etype[2], table.reverse, etype[0]] = back
-    return runs, named, made
+    return runs, encoders
 
 
 def _groups(files: Sequence[AnyPath], least: int) -> Iterator[list[AnyPath]]:
@@ -330,18 +290,20 @@ def _total(runs: Sequence[EdgeRun]) -> int:
 
 def _read_edges(
     files: Sequence[AnyPath],
-    table: EdgeTable,
-    columns: RowArrays,
+    first_row: int,
+    columns: TableArrays,
     stored: tuple[StoredIds, StoredIds],
     directory: Path,
 ) -> dict[str, int]:
-    """Store the edges of some files, but labels and splits. Returns how many rows they have, and
-    how many are kept, which is in ``kept``."""
+    """Store the edges of some files. Returns how many rows they have, and how many are kept, which
+    is in ``kept``."""
+    table = columns.table
+    assert isinstance(table, EdgeTable)
     directory.mkdir(exist_ok=True)
     of_type = {one.ntype: one.ids() for one in stored}
     ids, count = [of_type[one.ntype] for one in stored], 0
     of_ends = table.source, table.target
-    reader = TableReader(files, [*of_ends, *columns.names], table.delimiter)
+    reader = TableReader(files, [*of_ends, *columns.columns], table.delimiter)
     names = [f"data-{at}" for at in range(len(columns.kinds))]
     with ExitStack() as stack:
         spill, nulls = _spill(directory / "ends"), isinstance(table, KeyTable)
@@ -352,7 +314,8 @@ def _read_edges(
         ]
         for chunk in reader.chunks():
             ends.add(chunk)
-            for array, rows in zip(arrays, columns.rows(chunk).values(), strict=True):
+            made = columns.rows(chunk, first_row + chunk.first)
+            for array, rows in zip(arrays, made.values(), strict=True):
                 array.add(rows)
         for found in ends.numbers(reader):
             keep = (found[0] >= 0) & (found[1] >= 0)
@@ -374,37 +337,3 @@ def _compact(path: Path, rows: int, keep: Array) -> None:
             at = slice(start, start + (_TOGETHER >> 4))
             out.add(stored[at][keep[at]])
     draft.replace(path)
-
-
-def _whole_arrays(
-    table: Table,
-    files: Sequence[AnyPath],
-    num: int,
-    words: Vocabulary,
-    kept: Sequence[DiskArray],
-    work: Workspace,
-    stage: str,
-) -> tuple[dict[str, DiskArray], dict[str, list[Any]]]:
-    """Read the arrays of `read_rows` in one task, and keep the rows that are marked, if some are.
-    Returns also what codes stand for."""
-    categories = isinstance(table, NodeTable) and table.categories
-    if not (categories or table.splits or target_columns(table)):
-        return {}, {}
-    task = (table, files, num, words, kept, work.directory(stage))
-    (result,) = work.run(stage, _read_whole, [task], [num])
-    return opened(result["arrays"]), result["names"]
-
-
-def _read_whole(
-    table: Table,
-    files: Sequence[AnyPath],
-    num: int,
-    vocabulary: Vocabulary,
-    kept: Sequence[DiskArray],
-    directory: Path,
-) -> dict[str, Any]:
-    arrays, names = read_rows(table, files, num, vocabulary, directory)
-    keep = np.concatenate([np.ones(0, bool), *(array.map() for array in kept)])
-    for array in arrays.values() if not keep.all() else ():
-        _compact(array.path, num, keep)
-    return {"arrays": described(arrays), "names": names}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import Times, first
 from raygnn.graph.tables.databases import selected
 from raygnn.graph.tables.description import LabelKind, Table
-from raygnn.graph.tables.frames import read_rows, unknown
+from raygnn.graph.tables.frames import FitTo, TableArrays, unknown
 from raygnn.graph.tables.ids import Ids, Numbers
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.times import codes_since, since
@@ -92,7 +91,7 @@ def _read(
     words, has_target = list(vocabulary or ()), np.zeros(reader.num, bool)
     asked = [table.target] if isinstance(table.target, str) else table.target
     if config.trains or {*asked} <= {*reader.names(files[0])}:
-        targets, words = _targets(table, kind, files, reader.num, vocabulary)
+        targets, words = _targets(table, kind, files, vocabulary)
         has_target = ~unknown(kind, targets)
     split = np.concatenate(splits)
     if firsts:
@@ -139,16 +138,16 @@ def _targets(
     table: TrainingTable,
     kind: LabelKind,
     files: Sequence[AnyPath],
-    num: int,
     vocabulary: Sequence[Any] | None,
 ) -> tuple[np.ndarray, list[Any]]:
     """Return ``targets`` and ``words`` of `TrainingRows`."""
     label = {"column": table.target, "kind": kind}
     rows = Table.model_validate({"files": list(map(str, files)), "labels": {_TARGET: label}})
-    named = {} if vocabulary is None else {_TARGET: vocabulary}
-    with TemporaryDirectory(prefix="raygnn-") as directory:
-        arrays, words = read_rows(rows, files, num, named, Path(directory))
-        return np.array(arrays[_TARGET].map()), words.get(_TARGET, [])
+    arrays = TableArrays(rows, {} if vocabulary is None else {_TARGET: vocabulary})
+    arrays.fit(_TARGET, files, FitTo(), Path())
+    chunks = TableReader(files, arrays.columns).chunks()
+    found = [arrays.rows(chunk, chunk.first)[_TARGET] for chunk in chunks]
+    return np.concatenate(found), arrays.names.get(_TARGET, [])
 
 
 def _by_time(split: SplitConfig | None, times: np.ndarray | None, known: np.ndarray) -> np.ndarray:
