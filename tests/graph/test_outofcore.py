@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from raygnn.config.graph import GraphConfig, OgbGraph, TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore import assembly, disk_graph, edge_shuffle
+from raygnn.graph.outofcore import disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import make_partition, partition_graph, partition_out_of_core
 from raygnn.graph.outofcore.estimate import needs, size_of
@@ -47,7 +47,6 @@ from tests.support.tables_builder import changed, write_shop, write_table
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use many runs, pieces and buckets, with few edges each."""
     monkeypatch.setattr(disk_graph, "RUN", 7)
-    monkeypatch.setattr(assembly, "_PIECE", 3)
     monkeypatch.setattr(edge_shuffle, "BUCKET", 5)
 
 

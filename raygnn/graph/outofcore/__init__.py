@@ -2,6 +2,6 @@
 also with features there.
 
 :mod:`graph_stages` brings a graph to the disk, :mod:`edge_shuffle` its edges to their parts,
-:mod:`assembly` gives the parts to the writer of files, and :mod:`divide` has the sequence of the
-stages. Each is cut into tasks, which :mod:`workspace` runs and remembers.
+and :mod:`divide` has the sequence of the stages. Each is cut into tasks, which :mod:`workspace`
+runs and remembers.
 """

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import AnyArray, IntArray, storable
-from raygnn.graph.data import MASKS, GraphData, etype_str
-from raygnn.graph.outofcore.assembly import Assembly
+from raygnn.graph.arrays import AnyArray, Array, IntArray, OnDemand, Rows, index_type, storable
+from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import DiskGraph
-from raygnn.graph.outofcore.edge_shuffle import Numbering, Shuffled, shuffle
+from raygnn.graph.outofcore.edge_shuffle import (
+    Numbering,
+    Shuffled,
+    SortedEdges,
+    homogeneous,
+    shuffle,
+)
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.manifest import (
@@ -33,6 +42,9 @@ from raygnn.graph.partition.manifest import (
 )
 from raygnn.graph.partition.read import ID_COLUMN
 from raygnn.util.files import sync_file
+
+_INT64 = np.dtype(np.int64)
+_OfEdges: TypeAlias = Callable[[SortedEdges], Array]
 
 
 def check_storable(data: GraphData) -> None:
@@ -123,6 +135,152 @@ def _write(
     return _write_part(Assembly(data, numbering, shuffled), part, directory).model_dump()
 
 
+class Assembly:
+    """A graph renumbered for its parts, with the contents of each part's files.
+
+    Args:
+        data: the graph; of its edges only the arrays' names, dtypes and shapes are used.
+
+    Attributes:
+        node_map, edge_map: type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json.
+    """
+
+    def __init__(self, data: GraphData, numbering: Numbering, shuffled: Shuffled):
+        self.data, self.numbering = data, numbering
+        self.typed = len(data.nodes) > 1 or len(data.edges) > 1
+        self.node_map = numbering.node_map
+        self.edge_map: dict[EdgeType, IntArray] = homogeneous(shuffled.edge_starts)
+        self.parts = len(numbering.bounds) - 1
+        self._node_starts, self._edge_starts = numbering.starts, shuffled.edge_starts
+        self._sorted = shuffled.edges
+
+    def num_nodes(self, part: int) -> dict[str, int]:
+        """Return the numbers of owned nodes of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
+
+    def num_edges(self, part: int) -> dict[EdgeType, int]:
+        """Return the numbers of owned edges of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
+
+    def original_nodes(self, part: int) -> dict[str, Tensor]:
+        """Return node type → original ids of the part's owned nodes, int64."""
+        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
+
+    def node_data(self, part: int) -> dict[str, Rows]:
+        """Return ``"<type>/<name>"`` → rows of the part's owned nodes."""
+        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
+        return {
+            f"{ntype}/{name}": Rows(array, ids)
+            for ntype, ids in own.items()
+            for name, array in self.data.nodes[ntype].data.items()
+        }
+
+    def original_edges(self, part: int) -> dict[str, OnDemand]:
+        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
+        return {
+            etype_str(etype): OnDemand(_INT64, (num,), partial(self._numbers, part, etype))
+            for etype, num in self.num_edges(part).items()
+        }
+
+    def edge_data(self, part: int) -> dict[str, OnDemand]:
+        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
+        return {
+            f"{etype_str(etype)}/{name}": OnDemand(
+                figures.dtype, (num, *figures.shape[1:]), partial(self._rows, part, etype, name)
+            )
+            for etype, num in self.num_edges(part).items()
+            for name, figures in self.data.edges[etype].data.items()
+        }
+
+    def _numbers(self, part: int, etype: EdgeType) -> Iterator[Array]:
+        for edges in self._own(part, etype):
+            yield edges.arrays["numbers"].map().astype(np.int64)
+
+    def _rows(self, part: int, etype: EdgeType, name: str) -> Iterator[Array | Tensor]:
+        for edges in self._own(part, etype):
+            array = edges.arrays[f"data/{name}"]
+            yield array.as_declared(array.read(0, len(array)))
+
+    def _nodes(self, ntype: str, part: int) -> IntArray:
+        first, last = self._node_starts[ntype][part : part + 2]
+        return self.numbering.order[ntype].read(first, last).astype(np.int64)
+
+    def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
+        """The buckets of a part's own edges, in the order of their ids."""
+        of_part = [edges for edges in self._sorted if edges.bucket.part == part]
+        return [edges for edges in of_part if etype in (None, edges.bucket.etype)]
+
+    def graph(self, part: int) -> tuple[tuple[Any, ...], int, int]:
+        """Return one part's graph, as `write_graph` takes it, whose edges are read while it is
+        written; the number of nodes of other parts that are sources of owned in-edges (halo), and
+        of owned in-edges from other parts (cut). Owned nodes come first, then the halo."""
+        first, last = (int(bound) for bound in self.numbering.bounds[part : part + 2])
+        far = np.zeros(int(self.numbering.bounds[-1]), np.bool_)
+        own, cut = self._own(part), 0
+        for edges in own:
+            sources = edges.arrays["src"].map()
+            outside = sources[(sources < first) | (sources >= last)]
+            far[outside] = True
+            cut += len(outside)
+        halo = int(np.count_nonzero(far))
+        outer = [edges for edges in self._sorted if edges.bucket.part != part]
+        for leaving in outer:
+            far[leaving.leaving_from(part, "dst")] = True
+        nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
+        local = np.empty(len(far), dtype=index_type(len(far)))
+        local[nodes] = np.arange(len(nodes), dtype=local.dtype)
+        del far
+
+        counts = {edges.bucket.number: edges.bucket.edges for edges in own}
+        counts |= {edges.bucket.number: int(np.diff(edges.leaving)[part]) for edges in outer}
+        types = {etype: number for number, etype in enumerate(self.data.edges)}
+
+        def destinations(edges: SortedEdges) -> Array:
+            at = edges.bucket.first_row - first
+            return np.repeat(np.arange(at, at + edges.bucket.rows), edges.arrays["degrees"].map())
+
+        def on_demand(dtype: Any, of_own: _OfEdges, of_outer: _OfEdges) -> OnDemand:
+            def pieces() -> Iterator[Array]:
+                yield from (of_own(edges).astype(dtype, copy=False) for edges in own)
+                yield from (of_outer(edges).astype(dtype, copy=False) for edges in outer)
+
+            return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
+
+        def kinds(edges: SortedEdges) -> Array:
+            return np.full(counts[edges.bucket.number], types[edges.bucket.etype])
+
+        node_type, node_part = self.numbering.describe(nodes)
+        ndata = {
+            "_ID": nodes,
+            "part_id": node_part,
+            "inner_node": (np.arange(len(nodes)) < last - first).astype(np.uint8),
+        }
+        edata = {
+            "_ID": on_demand(
+                np.int64,
+                lambda edges: np.arange(edges.bucket.edges) + edges.bucket.first_edge,
+                lambda edges: edges.leaving_from(part, "at") + edges.bucket.first_edge,
+            ),
+            "inner_edge": on_demand(
+                np.uint8,
+                lambda edges: np.ones(edges.bucket.edges),
+                lambda edges: np.zeros(counts[edges.bucket.number]),
+            ),
+        }
+        if self.typed:
+            ndata["_TYPE"] = node_type
+            edata["_TYPE"] = on_demand(np.int32, kinds, kinds)
+        src = on_demand(
+            np.int64,
+            lambda edges: local[edges.arrays["src"].map()],
+            lambda edges: local[edges.leaving_from(part, "src")],
+        )
+        dst = on_demand(
+            np.int64, destinations, lambda edges: local[edges.leaving_from(part, "dst")]
+        )
+        return (len(nodes), src, dst, ndata, edata), halo, cut
+
+
 class _WrittenPart(BaseModel):
     """A part's entries in the manifest, once it is on disk."""
 
@@ -150,14 +308,13 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> _WrittenPart:
         files[file] = write_tensors(directory / file, arrays)
         if name.endswith("feat"):
             features |= {key: Feature.from_array(array) for key, array in arrays.items()}
-    graph, file = assembly.part(part), f"part{part}/graph.dgl"
-    given = graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata
-    files[file] = write_graph(directory / file, *given)
+    (graph, halo, cut), file = assembly.graph(part), f"part{part}/graph.dgl"
+    files[file] = write_graph(directory / file, *graph)
     facts = PartFacts(
         nodes=assembly.num_nodes(part),
         edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
-        halo=graph.halo,
-        cut=graph.cut,
+        halo=halo,
+        cut=cut,
         splits=split_counts(masks),
         bytes=sum(file.bytes for file in files.values()),
     )
