@@ -71,10 +71,6 @@ def partition_graph(
         digest, source: kept in the manifest; ``source`` describes the input.
         seed: of the methods ``stream`` and ``random``.
         progress: called with the method and ``"stream, pass 3 of 11"``, then as `Workspace` says.
-
-    Raises:
-        DataError: DGL's files cannot hold a name or dtype, METIS failed, the disk is full or not
-            writable, or ``out_dir`` holds something else.
     """
     out_dir, tell = out_dir.absolute(), progress or (lambda text: None)
     if not is_vacant(out_dir):
@@ -110,10 +106,6 @@ def partition_out_of_core(
         pool: runs the tasks; every machine that it has sees the partition's place and the input.
         tell: called with what is done; see `Workspace`.
         needs_masks, trains: as of :func:`raygnn.graph.sources.load_graph`.
-
-    Raises:
-        ConfigError, DataError: as reading the graph and :func:`partition_graph` raise them. What
-            is finished stays in `Missing.stages`, and is not done again.
     """
     place, stages = missing.draft.absolute(), missing.stages
     if not is_vacant(place):

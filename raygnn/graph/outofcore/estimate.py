@@ -57,9 +57,6 @@ class Needs:
 def size_of(graph: GraphConfig) -> Size | None:
     """Return the size of tables and archives, from their headers; None for other formats, which
     are read in memory.
-
-    Raises:
-        ConfigError, DataError: a description is wrong, or a file is missing or damaged.
     """
     if isinstance(graph, TablesGraph):
         return _of_tables(graph)

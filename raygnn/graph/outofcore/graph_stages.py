@@ -38,9 +38,6 @@ def read_graph(
 ) -> DiskGraph:
     """The graph that `raygnn.graph.sources.load_graph` reads, on disk: checked, scaled, with
     reverse edges. Tables and archives are never in memory as a whole.
-
-    Raises:
-        ConfigError, DataError: as there.
     """
     if isinstance(config, TablesGraph):
         graph = read_tables(config, work)

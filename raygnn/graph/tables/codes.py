@@ -76,11 +76,7 @@ class Codes:
             self._found.setdefault(word, [0, chunk.first + row])[0] += count
 
     def fit(self, reader: TableReader, added: int) -> None:
-        """Number the words of the rows that were counted, and so many nodes without a value.
-
-        Raises:
-            DataError: the vocabulary lacks words, which have no bucket.
-        """
+        """Number the words of the rows that were counted, and so many nodes without a value."""
         if added:
             self._found.setdefault(None, [0, 0])[0] += added
         words = {w: int(w) if self._integers else w for w in self._found if w is not None}

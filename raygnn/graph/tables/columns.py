@@ -56,11 +56,7 @@ def refuse_nulls(chunk: Chunk, column: str, remedy: str) -> pa.Array:
 
 
 def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width: int = 1) -> Any:
-    """Convert a column's values, ``width`` for each row.
-
-    Raises:
-        DataError: naming the first that cannot be.
-    """
+    """Convert a column's values, ``width`` for each row."""
     try:
         return pc.cast(array, to)
     except pa.ArrowNotImplementedError:
@@ -93,10 +89,6 @@ def matrix(
         fill: in place of missing numbers; None = there may be none.
         dtype: None = float32, or float16 where it is stored so and nothing is missing.
         array: in place of the column as it is.
-
-    Raises:
-        DataError: text that is no number, infinity, more than float32 holds, a missing number
-            without ``fill``, a missing list, or lists that differ in length.
     """
     array = chunk.columns[column] if array is None else array
     if is_list(array.type):

@@ -384,12 +384,7 @@ class Description(Section):
 
 
 def read_description(file: Path) -> Description:
-    """Read a description of tables; the files that it names are not looked at.
-
-    Raises:
-        DataError: there is no such file.
-        ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
-    """
+    """Read a description of tables; the files that it names are not looked at."""
     check_file(file)
     label = str(file)
     if file.suffix in (".csv", ".parquet"):

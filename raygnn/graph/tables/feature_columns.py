@@ -102,10 +102,6 @@ class Transformed:
     def rows(self, chunk: Chunk) -> Array:
         """A chunk's features, float32 ``[n, F]``; times, of which the days since are known with a
         seed only, int64 ``[n, 1]``.
-
-        Raises:
-            DataError: a missing value that nothing stands in for, a word that no row for training
-                has, or what is no number; see `raygnn.graph.tables.columns`.
         """
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
@@ -146,11 +142,7 @@ class Transformed:
         self._values.add(values[training] + 0.0)  # no -0, whose place among 0 is any
 
     def fit(self, where: str, before: int | None) -> None:
-        """Find the state from what was added: rows before that time, if it is given.
-
-        Raises:
-            DataError: there was nothing, or more words than there may be; ``where`` names it.
-        """
+        """Find the state from what was added: rows before that time, if it is given."""
         if self.described.of_words:
             self.state = [[self._vocabulary(counter, where)] for counter in self._words]
         elif self._values is None or not self._values.num:
@@ -401,11 +393,7 @@ class Features:
         return [one.made if one else None for one in self.transformed]
 
     def replay(self, kept: Sequence[Mapping[str, Any] | None] | None, where: str) -> None:
-        """Take over what `manifest` gave for the training.
-
-        Raises:
-            DataError: other things are to be done than were done then; ``where`` names it.
-        """
+        """Take over what `manifest` gave for the training."""
         kept = kept or [None] * len(self.transformed)
         then = [one and one["does"] for one in kept]
         now = [one and one.says for one in self.transformed]

@@ -152,11 +152,7 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
 
 
 def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
-    """Return type → array → meaning of its codes, from the run or partition that the graph names.
-
-    Raises:
-        DataError: the file has no words.
-    """
+    """Return type → array → meaning of its codes, from the run or partition of the graph."""
     if (file := graph.vocabulary) is None:
         return {}
     check_file(file)
@@ -277,9 +273,6 @@ class TableArrays:
         Returns:
             ``"<type>/<array>"`` → what is done, the state, and before which time (``before``) the
             rows lie that it is of, if not all; of the arrays with transforms.
-
-        Raises:
-            DataError: as reading does; there is nothing to fit to; or the training had others.
         """
         table, before = self.table, to.before if _has_times_alone(self.table) else None
         fitted = [one for matrix in self.features.values() for one in matrix.fitted]

@@ -134,11 +134,7 @@ class StoredIds:
                 writer.write_batch(pa.record_batch([array], schema))
 
     def read(self, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
-        """Store the ids of a table of nodes. Returns the number of the first row of each file.
-
-        Raises:
-            DataError: one is missing, or there twice.
-        """
+        """Store the ids of a table of nodes. Returns the number of the first row of each file."""
         column = table.id or ROW
         reader = TableReader(files, [column], table.delimiter)
         spill = self.file.with_suffix(".spill")
@@ -215,9 +211,6 @@ class Ends:
     def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
         """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
         below 0 where no node has the id, in rows to drop.
-
-        Raises:
-            DataError: an id is unknown, and such rows are not to be dropped.
         """
         self._register()
         tables = list(enumerate(self._tables))

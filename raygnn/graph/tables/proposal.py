@@ -71,9 +71,6 @@ def propose(source: str, base: Path) -> str:
     Args:
         source: a directory, or the URL of a database as ``url`` of a table has it.
         base: directory of the description, to which it names files.
-
-    Raises:
-        DataError: there are no tables, or one cannot be read.
     """
     tables: list[_Proposed] = []
     with TemporaryDirectory(prefix="raygnn-") as place, connect(Path(place)) as connection:

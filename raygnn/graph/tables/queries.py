@@ -69,11 +69,7 @@ class Query:
         return size // _ROW, size
 
     def run(self, file: Path) -> dict[str, int]:
-        """Write the result as Parquet, ordered by all columns. Returns the number of rows.
-
-        Raises:
-            DataError: the query is wrong, or there are no rows.
-        """
+        """Write the result as Parquet, ordered by all columns. Returns the number of rows."""
         with self._errors(), connect(file.with_suffix(".spill")) as connection:
             connection.execute("set threads = 1")  # sums of floats depend on the order of rows
             _shut_in(connection, self.files)
@@ -129,11 +125,7 @@ class Queries:
         self._directories = {self._base, *(Path(self._absolute(p)).parent for p in local)}
 
     def of(self, key: str) -> Query | None:
-        """Return the query of a table, such as ``nodes.user``; None if it has files.
-
-        Raises:
-            DataError: it is no single SELECT, or names what is no table and no file.
-        """
+        """Return the query of a table, such as ``nodes.user``; None if it has files."""
         table = self._tables[key]
         if table.sql is None:
             return None
@@ -238,9 +230,6 @@ def run_queries(
 
     Returns:
         The description with the files of their results, and what errors call these.
-
-    Raises:
-        DataError: a query is wrong, or gives no rows.
     """
     results: dict[Path, str] = {}
     of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
@@ -292,11 +281,7 @@ def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
 
 
 def _parsed(sql: str, where: str) -> Any:
-    """Return the syntax tree of a SELECT.
-
-    Raises:
-        DataError: it has a syntax error, or is something else, or more.
-    """
+    """Return the syntax tree of a SELECT."""
     with connect(Path(os.devnull)) as connection:
         _shut_in(connection)
         (tree,) = connection.execute("select json_serialize_sql(?)", [sql]).fetchone()

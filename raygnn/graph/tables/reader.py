@@ -53,9 +53,6 @@ Connection: TypeAlias = Any  # DuckDB's
 def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) -> list[AnyPath]:
     """The files that names and patterns mean, relative to ``base``; those of a pattern sorted.
     A URI of a place that pyarrow.fs opens may have a pattern in its last part.
-
-    Raises:
-        DataError: a pattern that matches nothing, or a file of no known kind.
     """
     files: list[AnyPath] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -166,11 +163,7 @@ class TableReader:
         self.num = 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, in the order of the files; none if no columns are read.
-
-        Raises:
-            DataError: a file is missing, damaged, of another kind, or lacks a column.
-        """
+        """All rows, in the order of the files; none if no columns are read."""
         for file in self.files if self.columns or self._numbered else ():
             check_file(file)
             self.starts.append(self.num)
@@ -209,9 +202,6 @@ class TableReader:
     def extent(self) -> tuple[int, int]:
         """Estimate the number of rows, and the bytes of the columns as arrays: of CSV by the
         beginning of each file, of Parquet by its metadata.
-
-        Raises:
-            DataError: a file is missing, or has no metadata.
         """
         rows = size = 0
         for file in self.files:
@@ -344,10 +334,6 @@ class TableReader:
     def _explain(self, file: AnyPath, columns: int) -> None:
         """Find the first thing that is wrong with a file on which DuckDB gave up; returns if
         there is none.
-
-        Raises:
-            DataError: it is truncated, not UTF-8, has a quote that is not closed, or a row of
-                another number of columns.
         """
         line = 1
         try:

@@ -43,12 +43,7 @@ _ID = 32  # of these for each node, whose ids every task puts into a hash table
 
 
 def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
-    """Read the graph that `raygnn.graph.sources.table_graph` describes onto the disk.
-
-    Raises:
-        ConfigError: the description is wrong.
-        DataError: a table is; its file, row and column are named.
-    """
+    """Read the graph that `raygnn.graph.sources.table_graph` describes onto the disk."""
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
     tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
@@ -120,11 +115,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
 
 
 def in_memory(graph: DiskGraph) -> GraphData:
-    """Read all arrays; types with the edges of others reversed share theirs.
-
-    Raises:
-        DataError: they are larger than the available memory.
-    """
+    """Read all arrays; types with the edges of others reversed share theirs."""
     data = graph.data()
     back = {reverse: etype for etype, reverse in data.reverses.items()}
     frames = [frame for etype, frame in data.edges.items() if etype not in back]

@@ -47,11 +47,6 @@ def read_training_rows(
         count: number of nodes of the type.
         vocabulary: classes 0, 1, …; None = those of the table, sorted.
         key: of the table in the configuration.
-
-    Raises:
-        DataError: the query is wrong, see `selected`. Or naming file, row and column: an entity
-            is no node, a time is missing or of another kind, a row for training has no target, or a
-            row of a later split is before one of training.
     """
     table, graph = config.table, config.graph
     assert table is not None
