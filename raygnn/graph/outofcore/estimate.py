@@ -9,7 +9,7 @@ from raygnn.graph.outofcore.disk_graph import RUN
 from raygnn.graph.outofcore.graph_stages import is_in_place
 from raygnn.graph.sources import ogb
 from raygnn.graph.tables.description import EdgeTable, NodeTable
-from raygnn.graph.tables.frames import extents
+from raygnn.graph.tables.table_stages import extents
 
 # bytes: of arrays by their sizes, of processes as seen in benchmarks/bench_large.py
 _TASK = 250 * 2**20  # of a process of Ray's with the libraries

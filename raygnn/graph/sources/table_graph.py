@@ -15,10 +15,9 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore.workspace import Workspace, in_turn
 from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import KeyTable
-from raygnn.graph.tables.frames import extents
 from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import resolve
-from raygnn.graph.tables.table_stages import in_memory, read_tables
+from raygnn.graph.tables.table_stages import extents, in_memory, read_tables
 from raygnn.graph.texts import identity as identity  # of encoders
 from raygnn.storage.remote import AnyPath
 from raygnn.util.files import storage_errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.codes import Codes
 from raygnn.graph.tables.columns import Times, first, is_list, matrix
-from raygnn.graph.tables.databases import description_of
 from raygnn.graph.tables.description import (
     ROW,
     Description,
@@ -32,7 +31,6 @@ from raygnn.graph.tables.description import (
     Table,
 )
 from raygnn.graph.tables.feature_columns import Features
-from raygnn.graph.tables.queries import queries_of
 from raygnn.graph.tables.reader import Chunk, TableReader, resolve
 from raygnn.graph.times import TimeRange, check_units, sample
 from raygnn.storage.remote import AnyPath
@@ -355,20 +353,3 @@ def _weights(chunk: Chunk, column: str) -> Array:
         message = f"the weight is {weights[row]:g}"
         raise chunk.error(row, column, message, "weights are numbers from 0")
     return weights
-
-
-def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
-    """Yield each table with estimates of its rows and of the bytes of its arrays: see
-    `TableReader.extent`."""
-    file, described = Path(graph.path), description_of(graph)
-    queries = queries_of(file, described)
-    for key, table in described.tables.items():
-        if key in queries:
-            yield table, *queries[key].extent()
-            continue
-        ends = [table.id or ROW] if isinstance(table, NodeTable) else []
-        ends = [table.source, table.target] if isinstance(table, EdgeTable) else ends
-        arrays, files = TableArrays(table), resolve(file.parent, table.files)
-        rows, size = TableReader(files, [*ends, *arrays.columns], table.delimiter).extent()
-        made = sum(matrix.widening for matrix in arrays.features.values())
-        yield table, rows, size + rows * (made + 4 * sum(t.width for t in table.text.values()))

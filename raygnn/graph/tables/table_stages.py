@@ -30,10 +30,10 @@ from raygnn.graph.outofcore.disk_graph import (
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
+from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, NodeTable, Table
 from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
 from raygnn.graph.tables.ids import Ends, StoredIds
-from raygnn.graph.tables.queries import named, run_queries
+from raygnn.graph.tables.queries import named, queries_of, run_queries
 from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.texts import Texts
 from raygnn.storage.remote import AnyPath
@@ -112,6 +112,23 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         "microseconds": described.microseconds,
     }
     return DiskGraph({t: len(stored) for t, stored in ids.items()}, node_arrays, runs, others)
+
+
+def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
+    """Yield each table with estimates of its rows and of the bytes of its arrays: see
+    `TableReader.extent`."""
+    file, described = Path(graph.path), description_of(graph)
+    queries = queries_of(file, described)
+    for key, table in described.tables.items():
+        if key in queries:
+            yield table, *queries[key].extent()
+            continue
+        ends = [table.id or ROW] if isinstance(table, NodeTable) else []
+        ends = [table.source, table.target] if isinstance(table, EdgeTable) else ends
+        arrays, files = TableArrays(table), resolve(file.parent, table.files)
+        rows, size = TableReader(files, [*ends, *arrays.columns], table.delimiter).extent()
+        made = sum(matrix.widening for matrix in arrays.features.values())
+        yield table, rows, size + rows * (made + 4 * sum(t.width for t in table.text.values()))
 
 
 def in_memory(graph: DiskGraph) -> GraphData:
