@@ -82,7 +82,6 @@ def html(source: Source) -> str:
     training = charts.training_charts(source.records)
     steps = charts.step_charts(source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)
-    parts = sections.part_counts(source)
     drawn = [*training, *steps, *used]
     return environment.get_template("page.html").render(
         name=source.path.name,
@@ -97,7 +96,7 @@ def html(source: Source) -> str:
         used=used,
         threshold_tables=sections.threshold_tables(source),
         slow_ranks=sections.slow_ranks(source),
-        part_rows=sections.part_table(parts),
+        part_rows=sections.part_table(source),
         partition=source.partition,
         preflight=source.preflight,
         summary=source.summary,
