@@ -51,6 +51,11 @@ def add(commands: Any) -> None:
         _tune,
         "search the values of the section search for the best validation metric, on Ray Tune",
     )
+    tune.add_argument(
+        "--objective",
+        choices=("speed",),
+        help="search, as NAME-speed, for the fastest values of keys that do not change results",
+    )
     overwrite_or_resume(tune)
     tables = command(
         commands,
@@ -152,9 +157,8 @@ def _tune(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.search.run_search import tune
 
-    result = tune(
-        config, overwrite=args.overwrite, resume=args.resume, started=args.started, **_shown(args)
-    )
+    options = {"overwrite": args.overwrite, "resume": args.resume, **_shown(args)}
+    result = tune(config, objective=args.objective, started=args.started, **options)
     print_json(args, {**result.to_dict(), "path": str(result.path)})
     return 0
 

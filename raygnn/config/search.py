@@ -80,14 +80,17 @@ class SearchConfig(Section):
     )
     metric: Text | None = Field(
         None,
-        description="Validation metric to optimise, such as `val/loss`; null = that of the task.",
+        description="Metric to optimise, such as `val/loss` or `seeds_per_second`; null = that of "
+        "the task on the validation split.",
     )
     trials: Count | None = Field(
         None, description=f"Number of trials; null = {_TRIALS}, or all of a grid."
     )
-    algorithm: Literal["random", "grid"] = Field(
+    algorithm: Literal["random", "grid", "optuna"] = Field(
         "random",
-        description="random = sampled with train.seed; grid = all combinations of choices.",
+        description="random = sampled with train.seed; grid = all combinations of choices; optuna "
+        "= suggested by Optuna's TPE from the trials so far, from train.seed "
+        "(`pip install raygnn[optuna]`).",
     )
     scheduler: Literal["none", "asha", "median"] = Field(
         "asha",

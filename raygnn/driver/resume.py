@@ -22,7 +22,7 @@ from raygnn.driver.job_plan import Plan
 from raygnn.errors import ConfigError, InputError, RaygnnError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.run_directory import CHECKPOINTS, PARTITION, SEARCH, RunDir
+from raygnn.runs.run_directory import CHECKPOINTS, CONFIG, PARTITION, SEARCH, TRIALS, RunDir
 from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json, storage_errors
 from raygnn.worker.job import InitialWeights
@@ -69,7 +69,9 @@ def find_start(
     if not resume:
         return StartPoint(None, global_batch)
     if (run.path / SEARCH).exists():
-        remedy = "resume it with raygnn tune, or choose another name"
+        best = read_json(run.path / SEARCH).get("best") or "ID"
+        trial = run.path / TRIALS / best / CONFIG
+        remedy = f"resume it with raygnn tune, or a trial with raygnn train {trial} --resume"
         raise InputError("this is a search, not a run", where=str(run.path), remedy=remedy)
     found, rejected = _newest(config, run, show)
     before = fixed(_recorded(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,24 +66,7 @@ class SearchResult:
     def show(self, display: Display) -> None:
         """Print a table of the trials, the best ones first."""
         facts = self.to_dict()
-        down = -1 if facts["mode"] == "max" else 1
-
-        def rank(trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
-            value = trial["value"]
-            return trial["status"] != "done", value is None, down * (value or 0.0)
-
-        keys = list(facts["trials"][0]["settings"])
-        rows = [
-            (
-                trial["id"] + " (best)" * (trial["id"] == facts["best"]),
-                trial["status"],
-                "" if trial["value"] is None else f"{trial['value']:.4f}",
-                trial["epochs"],
-                *(_text(trial["settings"][key]) for key in keys),
-            )
-            for trial in sorted(facts["trials"], key=rank)
-        ]
-        display.table("trials", ("trial", "status", facts["metric"], "epochs", *keys), rows)
+        display.table("trials", *table(facts))
         for trial in facts["trials"]:
             if trial["error"]:
                 display.note(f"{trial['id']} failed: {trial['error']}")
@@ -110,7 +94,7 @@ class SearchRecord:
 
         Args:
             metric: its name, and ``max`` or ``min``.
-            settings: of each trial.
+            settings: of each trial, as far as known.
 
         Raises:
             InputError: the earlier command had other trials, or was no search.
@@ -123,19 +107,11 @@ class SearchRecord:
             "algorithm": search.algorithm,
             "scheduler": search.scheduler,
             "seed": config.train.seed,
+            "space": search.model_dump(mode="json", exclude_none=True)["space"],
+            "count": search.count,
+            "started": time.time(),
             "best": None,
-            "trials": [
-                {
-                    "id": f"t{number:03d}",
-                    "status": "pending",
-                    "settings": plain(dict(one)),
-                    "value": None,
-                    "epochs": 0,
-                    "metrics": {},
-                    "error": None,
-                }
-                for number, one in enumerate(settings)
-            ],
+            "trials": [],
         }
         if resume and (path / SEARCH).exists():
             before = read_json(path / SEARCH, _LARGEST)
@@ -153,7 +129,25 @@ class SearchRecord:
                 where=str(path),
                 remedy="choose another name, or resume it with raygnn train",
             )
-        return cls(path, facts)
+        record = cls(path, facts)
+        for number in range(len(record.trials), len(settings)):
+            record.add(number, settings[number])
+        return record
+
+    def add(self, number: int, settings: Mapping[str, Any]) -> None:
+        """Add a pending trial, or replace it."""
+        self.trials[number:] = [
+            {
+                "id": trial_id(number),
+                "status": "pending",
+                "settings": plain(dict(settings)),
+                "value": None,
+                "epochs": 0,
+                "ended": None,
+                "metrics": {},
+                "error": None,
+            }
+        ]
 
     @property
     def trials(self) -> list[dict[str, Any]]:
@@ -188,8 +182,35 @@ class SearchRecord:
 
 
 def _identity(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    return facts["metric"], facts["algorithm"], [one["settings"] for one in facts["trials"]]
+    return tuple(facts[key] for key in ("metric", "algorithm", "seed", "space", "count"))
 
 
-def _text(value: Any) -> str:
+def trial_id(number: int) -> str:
+    return f"t{number:03d}"
+
+
+def table(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and rows of a table of the trials, the best completed ones first."""
+    down = -1 if facts["mode"] == "max" else 1
+
+    def rank(trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        value = trial["value"]
+        return trial["status"] != "done", value is None, down * (value or 0.0)
+
+    keys = tuple(facts["space"])
+    rows = [
+        (
+            trial["id"] + " (best)" * (trial["id"] == facts["best"]),
+            trial["status"],
+            "" if trial["value"] is None else f"{trial['value']:.4f}",
+            str(trial["epochs"]),
+            *(shown(trial["settings"][key]) for key in keys),
+        )
+        for trial in sorted(facts["trials"], key=rank)
+    ]
+    return ("trial", "status", facts["metric"], "epochs", *keys), rows
+
+
+def shown(value: Any) -> str:
+    """Format a setting or a value of the metric."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from raygnn.config.load import ConfigSource, as_config
+from raygnn.config.load import ConfigSource, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.driver.job_plan import display_of
-from raygnn.driver.loggers import check_packages
+from raygnn.driver.loggers import FinalStatus, backend_of, check_packages
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.session import Session
 from raygnn.errors import ConfigError, TrainingError
@@ -21,7 +21,8 @@ from raygnn.runs import interrupts
 from raygnn.runs.display import Display
 from raygnn.runs.run_directory import TRIALS, Mode, RunDir
 from raygnn.search.record import SearchRecord, SearchResult
-from raygnn.search.space import metric_of, sample, search_of, trial_config
+from raygnn.search.search_page import PAGE
+from raygnn.search.space import metric_of, sample, search_of, speed_search
 
 if TYPE_CHECKING:
     from raygnn.search.tune_thread import TuneThread
@@ -32,6 +33,7 @@ _POLL = 0.1  # seconds
 def tune(
     config: ConfigSource,
     *,
+    objective: Literal["speed"] | None = None,
     overwrite: bool = False,
     resume: bool = False,
     verbose: bool = False,
@@ -44,6 +46,8 @@ def tune(
     that fails does not end the others.
 
     Args:
+        objective: ``speed`` = instead of the section ``search``, a ready one for the fastest values
+            of keys that do not change results; it is named ``<name>-speed``.
         overwrite: replace an earlier search or run of this name, with its trials.
         resume: resume the earlier search of this name; completed trials are kept.
         config, verbose, display, started: see `raygnn.train`.
@@ -56,6 +60,8 @@ def tune(
     """
     started = time.time() if started is None else started
     config = as_config(config)
+    if objective is not None:
+        config = speed_search(config)
     show = display_of(display, verbose)
     check_packages(config)
     if config.store is not None:
@@ -64,7 +70,7 @@ def tune(
             where=config.where("storage"),
             remedy="set storage to a directory",
         )
-    settings, metric = sample(config), metric_of(config)
+    metric, settings = metric_of(config), sample(config)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with (
         RunDir.create(config.local_storage, config.name, mode=mode, tell=show.note) as run,
@@ -76,7 +82,7 @@ def tune(
         session.begin()
         record.write()
         try:
-            _search(session, record, settings, metric)
+            _search(session, record, metric)
         except Exception as error:
             with suppress(TrainingError):
                 run.update_summary(status="failed", error=str(error))
@@ -86,7 +92,7 @@ def tune(
         run.update_summary(status="done", metrics={metric[0]: best["value"]}, best=best["id"])
     result = SearchResult(path)
     result.show(show)
-    show.note(f"the best trial, {best['id']}: {path / TRIALS / best['id']}")
+    show.note(f"the best trial, {best['id']}: {path / TRIALS / best['id']}; all: {path / PAGE}")
     return result
 
 
@@ -96,44 +102,36 @@ def _interrupted(run: RunDir) -> tuple[str, str | None]:
     return "interrupted; completed trials are kept", "go on with --resume"
 
 
-def _search(
-    session: Session,
-    record: SearchRecord,
-    settings: Sequence[dict[str, Any]],
-    metric: tuple[str, str],
-) -> None:
+def _search(session: Session, record: SearchRecord, metric: tuple[str, str]) -> None:
     """Run the trials. Raises TrainingError if Ray dies or no trial is completed."""
     config, run, show, cluster = session.config, session.run, session.show, session.cluster
     place = session.plan.input.made(show).place
     assert place is None or isinstance(place, Path)
-    jobs = [
-        trial_config(config, one, (run.path / TRIALS, trial["id"]), place)
-        for one, trial in zip(settings, record.trials, strict=True)
-    ]
     (run.path / TRIALS).mkdir(exist_ok=True)
     cluster.wait()
-    concurrent = _concurrent(config, session.workers, cluster, len(jobs))
+    concurrent = _concurrent(config, session.workers, cluster)
     search = search_of(config)
     show.note(
-        f"search: {len(jobs)} trials, {concurrent} at a time, algorithm {search.algorithm}, "
+        f"search: {search.count} trials, {concurrent} at a time, algorithm {search.algorithm}, "
         f"scheduler {search.scheduler}, metric {metric[0]} ({metric[1]})"
     )
     from raygnn.search.tune_thread import TuneThread  # imports Ray Tune, which takes seconds
 
-    fit = TuneThread(record, config, jobs, metric, concurrent)
-    cluster.host(fit)
-    try:
-        with interrupts.held():
-            while fit.is_alive():
-                if (death := cluster.death()) is not None:
-                    raise TrainingError(death, remedy="go on with --resume")
-                _say(fit, show)
-                interrupts.sleep(_POLL)
-    except BaseException:
-        fit.stop()
-        raise
-    finally:
-        _say(fit, show)
+    with nested(config, run.path) as logged:
+        fit = TuneThread(record, logged, place, metric, concurrent)
+        cluster.host(fit)
+        try:
+            with interrupts.held():
+                while fit.is_alive():
+                    if (death := cluster.death()) is not None:
+                        raise TrainingError(death, remedy="go on with --resume")
+                    _say(fit, show)
+                    interrupts.sleep(_POLL)
+        except BaseException:
+            fit.stop()
+            raise
+        finally:
+            _say(fit, show)
     if fit.error is not None:
         raise TrainingError(f"Ray Tune failed: {fit.error}") from fit.error
     if record.best is None:
@@ -145,12 +143,44 @@ def _search(
         )
 
 
-def _concurrent(config: Config, workers: int, cluster: RayCluster, trials: int) -> int:
+@contextmanager
+def nested(config: Config, path: Path) -> Iterator[Config]:
+    """Yield the configuration of trials that MLflow shows as nested runs of the search, and W&B as
+    a group. If MLflow does not answer, they have no parent.
+
+    Args:
+        path: directory of the search.
+    """
+    given = config.to_dict()
+    loggers, parent = given["logging"]["loggers"], None
+    if "wandb" in loggers:
+        loggers["wandb"] = {"group": config.name, **loggers["wandb"]}
+    status: FinalStatus = "failed"
+    try:
+        if "mlflow" in loggers:
+            parent = backend_of("mlflow", path)
+            with suppress(Exception):
+                parent.open(0)
+                own = loggers["mlflow"].get("tags", {})
+                tags = {"mlflow.parentRunId": parent.logger.run_id, **own}
+                loggers["mlflow"] = {**loggers["mlflow"], "tags": tags}
+        yield load_config(given)
+        status = "done"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        if parent is not None:
+            with suppress(Exception):
+                parent.close(status)
+
+
+def _concurrent(config: Config, workers: int, cluster: RayCluster) -> int:
     """Return the number of trials at the same time, at most as many as the cluster can hold."""
-    needs, wanted = config.cluster, search_of(config).concurrent
+    needs, search = config.cluster, search_of(config)
     resources = probe_resources(config, cluster.local)
     fit = max(1, resources.workers(needs.cpus_per_worker, needs.gpus_per_worker) // workers)
-    return min(fit, trials, fit if wanted == "auto" else wanted)
+    return min(fit, search.count, fit if search.concurrent == "auto" else search.concurrent)
 
 
 def _say(fit: TuneThread, show: Display) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,48 @@ import numpy as np
 
 from raygnn.config.load import load_config
 from raygnn.config.problems import nearest, show
+from raygnn.config.rules import leaves
 from raygnn.config.schema import Config, metric_name
 from raygnn.config.search import SearchConfig, SearchValues
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.errors import ConfigError
 from raygnn.runs.run import open_run
 
+SPEED = "seeds_per_second"  # a metric of every training, which is not validation's
+_SPEED_STEPS, _SPEED_TRIALS = 200, 12
+# keys that change the speed, and not the batches
+_SPEED_SPACE: dict[str, tuple[Any, ...]] = {
+    "sampling.prefetch": (1, 2, 4, 8),
+    "sampling.cache": (0.0, 0.25, "auto"),
+    "sampling.topology": ("replicated", "partitioned"),
+    "comm.overlap": (True, False),
+    "comm.bucket_cap_mb": (1, 5, 25, 100),
+}
+
+
+def speed_search(config: Config) -> Config:
+    """Return the search ``NAME-speed`` for the fastest values of keys that do not change results:
+    short trials, one at a time, the first with the job's own values. Keys that the job cannot use
+    are left out."""
+    space = {}
+    for key, values in _SPEED_SPACE.items():
+        with suppress(ConfigError):
+            for value in values:
+                load_config(config.to_dict(), {key: value})
+            space[key] = {"choice": values}
+    section = {"space": space, "metric": SPEED, "trials": _SPEED_TRIALS}
+    section |= {"scheduler": "none", "concurrent": 1}
+    found = {**config.to_dict(), "name": f"{config.name}-speed", "search": section}
+    return load_config(found, {"train.max_steps": config.train.max_steps or _SPEED_STEPS})
+
 
 def sample(config: Config) -> list[dict[str, Any]]:
     """Return the settings of each trial, dotted key → value; equal for an equal ``train.seed``.
+    Those of ``optuna`` depend on the trials' values: none are returned.
 
     Raises:
-        ConfigError: a key or value of the space is not valid, or settings contradict each other.
+        ConfigError: a key or value of the space is not valid, settings contradict each other, or
+            Optuna is not installed.
     """
     search = search_of(config)
     for key, values in search.space.items():
@@ -30,12 +62,20 @@ def sample(config: Config) -> list[dict[str, Any]]:
             trial_config(config, {key: value})
     if search.algorithm == "grid":
         settings = list(search.grid())
+    elif search.algorithm == "optuna":
+        if importlib.util.find_spec("optuna") is None:
+            what, remedy = "Optuna is not installed here", "run `pip install raygnn[optuna]`"
+            raise ConfigError(what, where=config.where("search.algorithm"), remedy=remedy)
+        settings = []
     else:
         generator = np.random.default_rng(config.train.seed)
         settings = [
             {key: _draw(values, generator) for key, values in search.space.items()}
             for _ in range(search.count)
         ]
+        if search.metric == SPEED:  # to compare with
+            own = dict(leaves(config.to_dict()))
+            settings[0] = {key: own[key] for key in search.space}
     for one in settings:
         trial_config(config, one)
     return settings
@@ -99,13 +139,14 @@ def trial_config(
 
 
 def metric_of(config: Config) -> tuple[str, str]:
-    """Return the metric to optimise as the records name it, and ``max`` or ``min``. Raises
+    """Return the metric to optimise as records name it, and ``max`` or ``min``. Raises
     ConfigError if no evaluation reports it."""
     known = [
         f"val/{metric_name(name, metric)}"
         for name, one in config.by_task.items()
         for metric in (one.task.chosen_metric, "loss")
     ]
+    known.append(SPEED)
     metric = search_of(config).metric or known[0]
     if metric not in known:
         close = nearest(metric, known)

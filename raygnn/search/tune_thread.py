@@ -6,24 +6,31 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search.optuna import OptunaSearch
 
 from raygnn.config.schema import Config
+from raygnn.config.search import SearchConfig
 from raygnn.driver.train import train
-from raygnn.errors import RaygnnError
-from raygnn.runs.run_directory import is_run
-from raygnn.search.record import SearchRecord
-from raygnn.search.space import search_of
+from raygnn.errors import Interrupted, RaygnnError
+from raygnn.runs.run_directory import TRIALS, is_run, read_status
+from raygnn.search.record import SearchRecord, trial_id
+from raygnn.search.search_page import write_page
+from raygnn.search.space import SPEED, search_of, trial_config
 
 _STATE = ".tune"  # directory of Ray Tune's state in that of the search
+_STOP_FILE = ".stop"  # in the directory of the trials, all of which it stops
 _STOP = 60.0  # seconds for Ray Tune to end
+_POLL = 0.1  # seconds
 _TRIAL_STOP = 120.0  # seconds for a trial's workers to end, besides its last checkpoint
 _RUNGS = 3  # the best third of the trials goes on at a rung
 _GRACE = 10  # share of the epochs, as a divisor, before a trial may be stopped
@@ -39,7 +46,7 @@ class TuneThread(threading.Thread):
     """Trials of a search on Ray Tune, resumed if its state exists.
 
     Args:
-        jobs: configuration of each trial.
+        partition: directory of the partition or collection that all trials share.
         metric: its name, and ``max`` or ``min``.
         concurrent: number of trials at the same time.
 
@@ -54,7 +61,7 @@ class TuneThread(threading.Thread):
         self,
         record: SearchRecord,
         config: Config,
-        jobs: Sequence[Config],
+        partition: Path | None,
         metric: tuple[str, str],
         concurrent: int,
     ):
@@ -63,7 +70,8 @@ class TuneThread(threading.Thread):
         self.error: BaseException | None = None
         self._record = record
         self._config = config
-        self._jobs = jobs
+        self._partition = partition
+        self._trials = config.run_dir / TRIALS
         self._metric, self._mode = metric
         self._concurrent = concurrent
         self._stopped = threading.Event()
@@ -71,6 +79,7 @@ class TuneThread(threading.Thread):
     def run(self) -> None:
         """Run all trials."""
         TuneThread.current = self
+        (self._trials / _STOP_FILE).unlink(missing_ok=True)  # of an earlier command
         try:
             self._tuner().fit()
         except BaseException as error:
@@ -78,16 +87,30 @@ class TuneThread(threading.Thread):
                 self.error = error
 
     def stop(self) -> None:
-        """Stop the trials, which can be resumed from their newest checkpoints: Ray Tune waits
-        5 s for them."""
+        """Stop the trials as Ctrl-C stops a run, each with a last checkpoint, and then Ray Tune,
+        which waits only seconds for its trials."""
+        (self._trials / _STOP_FILE).touch()
+        running = [one for one in self._record.trials if one["status"] == "running"]
+        deadline = time.monotonic() + _TRIAL_STOP + self._config.fault.save_timeout.seconds
+        while self.is_alive() and time.monotonic() < deadline:
+            if all(read_status(self._trials / one["id"]) != "running" for one in running):
+                break
+            time.sleep(_POLL)
         self._stopped.set()
         self.join(_STOP)
+        for number, one in enumerate(self._record.trials):
+            if one["status"] == "running":
+                self._record.update(number, status="interrupted")
 
     def _tuner(self) -> tune.Tuner:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         actor = tune.with_parameters(
-            TrialActor, jobs=self._jobs, metric=(self._metric, self._mode), path=list(sys.path)
+            TrialActor,
+            config=self._config,
+            partition=self._partition,
+            metric=(self._metric, self._mode),
+            path=list(sys.path),
         )
         # The actor only waits: the workers take the CPUs, in a placement group of their own. A
         # request must name a resource, so it names a byte.
@@ -95,10 +118,22 @@ class TuneThread(threading.Thread):
         place = self._config.run_dir / _STATE
         if tune.Tuner.can_restore(str(place)):
             return tune.Tuner.restore(str(place), trainable, restart_errored=True)
+        search = search_of(self._config)
+        algorithm, space = None, {}
+        if search.algorithm == "optuna":
+            algorithm, space = _Optuna(seed=self._config.train.seed), _domains(search)
+        else:
+            trials = [
+                {"number": number, "settings": one["settings"]}
+                for number, one in enumerate(self._record.trials)
+            ]
+            space = {"trial": tune.grid_search(trials)}
         return tune.Tuner(
             trainable,
-            param_space={"trial": tune.grid_search(list(range(len(self._jobs))))},
+            param_space=space,
             tune_config=tune.TuneConfig(
+                search_alg=algorithm,
+                num_samples=search.count if algorithm else 1,
                 metric=self._metric,
                 mode=self._mode,
                 max_concurrent_trials=self._concurrent,
@@ -120,7 +155,9 @@ class TuneThread(threading.Thread):
             return AsyncHyperBandScheduler(  # a trial that reaches max_t is stopped, too
                 "epoch", max_t=epochs + 1, grace_period=grace, reduction_factor=_RUNGS
             )
-        return MedianStoppingRule("epoch", grace_period=grace) if kind == "median" else None
+        if kind == "median":  # the slice keeps it from pausing a trial so that others begin
+            return MedianStoppingRule("epoch", grace_period=grace, min_time_slice=math.inf)
+        return None
 
     # ── what Tune reports, in this thread ─────────────────────────────────────────────────────
 
@@ -128,6 +165,9 @@ class TuneThread(threading.Thread):
         """Raise an exception once the search is stopped, which ends Tune's loop."""
         if self._stopped.is_set():
             raise _Stopped
+
+    def suggested(self, number: int, settings: Mapping[str, Any]) -> None:
+        self._record.add(number, settings)
 
     def started(self, number: int) -> None:
         self._record.update(number, status="running", error=None)
@@ -142,7 +182,8 @@ class TuneThread(threading.Thread):
     def ended(self, number: int) -> None:
         trial = self._record.trials[number]
         done = bool(trial["metrics"])
-        trial = self._record.update(number, status="done" if done else "stopped")
+        status = "done" if done else "stopped"
+        trial = self._record.update(number, status=status, ended=time.time())
         how = "completed" if done else "stopped early"
         self._note(
             trial, f"{how} after {trial['epochs']} epochs, {self._metric} {trial['value']:.4f}"
@@ -151,13 +192,16 @@ class TuneThread(threading.Thread):
     def failed(self, number: int) -> None:
         text = "its process ended; see its logs"
         with suppress(OSError):
-            text = cause_file(self._jobs[number].run_dir).read_text()
+            text = cause_file(self._trials / self._record.trials[number]["id"]).read_text()
         self._note(self._record.update(number, status="failed", error=text), f"failed: {text}")
 
     def _note(self, trial: dict[str, Any], text: str) -> None:
+        with suppress(Exception):  # it must not fail the trial
+            write_page(self._config.run_dir)
         ended = sum(one["status"] in ("done", "stopped", "failed") for one in self._record.trials)
         settings = " ".join(f"{key}={value}" for key, value in trial["settings"].items())
-        self.lines.put(f"{trial['id']} ({ended}/{len(self._record.trials)}) {text}  {settings}")
+        count = search_of(self._config).count
+        self.lines.put(f"{trial['id']} ({ended}/{count}) {text}  {settings}")
 
 
 class _Stopped(Exception):
@@ -172,16 +216,42 @@ class _Observer(tune.Callback):
         TuneThread.current.check()
 
     def on_trial_start(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.started(trial.config["trial"])
+        TuneThread.current.started(_number(trial))
 
     def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
-        TuneThread.current.reported(trial.config["trial"], result)
+        TuneThread.current.reported(_number(trial), result)
 
     def on_trial_complete(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.ended(trial.config["trial"])
+        TuneThread.current.ended(_number(trial))
 
     def on_trial_error(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.failed(trial.config["trial"])
+        TuneThread.current.failed(_number(trial))
+
+
+def _number(trial: Any) -> int:
+    number: int = trial.config["trial"]["number"]
+    return number
+
+
+class _Optuna(OptunaSearch):
+    """Suggests the settings of numbered trials; Ray Tune stores its attributes."""
+
+    count = 0
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        settings = super().suggest(trial_id)
+        number, self.count = self.count, self.count + 1
+        TuneThread.current.suggested(number, settings)
+        return {"trial": {"number": number, "settings": settings}}
+
+
+def _domains(search: SearchConfig) -> dict[str, Any]:
+    """Return the space as Ray Tune's domains, whose functions have the names of our keys."""
+    kinds = {key: values.kind for key, values in search.space.items()}
+    return {
+        key: tune.choice(list(given)) if kind == "choice" else getattr(tune, kind)(*given)
+        for key, (kind, given) in kinds.items()
+    }
 
 
 class TrialActor(tune.Trainable):
@@ -193,21 +263,27 @@ class TrialActor(tune.Trainable):
 
     def setup(
         self,
-        config: dict[str, Any],
-        jobs: Sequence[Config],
+        trial: dict[str, Any],
+        config: Config,
+        partition: Path | None,
         metric: tuple[str, str],
         path: Sequence[str],
     ) -> None:
         """Start the training.
 
         Args:
-            config: ``trial``, its number.
-            jobs: configuration of each trial.
+            trial: ``trial``, its ``number`` and ``settings``.
+            config: of the search.
+            partition: directory of the partition or collection.
             metric: metric of the search, as records name it, and ``max`` or ``min``.
             path: ``sys.path`` of the command, with the user's modules.
         """
         sys.path += [entry for entry in path if entry not in sys.path]
-        self._job = jobs[config["trial"]]
+        number, settings = trial["trial"]["number"], trial["trial"]["settings"]
+        place = config.run_dir / TRIALS, trial_id(number)
+        self._run_dir = Path(*place)
+        self._configure = partial(trial_config, config, settings, place, partition)
+        self._patience = _TRIAL_STOP + config.fault.save_timeout.seconds
         self._metric, mode = metric
         self._better = max if mode == "max" else min
         self._best: list[float] = []
@@ -226,32 +302,31 @@ class TrialActor(tune.Trainable):
     def cleanup(self) -> None:
         """Stop the training as Ctrl-C does, with a checkpoint, and wait for its workers' end."""
         self._stopped.set()
-        self._thread.join(_TRIAL_STOP + self._job.fault.save_timeout.seconds)
+        self._thread.join(self._patience)
 
     def _train(self) -> None:
-        job = self._job
         try:
-            resume = is_run(job.run_dir)
+            job, resume = self._configure(), is_run(self._run_dir)
             run = train(job, resume=resume, display=False, on_records=self._take).summary
-            metrics = run["metrics"]  # of the selected weights
+            metrics = {**run["metrics"], SPEED: run[SPEED]}  # of the selected weights
             result = {"epoch": run["epochs"], self._metric: metrics[self._metric], "done": True}
             self._results.put({**result, "metrics": metrics})
+        except Interrupted:
+            return  # `step` waits until Ray Tune ends this actor
         except Exception as error:
-            if self._stopped.is_set():
-                return
             if not isinstance(error, RaygnnError):
                 error = RaygnnError(f"{type(error).__name__}: {error}")
-            cause_file(job.run_dir).write_text(str(error))
+            cause_file(self._run_dir).write_text(str(error))
             self._results.put(error)
 
     def _take(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Queue the evaluations among new records. Raises KeyboardInterrupt if the trial is
-        stopped.
+        """Queue the evaluations among new records. Raises KeyboardInterrupt if the trial or the
+        search is stopped.
 
         The scheduler compares the best value so far, which is that of the weights that a run
         selects: a trial that was best before its last evaluations goes on.
         """
-        if self._stopped.is_set():
+        if self._stopped.is_set() or self._run_dir.with_name(_STOP_FILE).exists():
             raise KeyboardInterrupt
         for record in records:
             value = record.get(self._metric)

@@ -11,7 +11,8 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
-from raygnn.search.space import metric_of, sample, trial_config
+from raygnn.search.run_search import tune
+from raygnn.search.space import metric_of, sample, speed_search, trial_config
 
 JOB: dict[str, Any] = {
     "name": "a",
@@ -119,3 +120,36 @@ def test_metrics() -> None:
     assert caught.value.where == "search.metric"
     with pytest.raises(ConfigError, match="no section search"):
         sample(load_config(JOB))
+
+
+def test_a_search_for_speed_begins_with_the_own_values() -> None:
+    found = speed_search(load_config(JOB, sampling={"prefetch": 3}, search={"space": SPACE}))
+    assert (found.name, found.train.max_steps) == ("a-speed", 200)
+    assert metric_of(found) == ("seeds_per_second", "max")
+    first, *others = sample(found)
+    assert first["sampling.prefetch"] == 3
+    assert first["comm.bucket_cap_mb"] == 25
+    assert len(others) == 11
+    assert {one["sampling.prefetch"] for one in others} <= {1, 2, 4, 8}
+    assert speed_search(load_config(JOB, train={"max_steps": 9})).train.max_steps == 9
+
+
+def test_a_search_for_speed_leaves_out_what_the_job_cannot_use() -> None:
+    found = speed_search(load_config(Path(__file__).parents[2] / "jobs/mutag-gin.yaml")).search
+    assert found is not None
+    assert "sampling.topology" not in found.space
+    assert "comm.overlap" in found.space
+
+
+def test_a_search_needs_a_directory() -> None:
+    given = {**JOB, "storage": "s3://bucket/runs", "search": {"space": SPACE}}
+    with pytest.raises(ConfigError, match="not in an object store") as caught:
+        tune(given, display=False)
+    assert caught.value.where == "storage"
+
+
+def test_optuna_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sample(config(SPACE, algorithm="optuna")) == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="Optuna is not installed"):
+        sample(config(SPACE, algorithm="optuna"))

@@ -8,17 +8,22 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from ray.tune.search.optuna import OptunaSearch
 
 import raygnn
+from raygnn.config.load import load_config
 from raygnn.runs.run import Run
+from raygnn.search import tune_thread as module
 from raygnn.search.record import SearchResult
 from tests.support.commands import Command
 from tests.support.small_jobs import job, until
 
-pytestmark = [pytest.mark.system, pytest.mark.alone]
+pytestmark = [pytest.mark.system, pytest.mark.alone, pytest.mark.timeout(900)]
 
 NET = """
 from tests.support.own_models import DglSage
@@ -38,21 +43,12 @@ LIMIT = 500  # seconds
 
 
 @pytest.fixture
-def tune(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Start `raygnn tune job.yaml …`; whatever is left is killed."""
+def raygnn_command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Start `raygnn VERB …`; whatever is left is killed."""
     commands: list[Command] = []
-    (tmp_path / "net.py").write_text(NET)
-    given = job(
-        tmp_path / "runs",
-        model={"kind": "net:Net", "args": {"fails": False}},
-        train={"epochs": 4},
-        cluster={"address": "local", "workers": 1, "num_cpus": 2},
-        search=SEARCH,
-    )
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
 
     def start(*args: str) -> Command:
-        commands.append(Command(["tune", "job.yaml", *args], tmp_path))
+        commands.append(Command(list(args), tmp_path))
         return commands[-1]
 
     yield start
@@ -63,12 +59,22 @@ def tune(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         shutil.rmtree(command.temp, ignore_errors=True)
 
 
-def test_a_search(tune: Callable[..., Command], tmp_path: Path) -> None:
+def write_job(tmp_path: Path, **sections: Any) -> None:
+    cluster = {"address": "local", "workers": 1, "num_cpus": 2}
+    graph = {"train": 0.05, "val": 0.05}
+    given = job(tmp_path / "runs", cluster=cluster, graph=graph, **sections)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
+
+
+def test_a_search(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
     """Killed after its first trial and resumed, it keeps that trial; one is stopped early, and the
     failed ones are shown with their cause."""
     path = tmp_path / "runs" / "test"
     record = path / "search.json"
-    first = tune()
+    (tmp_path / "net.py").write_text(NET)
+    model = {"kind": "net:Net", "args": {"fails": False}}
+    write_job(tmp_path, model=model, train={"epochs": 4}, search=SEARCH)
+    first = raygnn_command("tune", "job.yaml")
     until(lambda: record.exists() and json.loads(record.read_text())["best"], LIMIT)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.communicate()
@@ -77,11 +83,11 @@ def test_a_search(tune: Callable[..., Command], tmp_path: Path) -> None:
     kept = path / "trials" / "t000"
     written = (kept / "metrics.jsonl").read_bytes()
 
-    code, out, err = tune().finish()
+    code, out, err = raygnn_command("tune", "job.yaml").finish()
     assert code == 2
     assert "is taken by an earlier run" in err
 
-    second = tune("--resume")
+    second = raygnn_command("tune", "job.yaml", "--resume")
     code, out, err = second.finish(LIMIT)
     assert (code, err) == (0, "")
     assert second.left_behind(30) == []
@@ -106,3 +112,98 @@ def test_a_search(tune: Callable[..., Command], tmp_path: Path) -> None:
     table = found.trials
     assert list(table["id"]) == ["t000", "t001", "t002", "t003"]
     assert list(table["train.lr"]) == [0.05, 0.05, 1e-9, 1e-9]
+
+
+def test_two_trials_at_once(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
+    """Ctrl-C stops both with a checkpoint, from which they are resumed; they begin with another
+    run's weights. The search's name stands for its best trial."""
+    path = tmp_path / "runs" / "test"
+    space = {"train.lr": {"choice": [0.05, 1e-9]}}
+    write_job(tmp_path, name="base", train={"epochs": 1, "lr": 1e-9})
+    assert raygnn_command("train", "job.yaml").finish(LIMIT)[0] == 0
+    search = {"space": space, "algorithm": "grid", "scheduler": "none"}
+    write_job(tmp_path, train={"epochs": 150, "init": {"run": "base"}}, search=search)
+    first = raygnn_command("tune", "job.yaml")
+    trials = [path / "trials" / name for name in ("t000", "t001")]
+    until(lambda: all((trial / "metrics.jsonl").exists() for trial in trials), LIMIT)
+    os.kill(first.process.pid, signal.SIGINT)
+    code, out, err = first.finish(LIMIT)
+    assert (code, err.count("go on with --resume")) == (130, 1), err
+    assert "2 at a time" in out
+    assert first.left_behind(30) == []
+    found = SearchResult(path)
+    statuses = [one["status"] for one in found.to_dict()["trials"]]
+    assert statuses == ["interrupted"] * 2
+    assert [Run(trial).status for trial in trials] == ["interrupted"] * 2
+    assert Run(path).status == "interrupted"
+
+    code, out, err = raygnn_command("tune", "job.yaml", "--resume").finish(LIMIT)
+    assert (code, err) == (0, "")
+    assert [one["status"] for one in found.to_dict()["trials"]] == ["done"] * 2
+    for trial in trials:
+        assert "resume: from step" in (trial / "logs" / "told.jsonl").read_text()
+        assert Run(trial).summary["init"]["run"] == str(tmp_path / "runs" / "base")
+
+    out = raygnn_command("evaluate", "test", "--split", "val", "--json").finish(LIMIT)[1]
+    value = json.loads(out)["metrics"]["val/accuracy"]
+    assert value == pytest.approx(found.best.summary["metrics"]["val/accuracy"])
+    out = raygnn_command("predict", "test", "--out", "out.parquet", "--json").finish(LIMIT)[1]
+    assert json.loads(out)["rows"] == 2000
+    code, out, err = raygnn_command("train", "job.yaml", "--resume").finish(LIMIT)
+    assert code == 2
+    best = found.best.path / "config.yaml"
+    assert f"{best} --resume" in err
+    more = ("--resume", "--set", "train.epochs=151", "--json")
+    code, out, err = raygnn_command("train", str(best), *more).finish(LIMIT)
+    assert (code, json.loads(out)["epochs"]) == (0, 151), err
+
+
+def test_a_cluster_too_small_for_a_trial(
+    raygnn_command: Callable[..., Command], tmp_path: Path
+) -> None:
+    write_job(tmp_path, search={"space": {"train.lr": {"uniform": [0.1, 0.2]}}})
+    few = ("--set", "cluster.num_cpus=null", "--set", f"cluster.workers={os.cpu_count()}000")
+    code, _, err = raygnn_command("tune", "job.yaml", *few).finish(LIMIT)
+    assert code == 3, err
+    assert "CPUs" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_optuna(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
+    """A search that is killed and resumed suggests what one without interruption would."""
+    path = tmp_path / "runs" / "test"
+    space = {"train.lr": {"loguniform": [1e-4, 0.1]}, "model.hidden": {"choice": [8, 16]}}
+    search = {"space": space, "algorithm": "optuna", "trials": 3, "concurrent": 1}
+    write_job(tmp_path, train={"epochs": 1, "seed": 7}, search=search)
+    first = raygnn_command("tune", "job.yaml")
+    found = SearchResult(path)
+    until(lambda: (path / "search.json").exists() and found.to_dict()["best"], LIMIT)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.communicate()
+    assert first.left_behind(30) == []
+    before = found.to_dict()["trials"]
+
+    code, out, err = raygnn_command("tune", "job.yaml", "--resume").finish(LIMIT)
+    assert (code, err) == (0, "")
+    assert "(3/3) completed" in out
+    trials = found.to_dict()["trials"]
+    assert [one["status"] for one in trials] == ["done"] * 3
+    assert trials[0] == before[0]
+    searcher = suggestions(path, search, seed=7)
+    for number, trial in enumerate(trials):
+        name = trial["id"]
+        assert searcher.suggest(name)["trial"] == {"number": number, "settings": trial["settings"]}
+        searcher.on_trial_complete(name, {"val/accuracy": trial["value"]})
+    assert (
+        suggestions(path, search, seed=8).suggest("a")["trial"]["settings"] != trials[0]["settings"]
+    )
+
+
+def suggestions(path: Path, search: dict[str, Any], seed: int) -> OptunaSearch:
+    """Return Optuna's suggestions outside of a search."""
+    module.TuneThread.current = Mock()
+    searcher = module._Optuna(seed=seed)
+    section = load_config(job(path, search=search)).search
+    assert section is not None
+    searcher.set_search_properties("val/accuracy", "max", module._domains(section))
+    return searcher

@@ -12,15 +12,19 @@ import pytest
 import torch
 
 from raygnn.config.load import load_config
+from raygnn.config.places import Uri
 from raygnn.driver.resume import initial_weights
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
+from raygnn.storage.remote import RemotePath
+from raygnn.storage.replica import upload_directory
 from raygnn.util.files import write_json
 from tests.driver.test_resume import stopped
 from tests.support.graphs import ensure_partition
 from tests.support.plain_embeddings import learned_rows
 from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
+from tests.support.stores import LocalStore
 
 FIRST = "layers.0.convs.:_N:_E:_N.weight"
 
@@ -67,6 +71,20 @@ def test_weights_are_taken_and_frozen_ones_stay(workers: int, make_job: JobFacto
     lines = (trained.path / "logs" / "events.jsonl").read_text()
     assert "init: 2 weights of" in lines
     assert f"init: frozen: {FIRST}" in lines
+
+
+def test_weights_come_from_a_store(make_job: JobFactory, store: LocalStore, tmp_path: Path) -> None:
+    there = base(make_job)
+    uri = Uri(store.uri) / "base"
+    upload_directory(there.path, RemotePath.of(uri, "storage"), [])
+    wanted = selected(there)
+    shutil.rmtree(there.path)
+    still = {"init": {"run": uri.text}, "lr": 1e-30, "max_steps": 1}
+    run = train_on_ranks(make_job(name="still", train=still))
+    for name, value in selected(run).items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-20)
+    assert run.summary["init"]["run"] == uri.shared
+    assert len(run.summary["init"]["taken"]) == len(wanted)
 
 
 def test_a_model_of_links_starts_one_of_nodes(make_job: JobFactory) -> None:

@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -19,6 +19,7 @@ from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
 from raygnn.runs.report import charts, sections
+from raygnn.runs.report.charts import Chart
 from raygnn.runs.report.sections import Source
 from raygnn.runs.run_directory import LOGS, REPORT, TOLD, Events, RunDir, local_path
 from raygnn.util.files import storage_errors, write_atomic
@@ -66,6 +67,40 @@ def reported(run: RunDir, show: Display) -> Iterator[None]:
 
 def html(source: Source) -> str:
     """Return the page. All text from files is escaped."""
+    training = charts.training_charts(source.records)
+    steps = charts.step_charts(source.ranks, sections.hosts(source))
+    used = charts.usage_charts(source.ranks)
+    parts = sections.part_counts(source)
+    return render(
+        "page.html",
+        [*training, *steps, *used],
+        name=source.path.name,
+        path=source.shown,
+        faults=source.faults,
+        tiles=sections.tiles(source),
+        started=sections.when(source.summary.get("started")),
+        training=training,
+        steps=steps,
+        used=used,
+        threshold_tables=sections.threshold_tables(source),
+        slow_ranks=sections.slow_ranks(source),
+        part_rows=sections.part_table(parts),
+        partition=source.partition,
+        preflight=source.preflight,
+        summary=source.summary,
+        nodes=sections.nodes(source),
+        events=sections.events(source),
+        config=write_yaml(source.config) if source.config else "",
+    )
+
+
+def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
+    """Return the page of a template. All text is escaped.
+
+    Args:
+        drawn: all charts of the page.
+        facts: variables of the template.
+    """
     import jinja2
     from markupsafe import Markup
 
@@ -79,30 +114,10 @@ def html(source: Source) -> str:
     )
     filters = (sections.text, sections.mood, sections.mapping, sections.listed, sections.mappings)
     environment.filters |= {made.__name__: made for made in filters}
-    training = charts.training_charts(source.records)
-    steps = charts.step_charts(source.ranks, sections.hosts(source))
-    used = charts.usage_charts(source.ranks)
-    drawn = [*training, *steps, *used]
-    return environment.get_template("page.html").render(
-        name=source.path.name,
-        path=source.shown,
-        faults=source.faults,
-        tiles=sections.tiles(source),
-        started=sections.when(source.summary.get("started")),
+    return environment.get_template(template).render(
+        **facts,
         written=sections.when(datetime.now(UTC).isoformat(timespec="seconds")),
         version=__version__,
-        training=training,
-        steps=steps,
-        used=used,
-        threshold_tables=sections.threshold_tables(source),
-        slow_ranks=sections.slow_ranks(source),
-        part_rows=sections.part_table(source),
-        partition=source.partition,
-        preflight=source.preflight,
-        summary=source.summary,
-        nodes=sections.nodes(source),
-        events=sections.events(source),
-        config=write_yaml(source.config) if source.config else "",
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(_plotly() if drawn else ""),

@@ -1,0 +1,62 @@
+"""Trials as MLflow and W&B show them: nested runs of one parent, and a group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.driver.loggers import backend_of
+from raygnn.runs.run_directory import RunDir
+from raygnn.search.run_search import nested
+from raygnn.search.space import trial_config
+from tests.support.small_jobs import job
+
+
+def test_trials_are_nested_runs_of_the_search(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    server = f"sqlite:///{tmp_path}/mlflow.db"
+    given = job(tmp_path, name="mine", logging={"loggers": {"mlflow": {"tracking_uri": server}}})
+    config = load_config(given)
+    with RunDir.create(tmp_path, "mine") as search:
+        search.begin(config.recorded())
+        for _ in range(2):  # the second one is a resume
+            with nested(config, search.path) as logged:
+                trial = trial_config(logged, {"train.lr": 0.5}, (search.path / "trials", "t000"))
+                with RunDir.create(trial.storage, "t000", mode="overwrite") as run:
+                    run.begin(trial.recorded())
+                    backend = backend_of("mlflow", run.path)
+                    backend.open(0)
+                    backend.log({"step": 1, "val/f1": 0.5})
+                    backend.close("done")
+    client = mlflow.MlflowClient(server)
+    (experiment,) = client.search_experiments(filter_string="name = 'raygnn'")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [one for one in runs if one.info.run_name == "mine"]
+    trials = [one for one in runs if one.info.run_name == "t000"]
+    assert (len(parents), len(trials)) == (1, 2)
+    assert parents[0].info.status == "FINISHED"
+    for one in trials:
+        assert one.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
+        assert one.data.metrics == {"val/f1": 0.5}
+
+
+def test_trials_are_a_group(tmp_path: Path) -> None:
+    for given, group in (({}, "test"), ({"group": "mine"}, "mine")):
+        config = load_config(job(tmp_path, logging={"loggers": {"wandb": given}}))
+        with nested(config, tmp_path) as logged:
+            assert logged.logging.loggers == {"wandb": {"group": group}}
+
+
+def test_a_server_that_does_not_answer_ends_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri = {"tracking_uri": "http://127.0.0.1:9"}
+    config = load_config(job(tmp_path, logging={"loggers": {"mlflow": uri}}))
+    with RunDir.create(tmp_path, "test") as search:
+        search.begin(config.recorded())
+        with nested(config, search.path) as logged:
+            assert logged == config
