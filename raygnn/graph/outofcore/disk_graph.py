@@ -107,12 +107,6 @@ class Appended:
             self._file.write(element_bytes(rows))
         self.num += len(rows)
 
-    def pad(self, num: int, value: float) -> None:
-        """Append equal rows up to a number of them."""
-        if num > self.num:
-            shape = (num - self.num, *self.array.row_shape)
-            self.add(np.full(shape, value, self.array.stored))
-
     def close(self) -> DiskArray:
         """Return the array; no rows can be appended after that."""
         self._file.close()

@@ -141,21 +141,12 @@ class SortedEdges:
         return self.arrays[f"out-{name}"].read(*self.leaving[part : part + 2]).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Shuffled:
-    """All edges, at their parts.
-
-    Attributes:
-        edge_starts: edge type → int64 ``[parts + 1]``, where each part's edges start.
-        edges: of all buckets, in the order of their ids.
-    """
-
-    edge_starts: dict[EdgeType, IntArray]
-    edges: list[SortedEdges]
-
-
-def shuffle(graph: DiskGraph, numbering: Numbering, work: Workspace) -> Shuffled:
-    """Bring the edges to their parts; those of the graph are not needed afterwards."""
+def shuffle(
+    graph: DiskGraph, numbering: Numbering, work: Workspace
+) -> tuple[dict[EdgeType, IntArray], list[SortedEdges]]:
+    """Bring the edges to their parts; those of the graph are not needed afterwards. Returns where
+    each part's edges start, int64 ``[parts + 1]`` by type; and the edges of all buckets, in the
+    order of their ids."""
     edge_starts, buckets = _buckets(graph, numbering)
     of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
     runs = [(etype, run) for etype, of in graph.runs.items() for run in of if run.num]
@@ -179,7 +170,7 @@ def shuffle(graph: DiskGraph, numbering: Numbering, work: Workspace) -> Shuffled
     work.drop("scatter")
     both = zip(buckets, gathered, strict=True)
     edges = [SortedEdges(b, opened(found["arrays"]), found["leaving"]) for b, found in both]
-    return Shuffled(edge_starts, edges)
+    return edge_starts, edges
 
 
 def _buckets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,6 @@ from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import DiskGraph
 from raygnn.graph.outofcore.edge_shuffle import (
     Numbering,
-    Shuffled,
     SortedEdges,
     homogeneous,
     shuffle,
@@ -87,18 +86,19 @@ def write_parts(
     """
     data = held or graph.data()
     numbering = Numbering.from_assignment(assigned, parts, work.directory("numbering"))
-    shuffled = shuffle(graph, numbering, work)
-    handed = held or replace(graph, others={})
-    tasks = [(handed, numbering, shuffled, part, directory) for part in range(parts)]
-    sizes = [sum(e.bucket.edges for e in shuffled.edges if e.bucket.part == t[3]) for t in tasks]
-    written = [_WrittenPart.model_validate(it) for it in work.run("write", _write, tasks, sizes)]
+    edges = shuffle(graph, numbering, work)
+    assembly = Assembly(held or replace(graph, others={}), numbering, *edges)
+    tasks = [(assembly, part, directory) for part in range(parts)]
+    sizes = [sum(assembly.num_edges(part).values()) for part in range(parts)]
+    found = work.run("write", _write_part, tasks, sizes)
+    written = [_WrittenPart.model_validate(part) for part in found]
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
     for part in written:
         files |= part.files
         features |= part.features
     files |= _write_ids(data.ids, directory)
-    config = _dgl_json(data, Assembly(data, numbering, shuffled), method)
+    config = _dgl_json(data, assembly, method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
     return Manifest(
@@ -124,43 +124,39 @@ def write_parts(
     )
 
 
-def _write(
-    graph: GraphData | DiskGraph,
-    numbering: Numbering,
-    shuffled: Shuffled,
-    part: int,
-    directory: Path,
-) -> dict[str, Any]:
-    data = graph.data() if isinstance(graph, DiskGraph) else graph
-    return _write_part(Assembly(data, numbering, shuffled), part, directory).model_dump()
-
-
+@dataclass(frozen=True)
 class Assembly:
     """A graph renumbered for its parts, with the contents of each part's files.
 
-    Args:
-        data: the graph; of its edges only the arrays' names, dtypes and shapes are used.
-
     Attributes:
-        node_map, edge_map: type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json.
+        held: the graph; of its edges only the arrays' names, dtypes and shapes are used.
+        edge_starts: edge type → int64 ``[parts + 1]``, where each part's edges start.
+        edges: of all buckets, in the order of their ids.
     """
 
-    def __init__(self, data: GraphData, numbering: Numbering, shuffled: Shuffled):
-        self.data, self.numbering = data, numbering
-        self.typed = len(data.nodes) > 1 or len(data.edges) > 1
-        self.node_map = numbering.node_map
-        self.edge_map: dict[EdgeType, IntArray] = homogeneous(shuffled.edge_starts)
-        self.parts = len(numbering.bounds) - 1
-        self._node_starts, self._edge_starts = numbering.starts, shuffled.edge_starts
-        self._sorted = shuffled.edges
+    held: GraphData | DiskGraph
+    numbering: Numbering
+    edge_starts: dict[EdgeType, IntArray]
+    edges: list[SortedEdges]
+
+    @property
+    def data(self) -> GraphData:
+        return self.held.data() if isinstance(self.held, DiskGraph) else self.held
+
+    @property
+    def edge_map(self) -> dict[EdgeType, IntArray]:
+        """Edge type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json."""
+        return homogeneous(self.edge_starts)
 
     def num_nodes(self, part: int) -> dict[str, int]:
         """Return the numbers of owned nodes of one part, by type."""
-        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
+        starts_of = self.numbering.starts.items()
+        return {ntype: int(starts[part + 1] - starts[part]) for ntype, starts in starts_of}
 
     def num_edges(self, part: int) -> dict[EdgeType, int]:
         """Return the numbers of owned edges of one part, by type."""
-        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
+        starts_of = self.edge_starts.items()
+        return {etype: int(starts[part + 1] - starts[part]) for etype, starts in starts_of}
 
     def original_nodes(self, part: int) -> dict[str, Tensor]:
         """Return node type → original ids of the part's owned nodes, int64."""
@@ -168,11 +164,12 @@ class Assembly:
 
     def node_data(self, part: int) -> dict[str, Rows]:
         """Return ``"<type>/<name>"`` → rows of the part's owned nodes."""
-        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
+        nodes = self.data.nodes
+        own = {ntype: self._nodes(ntype, part) for ntype, frame in nodes.items() if frame.data}
         return {
             f"{ntype}/{name}": Rows(array, ids)
             for ntype, ids in own.items()
-            for name, array in self.data.nodes[ntype].data.items()
+            for name, array in nodes[ntype].data.items()
         }
 
     def original_edges(self, part: int) -> dict[str, OnDemand]:
@@ -188,8 +185,9 @@ class Assembly:
             f"{etype_str(etype)}/{name}": OnDemand(
                 figures.dtype, (num, *figures.shape[1:]), partial(self._rows, part, etype, name)
             )
-            for etype, num in self.num_edges(part).items()
-            for name, figures in self.data.edges[etype].data.items()
+            for etype, frame in self.data.edges.items()
+            for num in [self.num_edges(part)[etype]]
+            for name, figures in frame.data.items()
         }
 
     def _numbers(self, part: int, etype: EdgeType) -> Iterator[Array]:
@@ -202,12 +200,12 @@ class Assembly:
             yield array.as_declared(array.read(0, len(array)))
 
     def _nodes(self, ntype: str, part: int) -> IntArray:
-        first, last = self._node_starts[ntype][part : part + 2]
+        first, last = self.numbering.starts[ntype][part : part + 2]
         return self.numbering.order[ntype].read(first, last).astype(np.int64)
 
     def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
         """The buckets of a part's own edges, in the order of their ids."""
-        of_part = [edges for edges in self._sorted if edges.bucket.part == part]
+        of_part = [edges for edges in self.edges if edges.bucket.part == part]
         return [edges for edges in of_part if etype in (None, edges.bucket.etype)]
 
     def graph(self, part: int) -> tuple[tuple[Any, ...], int, int]:
@@ -223,7 +221,7 @@ class Assembly:
             far[outside] = True
             cut += len(outside)
         halo = int(np.count_nonzero(far))
-        outer = [edges for edges in self._sorted if edges.bucket.part != part]
+        outer = [edges for edges in self.edges if edges.bucket.part != part]
         for leaving in outer:
             far[leaving.leaving_from(part, "dst")] = True
         nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
@@ -233,7 +231,7 @@ class Assembly:
 
         counts = {edges.bucket.number: edges.bucket.edges for edges in own}
         counts |= {edges.bucket.number: int(np.diff(edges.leaving)[part]) for edges in outer}
-        types = {etype: number for number, etype in enumerate(self.data.edges)}
+        types = {etype: number for number, etype in enumerate(self.edge_starts)}
 
         def destinations(edges: SortedEdges) -> Array:
             at = edges.bucket.first_row - first
@@ -267,7 +265,7 @@ class Assembly:
                 lambda edges: np.zeros(counts[edges.bucket.number]),
             ),
         }
-        if self.typed:
+        if len(self.numbering.starts) > 1 or len(types) > 1:
             ndata["_TYPE"] = node_type
             edata["_TYPE"] = on_demand(np.int32, kinds, kinds)
         src = on_demand(
@@ -289,8 +287,8 @@ class _WrittenPart(BaseModel):
     features: dict[str, Feature]
 
 
-def _write_part(assembly: Assembly, part: int, directory: Path) -> _WrittenPart:
-    """Write the files of one part, durably, in place of existing ones."""
+def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any]:
+    """Write the files of one part, durably, in place of existing ones: see `_WrittenPart`."""
     (directory / f"part{part}").mkdir(exist_ok=True)
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
@@ -318,7 +316,7 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> _WrittenPart:
         splits=split_counts(masks),
         bytes=sum(file.bytes for file in files.values()),
     )
-    return _WrittenPart(facts=facts, files=files, features=features)
+    return _WrittenPart(facts=facts, files=files, features=features).model_dump()
 
 
 def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
@@ -349,14 +347,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> FileFacts:
 def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any]:
     # a graph may be named raygnn, but its json must not replace the manifest
     name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
+    parts, node_map = len(assembly.numbering.bounds) - 1, assembly.numbering.node_map
     return {
         "graph_name": name,
         "num_nodes": data.num_nodes,
         "num_edges": data.num_edges,
         "part_method": method,
-        "num_parts": assembly.parts,
+        "num_parts": parts,
         "halo_hops": 1,
-        "node_map": {ntype: rows.tolist() for ntype, rows in assembly.node_map.items()},
+        "node_map": {ntype: rows.tolist() for ntype, rows in node_map.items()},
         "edge_map": {etype_str(t): rows.tolist() for t, rows in assembly.edge_map.items()},
         "ntypes": {ntype: number for number, ntype in enumerate(data.nodes)},
         "etypes": {etype_str(etype): number for number, etype in enumerate(data.edges)},
@@ -366,5 +365,5 @@ def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any
             "edge_feats": f"part{part}/edge_feat.dgl",
             "part_graph": f"part{part}/graph.dgl",
         }
-        for part in range(assembly.parts)
+        for part in range(parts)
     }

@@ -38,7 +38,6 @@ _BYTES = 1 << 24  # of a chunk, about
 _CELL = 16  # bytes of a value as text, about
 _START = 1 << 20  # bytes in which the line of names is
 _END = 1 << 22  # bytes in which the last quote is, if DuckDB accepts its line
-_FILES = 100_000
 _PATTERNS = "correct files: patterns are relative to the file that describes the tables"
 _VALUE = 8  # bytes of a value as an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
@@ -68,9 +67,6 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
             where = None if base == Path() else str(base)
             raise DataError(f"no file matches {pattern!r}", where=where, remedy=remedy)
         files += matches
-    if len(files) > _FILES:
-        message = f"{len(files)} files are more than {_FILES}"
-        raise DataError(message, where=str(base), remedy="join some")
     for path in files:
         if not is_table(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
