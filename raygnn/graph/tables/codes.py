@@ -96,6 +96,7 @@ class Codes:
             what = "rows have words that the training did not have, and are in the bucket"
             where = f"{reader.files[0]}, column {self.columns[0]!r}"
             log.warning(f"{where}: {self._share(unseen)} {what}")
+        self._found.clear()  # tasks are handed the codes alone
 
     def rows(self, chunk: Chunk) -> Array:
         """Return the codes of a chunk's rows, int64 ``[n]``."""
