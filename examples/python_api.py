@@ -18,9 +18,7 @@ config = raygnn.load_config(
 
 report = raygnn.check(config)  # nothing is written or started
 assert report.ok, report.findings
-
-meta = raygnn.partition(config)  # does nothing when it has been done
-print(meta.num_parts, "parts in", meta.directory)
+raygnn.partition(config)  # does nothing when it has been done
 
 run = raygnn.train(config, overwrite=True)  # blocks; shows progress
 print(run.summary["metrics"]["test/accuracy"])

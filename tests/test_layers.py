@@ -73,15 +73,25 @@ ALLOWED = {
         "driver",
     },
     "search": {"config", "preflight.probe", "runs", "driver"},
+    "serving": {"config", "graph", "models", "runs", "sampling", "driver", "prediction", "worker"},
     "jobs": {"config", "storage", "runs", "graph.sources.python_graphs"},
-    "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "search"},
+    "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "search", "serving"},
     "__main__": {"cli"},
-    "__init__": {"config", "jobs", "runs", "driver", "prediction", "search", "tasks"},
+    "__init__": {"config", "jobs", "runs", "driver", "prediction", "search", "serving", "tasks"},
 }
 
 # Third-party package → the only places that may import it.
 ONLY_IN = {
-    "ray": ("compat", "preflight.probe", "driver", "worker", "prediction", "search", "jobs.server"),
+    "ray": (
+        "compat",
+        "preflight.probe",
+        "driver",
+        "worker",
+        "prediction",
+        "search",
+        "serving",
+        "jobs.server",
+    ),
     "dgl": ("graph.dgl",),
 }
 

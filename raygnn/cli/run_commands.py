@@ -1,5 +1,5 @@
 """Commands about runs: runs, diagnose, report; and with their models: predict, recommend, embed,
-evaluate, export."""
+evaluate, serve, export."""
 
 from __future__ import annotations
 
@@ -128,6 +128,23 @@ def _add_models(commands: Any) -> None:
     )
     evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
 
+    serve = run_command(
+        commands,
+        "serve",
+        _serve,
+        "answer requests over HTTP with a run's selected weights, on Ray Serve, until Ctrl-C",
+    )
+    serve.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster's head node")
+    serve.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8000, help="to listen on (default: 8000)")
+    serve.add_argument(
+        "--replicas", type=_replicas, default=1, metavar="N|auto", help="of the model (default: 1)"
+    )
+    serve.add_argument(
+        "--token-file", metavar="FILE", help="whose text each request must carry as Bearer token"
+    )
+    serve.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+
     export = run_command(
         commands,
         "export",
@@ -141,12 +158,13 @@ def _add_models(commands: Any) -> None:
     _split(embed, "all", "train, val, test or all (default: all)")
     _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
            "all)")  # fmt: skip
-    for parser in (predict, recommend, embed, evaluate):
-        parser.add_argument(
-            "--new-data",
-            action="store_true",
-            help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
-        )
+    for parser in (predict, recommend, embed, evaluate, serve):
+        if parser is not serve:
+            parser.add_argument(
+                "--new-data",
+                action="store_true",
+                help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
+            )
         parser.add_argument(
             "--at",
             metavar="TIME",
@@ -175,6 +193,12 @@ def _fanout(text: str) -> list[int]:
     if not all(part.lstrip("-").isdecimal() and len(part) < 10 for part in parts):
         raise argparse.ArgumentTypeError(f"expected numbers such as 10,10, got {text}")
     return [int(part) for part in parts]
+
+
+def _replicas(text: str) -> int | str:
+    if text != "auto" and not (text.isdecimal() and 0 < int(text) < 10**4):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 or auto, got {text}")
+    return text if text == "auto" else int(text)
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -278,6 +302,14 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from raygnn.serving.serve_command import serve
+
+    names = ("address", "host", "port", "replicas", "token_file", "task")
+    serve(args.name, **_options(args, *names))
+    return 0
+
+
 def _export(args: argparse.Namespace) -> int:
     from raygnn.prediction.export import export
 
@@ -289,5 +321,5 @@ def _export(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names, and those of all, as their functions take them."""
     names += ("at", "new_data", "trust", "storage", "verbose", "started")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return {**options, "overrides": args.set, "display": not args.json}

@@ -22,6 +22,7 @@ from raygnn.driver.job_plan import (
     ClusterNodes,
     Plan,
     count_workers,
+    goal_fields,
     header,
     make,
     make_plan,
@@ -164,7 +165,7 @@ class Session:
             config=self.config,
             partition=plan.input.place,
             run_dir=run.path,
-            **_goals(self.config, plan),
+            **goal_fields(self.config, plan.goals),
             replicated=plan.replicated,
             started=self._started,
             global_batch=plan.global_batch,
@@ -229,16 +230,6 @@ class Session:
             error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
             error.rank, error.trace = cause.rank, None
             self.run.update_summary(error=str(error))
-
-
-def _goals(config: Config, plan: Plan) -> dict[str, Any]:
-    """Return the `Job`'s arguments for the prediction targets of its tasks."""
-    goals = plan.goals.values()  # checked by the preflight
-    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
-    if config.tasks is not None:
-        return {"ntype": None, "goals": dict(plan.goals)}
-    (goal,) = goals
-    return {"ntype": goal.ntype, "edges": goal.edges}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from raygnn.checkpoint import weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.errors import DataError, InputError
-from raygnn.tasks.embeddings import Embeddings
+from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
@@ -29,7 +29,6 @@ class Predicting:
         self._job = job
         self._request = job.request
         torch.set_num_threads(job.config.cluster.cpus_per_worker)
-        self._device = runtime.device
         self._ranks = Ranks.join(job.config, runtime.world, runtime.device)
 
     def run(self) -> dict[str, Any]:
@@ -41,13 +40,7 @@ class Predicting:
             InputError: there is no free space for the rows.
         """
         request = self._request
-        plane = open_plane(self._job, self._ranks)
-        self._check_data(plane.identity)
-        task = plane.task()
-        self._weights = available_weights(self._job, request.weights, request.kept)
-        weights.load(self._weights, task.model)
-        self._load_rows(task.embeddings)
-        task.to(self._device)
+        plane, task = open_trained(self._job, self._ranks)
         blackbox.note("predict")
         workers = self._ranks.world.size
         if request.rows:
@@ -84,27 +77,46 @@ class Predicting:
                 own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))
 
-    def _load_rows(self, embeddings: Embeddings | None) -> None:
-        found = self._weights
-        if embeddings is None:
-            return
-        if found.rows is None:
-            raise DataError(
-                "the learned rows of nodes are missing",
-                where=str(found.path),
-                remedy="put back selected.json and selected-rows, which training wrote beside it",
-            )
-        timeout = self._job.config.fault.storage_timeout.seconds
-        state = RowState(embeddings, self._ranks.control, timeout)
-        state.read(found.rows_directory, found.rows)
 
-    def _check_data(self, found: str) -> None:
-        trained = self._request.weights.data
-        if self._request.sizes is not None:
-            vocabulary.check(self._request.weights.words or {}, vocabulary.words(self._job))
-        elif trained is not None and trained != found:
-            raise DataError(
-                f"these are not the data that the run was trained on: {found} here, {trained} then",
-                where=str(self._job.partition),
-                remedy="put back what they were, or train on them as they are now",
-            )
+def open_trained(job: Job, ranks: Ranks) -> tuple[Plane, TaskModule]:
+    """Open the plane of a request's data, and its task with the trained weights, on the device.
+    Collective.
+
+    Raises:
+        DataError: the data are not those of the training, or the weights are damaged.
+    """
+    assert job.request is not None
+    plane = open_plane(job, ranks)
+    _check_data(job, plane.identity)
+    task = plane.task()
+    found = available_weights(job, job.request.weights, job.request.kept)
+    weights.load(found, task.model)
+    if task.embeddings is not None:
+        _load_rows(job, ranks, found, task)
+    task.to(ranks.device)
+    return plane, task
+
+
+def _load_rows(job: Job, ranks: Ranks, found: weights.Weights, task: TaskModule) -> None:
+    assert task.embeddings is not None
+    if found.rows is None:
+        raise DataError(
+            "the learned rows of nodes are missing",
+            where=str(found.path),
+            remedy="put back selected.json and selected-rows, which training wrote beside it",
+        )
+    timeout = job.config.fault.storage_timeout.seconds
+    RowState(task.embeddings, ranks.control, timeout).read(found.rows_directory, found.rows)
+
+
+def _check_data(job: Job, found: str) -> None:
+    assert job.request is not None
+    trained = job.request.weights.data
+    if job.request.sizes is not None:
+        vocabulary.check(job.request.weights.words or {}, vocabulary.words(job))
+    elif trained is not None and trained != found:
+        raise DataError(
+            f"these are not the data that the run was trained on: {found} here, {trained} then",
+            where=str(job.partition),
+            remedy="put back what they were, or train on them as they are now",
+        )

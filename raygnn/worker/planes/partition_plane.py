@@ -156,7 +156,7 @@ class PartitionPlane:
             timing=self.clock.timing,
             at=self.clock.at,
             # the latest edges are not sampled at random, and the model was trained on them
-            hops=self._fanouts if self.clock.latest else None,
+            hops=self.fanouts if self.clock.latest else None,
             spare=MemoryBudget(self.shard, self.inputs, self.ranks).evaluations,
             once=self.config.model.draws_once,
         )
@@ -167,7 +167,8 @@ class PartitionPlane:
         return Clock(self.job, self.shard, self.control)
 
     @property
-    def _fanouts(self) -> list[Fanout]:
+    def fanouts(self) -> list[Fanout]:
+        """``sampling.fanout`` by edge type, from the seeds outward."""
         sampling, depth = self.config.sampling, self.config.model.depth
         return resolve_fanouts(sampling.fanout, self.shard.etypes)[:depth]
 
@@ -394,7 +395,7 @@ class PartitionPlane:
         start, kept, cached = time.perf_counter(), 0.0, {}
         if config.sampling.cache != 0 and not host.holds_all:
             kept = budget.cached_share
-            scores = self._scores(own, share, self._fanouts)
+            scores = self._scores(own, share, self.fanouts)
             cached = choose_for_host(scores, bounds, host, kept)
         ring = config.sampling.prefetch + 3  # queued, being built, being trained on
         store = make_store(
@@ -434,16 +435,16 @@ class PartitionPlane:
         self._store = path.store(
             store,
             lambda part: choose_near(
-                self._scores(own, share, self._fanouts), bounds, host.ranks, cached, part
+                self._scores(own, share, self.fanouts), bounds, host.ranks, cached, part
             ),
         )
         return BatchMaker(
             seeds=seeds,
             sampler=path.sampler(
-                sampler, self._fanouts, seed=config.train.seed, once=config.model.draws_once
+                sampler, self.fanouts, seed=config.train.seed, once=config.model.draws_once
             ),
             store=self._store,
-            fanouts=self._fanouts,
+            fanouts=self.fanouts,
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if reads_degree else (),
             combine="weighted" if how == "gcn" else how,

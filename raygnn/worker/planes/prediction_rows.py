@@ -366,37 +366,43 @@ class Format:
             columns["score"] = _numbers(found.outputs)
             columns["split"] = _splits(found.splits)
             return pa.table(columns)
-        outputs = found.outputs
-        if self.calibration is not None:
-            outputs = Calibration(*self.calibration).apply(outputs)
+        shown = self.columns(found.outputs)
+        splits, targets = _splits(found.splits), found.targets
         if self.classifies:
-            shares = outputs.softmax(1)
-            best = outputs.argmax(1)
-            labels = found.targets.numpy()
-            columns["prediction"] = pa.array(best.numpy(), pa.int64())
-            columns["probability"] = _numbers(shares.gather(1, best.unsqueeze(1)).flatten())
-            columns["split"] = _splits(found.splits)
-            columns["label"] = pa.array(labels, pa.int64(), mask=labels < 0)
-            if self.scores:
-                columns["scores"] = _lists(shares)
-            return pa.table(columns)
+            scores = {name: shown.pop(name) for name in ("scores",) if name in shown}
+            labels = targets.numpy()
+            label = pa.array(labels, pa.int64(), mask=labels < 0)
+            return pa.table({**columns, **shown, "split": splits, "label": label, **scores})
         if self.labels:
-            columns["split"] = _splits(found.splits)
-            rows = zip(outputs.sigmoid().T, found.targets.reshape(outputs.shape).T)
-            for k, (chances, truth) in enumerate(rows):
-                columns[f"probability_{k}"] = _numbers(chances)
+            columns["split"] = splits
+            rows = zip(shown.items(), targets.reshape(found.outputs.shape).T)
+            for k, ((name, chances), truth) in enumerate(rows):
                 label = truth.numpy()
+                columns[name] = chances
                 columns[f"label_{k}"] = pa.array(label, pa.int64(), mask=label < 0)
             return pa.table(columns)
-        one = found.outputs.shape[1] == 1
-        values = _numbers if one else _lists
-        columns["prediction"] = values(found.outputs)
-        columns["split"] = _splits(found.splits)
-        targets = found.targets.reshape(found.outputs.shape)
+        targets = targets.reshape(found.outputs.shape)
         unknown = pa.array(targets.isnan().any(1).numpy())
-        labels = values(targets)
-        columns["label"] = pc.if_else(unknown, pa.scalar(None, labels.type), labels)
-        return pa.table(columns)
+        labels = _values(targets)
+        label = pc.if_else(unknown, pa.scalar(None, labels.type), labels)
+        return pa.table({**columns, **shown, "split": splits, "label": label})
+
+    def columns(self, outputs: Tensor) -> dict[str, pa.Array]:
+        """Return the columns of outputs ``[n, K]``: see the module."""
+        if self.calibration is not None:
+            outputs = Calibration(*self.calibration).apply(outputs)
+        if self.labels:
+            chances = outputs.sigmoid().T
+            return {f"probability_{k}": _numbers(some) for k, some in enumerate(chances)}
+        if not self.classifies:
+            return {"prediction": _values(outputs)}
+        shares = outputs.softmax(1)
+        best = outputs.argmax(1)
+        columns = {
+            "prediction": pa.array(best.numpy(), pa.int64()),
+            "probability": _numbers(shares.gather(1, best.unsqueeze(1)).flatten()),
+        }
+        return {**columns, "scores": _lists(shares)} if self.scores else columns
 
 
 def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
@@ -428,6 +434,10 @@ def _lists(values: Tensor) -> pa.Array:
     count, width = values.shape
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, _numbers(values.contiguous()))
+
+
+def _values(outputs: Tensor) -> pa.Array:
+    return _numbers(outputs) if outputs.shape[1] == 1 else _lists(outputs)
 
 
 def _splits(codes: np.ndarray) -> pa.Array:

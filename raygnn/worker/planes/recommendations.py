@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
@@ -27,57 +28,95 @@ from raygnn.worker.planes.prediction_rows import (
 from raygnn.worker.planes.seed_times import times_of
 
 
-def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recommended]:
-    """Yield lists for this rank's part of the requested sources, ascending by their ids. The
-    iterator must be exhausted. Collective.
+class Recommender:
+    """Searches the best targets of sources. Collective.
 
     A node is no candidate for itself.
 
     Args:
         plane: of the task, or of several, of which the request names one.
+        sources: positions int64 ``[n]`` of this rank's sources, whose rows are computed with those
+            of the candidates.
 
     Raises:
-        InputError: a source, a candidate or the relation does not exist.
-        DataError: a score is NaN.
+        InputError: a candidate or the relation does not exist.
     """
-    if isinstance(plane, MultitaskPlane):
-        assert isinstance(task, MultitaskTask)
-        plane, task = plane.planes[request.task], task.of(request.task)
-    model, lists, shard, control = task.model, request.lists, plane.shard, plane.control
-    assert isinstance(model, EdgeModel)
-    assert lists is not None
-    source, target = plane.etype[0], plane.etype[2]
-    words = plane.job.meta.names.get(f"{etype_str(plane.etype)}/{plane.target.relation}", ())
-    relation = relation_of(lists.relation, plane.target.relation, words, plane.relations)
-    first = shard.first(target)
-    asked = chosen_nodes(plane.job, request, shard, source)
-    among = _candidates(plane, lists.candidates, target)
-    nodes = {source: shard.first(source) + np.sort(asked)}
-    nodes[target] = np.union1d(nodes.get(target, among[:0]), among + first)
-    rows = plane.inference.represent(model.encoder, nodes)
-    search = Search(
-        control,
-        copy.deepcopy(model.decoder).float().eval(),
-        among + first,
-        rows[target].select(among + first),
-        (first, first + shard.owned(target)),
-        _known(plane, lists.known, relation),
-        plane.relations,
-        plane.ranks.device,
-    )
-    step = search.step(lists.k, control.world.size)
-    for number in range(-(-control.max(len(asked)) // step)):
-        some = asked[number * step : (number + 1) * step]
-        ids = some + shard.first(source)
-        keys, kept = ids * plane.relations + relation, rows[source].select(ids)
-        scores, names = search.lists(keys, kept, lists.k, shard.original[target][among])
-        if control.max(int(np.isnan(scores).any())):
+
+    def __init__(
+        self, plane: Any, task: TaskModule, request: Request, sources: np.ndarray | None = None
+    ):
+        lists = request.lists
+        assert lists is not None
+        self.plane, task = one_task(plane, task, request)
+        plane, shard, target = self.plane, self.plane.shard, self.plane.etype[2]
+        assert isinstance(task.model, EdgeModel)
+        words = plane.job.meta.names.get(f"{etype_str(plane.etype)}/{plane.target.relation}", ())
+        self.relation = relation_of(lists.relation, plane.target.relation, words, plane.relations)
+        self._weights, first = request.weights.path, shard.first(target)
+        among = _candidates(plane, lists.candidates, target)
+        nodes = {} if sources is None else {plane.etype[0]: shard.first(plane.etype[0]) + sources}
+        nodes[target] = np.union1d(nodes.get(target, among[:0]), among + first)
+        self.rows = plane.inference.represent(task.model.encoder, nodes)
+        self._names = shard.original[target][among]
+        self.search = Search(
+            plane.control,
+            copy.deepcopy(task.model.decoder).float().eval(),
+            among + first,
+            self.rows[target].select(among + first),
+            (first, first + shard.owned(target)),
+            _known(plane, lists.known, self.relation),
+            plane.relations,
+            plane.ranks.device,
+        )
+
+    def lists(self, sources: np.ndarray, kept: Tensor, k: int) -> Recommended:
+        """Return the lists of ``k`` of this rank's sources.
+
+        Args:
+            sources: their positions, int64 ``[n]``.
+            kept: their rows, float32 ``[n, D]``.
+
+        Raises:
+            DataError: a score is NaN.
+        """
+        plane = self.plane
+        shard, source = plane.shard, plane.etype[0]
+        keys = (sources + shard.first(source)) * plane.relations + self.relation
+        scores, names = self.search.lists(keys, kept, k, self._names)
+        if plane.control.max(int(np.isnan(scores).any())):
             raise DataError(
                 "scores of this model are NaN",
-                where=str(request.weights.path),
+                where=str(self._weights),
                 remedy="train again with finite weights: a lower train.lr, or train.clip",
             )
-        yield Recommended(shard.original[source][some].astype(np.int64), names, scores)
+        return Recommended(shard.original[source][sources].astype(np.int64), names, scores)
+
+
+def one_task(plane: Any, task: TaskModule, request: Request) -> tuple[Any, TaskModule]:
+    """Return the plane and the module of the request's task, of those of several."""
+    if isinstance(plane, MultitaskPlane):
+        assert isinstance(task, MultitaskTask)
+        return plane.planes[request.task], task.of(request.task)
+    return plane, task
+
+
+def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recommended]:
+    """Yield lists for this rank's part of the requested sources, ascending by their ids. The
+    iterator must be exhausted. Collective. See `Recommender`.
+
+    Raises:
+        InputError: a source does not exist.
+    """
+    assert request.lists is not None
+    one, _ = one_task(plane, task, request)
+    source, k, control = one.etype[0], request.lists.k, one.control
+    asked = chosen_nodes(one.job, request, one.shard, source)
+    found = Recommender(plane, task, request, np.sort(asked))
+    step = found.search.step(k, control.world.size)
+    for number in range(-(-control.max(len(asked)) // step)):
+        some = asked[number * step : (number + 1) * step]
+        kept = found.rows[source].select(some + one.shard.first(source))
+        yield found.lists(some, kept, k)
 
 
 def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:

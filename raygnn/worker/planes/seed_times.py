@@ -59,9 +59,12 @@ class Clock:
             DataError: it is a date, but times are not points in time; or in another unit.
         """
         value = None if self.job.request is None else getattr(self.job.request, name)
-        where = f"--{name} {value}"
+        return None if value is None else self.moment(value, f"--{name} {value}")
+
+    def moment(self, value: int | str, where: str) -> int:
+        """Return a time in the data's units; see `asked`."""
         try:
-            return None if value is None else moment(value, self._typical, self._ranges, where)
+            return moment(value, self._typical, self._ranges, where)
         except DataError as error:
             error.where = where
             raise

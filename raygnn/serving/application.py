@@ -1,0 +1,320 @@
+"""The application of Ray Serve: HTTP requests → questions → one batch of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from ray import serve
+from starlette.exceptions import HTTPException
+
+from raygnn import __version__
+from raygnn.errors import RaygnnError
+from raygnn.runs.run import Run, open_run
+from raygnn.serving.link_answers import LinkAnswers
+from raygnn.serving.node_answers import NodeAnswers
+from raygnn.serving.questions import (
+    ListQuestion,
+    NodeQuestion,
+    PairQuestion,
+    Question,
+    RequestError,
+)
+from raygnn.serving.served_run import Served, digest_of
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from ray.serve import Application
+
+LARGEST = 1 << 20  # bytes of a request
+_MOST = 1000  # ids or pairs of a request, and targets of a list
+_WAITING = 10_000  # ids and pairs that wait for a replica's model
+_BATCH = 1024  # of them in a batch
+_WAIT = 0.002  # seconds for others to join a batch
+_TOLD = 10  # problems of a request that are answered
+_AFTER = "1"  # seconds after which a refused request may come again
+
+Id = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
+Ids = Annotated[list[Id], Field(min_length=1, max_length=_MOST)]
+Relation = Annotated[str | None, Field(description="of the links, if there are several")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NodeBody(_Body):
+    """Nodes to predict for."""
+
+    ids: Ids
+    fanout: list[Annotated[int, Field(ge=-1, lt=2**31)]] | None = Field(
+        None, description="neighbours to sample per layer, from the nodes outward; all by default"
+    )
+    at: StrictInt | StrictStr | None = Field(
+        None, description="predict from what was before this time, such as 2026-01-31"
+    )
+    scores: bool = Field(False, description="also answer each class's probability")
+
+    def question(self) -> NodeQuestion:
+        fanout = None if self.fanout is None else tuple(self.fanout)
+        return NodeQuestion(self.ids, fanout, self.at, self.scores)
+
+
+class PairBody(_Body):
+    """Links to score."""
+
+    pairs: list[tuple[Id, Id]] = Field(
+        min_length=1, max_length=_MOST, description="source and target of each"
+    )
+    relation: Relation = None
+
+    def question(self) -> PairQuestion:
+        return PairQuestion(self.pairs, self.relation)
+
+
+class ListBody(_Body):
+    """Sources to recommend targets for."""
+
+    ids: Ids
+    k: int = Field(10, ge=1, le=_MOST, description="targets of each source")
+    known: Literal["exclude", "keep"] = Field(
+        "exclude", description="targets that a source has a link to"
+    )
+    relation: Relation = None
+
+    def question(self) -> ListQuestion:
+        return ListQuestion(self.ids, self.k, self.relation, self.known == "keep")
+
+
+def app(
+    run: str | Path | Run,
+    *,
+    task: str | None = None,
+    storage: str = "runs",
+    at: Any = None,
+    trust: bool = False,
+    overrides: Sequence[str] = (),
+    token_file: str | PathLike[str] | None = None,
+    replicas: int | Literal["auto"] = 1,
+) -> Application:
+    """Return an application of Ray Serve that answers requests with a run's selected weights.
+
+    Every replica maps the run's partition, once per node. To replace the model without losing a
+    request, deploy the application of another run of the same kind under the same name: replicas
+    load it beside the old one.
+
+    Args:
+        run, task, storage, at, trust, overrides: see `Served.find`.
+        token_file: a file whose text every request must carry, ``Authorization: Bearer TEXT``,
+            ``/healthz`` aside; None = none must.
+        replicas: their number; ``auto`` = Ray scales them with the load.
+
+    Raises:
+        InputError: there is no such run, or the token's file cannot be read.
+    """
+    found = run if isinstance(run, Run) else open_run(run, storage)
+    cluster: Mapping[str, Any] = found.config.get("cluster") or {}
+    options = {"task": task, "at": at, "trust": trust, "overrides": list(overrides)}
+    token = None if token_file is None else digest_of(Path(token_file).expanduser())
+    deployment = serve.deployment(
+        serve.ingress(_http(_of_links(found, task), token is not None))(Replica),
+        name="raygnn",
+        num_replicas=replicas,
+        max_ongoing_requests=1000,
+        max_queued_requests=1000,
+        ray_actor_options={
+            "num_cpus": cluster.get("cpus_per_worker", 1),
+            "num_gpus": cluster.get("gpus_per_worker", 0),
+        },
+        user_config={"run": found.shown, **options},
+    )
+    return deployment.bind(token)
+
+
+class Settings(_Body):
+    """Arguments of `app` in a file of ``serve deploy``."""
+
+    run: str
+    task: str | None = None
+    storage: str = "runs"
+    at: int | str | None = None
+    trust: bool = False
+    overrides: list[str] = []
+    token_file: str | None = None
+    replicas: int | Literal["auto"] = 1
+
+
+def build(settings: Settings) -> Application:
+    """Build `app` of the arguments in a file of ``serve deploy``: ``import_path:
+    raygnn.serving:build``."""
+    return app(**settings.model_dump())
+
+
+class Replica:
+    """Copy of the model in a process of its own.
+
+    Args:
+        token: SHA-256 of the token, in hex; None = requests need none.
+    """
+
+    def __init__(self, token: str | None):
+        self._token = token
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="raygnn-model")
+        self._waiting = 0
+        self._model: Any  # NodeAnswers or LinkAnswers
+
+    async def reconfigure(self, options: dict[str, Any]) -> None:
+        """Load a run's model, while the present one answers."""
+        self._model, self._run = await asyncio.to_thread(_load, options)
+
+    def allows(self, token: str) -> bool:
+        given = hashlib.sha256(token.encode()).hexdigest()
+        return self._token is None or hmac.compare_digest(given, self._token)
+
+    def schema(self) -> dict[str, Any]:
+        return {**self._model.schema(), "raygnn": __version__}
+
+    async def answer(self, question: Question) -> dict[str, Any]:
+        """Return the answer of a request.
+
+        Raises:
+            RequestError: the request cannot be answered.
+            HTTPException: too many wait.
+        """
+        size = _size(question)
+        if self._waiting and self._waiting + size > _WAITING:
+            raise HTTPException(503, "too many requests wait", headers={"Retry-After": _AFTER})
+        self._waiting += size
+        try:
+            answer, run = await self._batch(question)
+        finally:
+            self._waiting -= size
+        if isinstance(answer, RaygnnError):
+            raise answer
+        return {"run": run, "rows": answer}
+
+    @serve.batch(
+        max_batch_size=_BATCH,
+        batch_wait_timeout_s=_WAIT,
+        batch_size_fn=lambda questions: sum(map(_size, questions)),
+    )
+    async def _batch(self, questions: list[Question]) -> list[Any]:
+        model, run = self._model, self._run
+        loop = asyncio.get_running_loop()
+        answers = await loop.run_in_executor(self._thread, model.answer, questions)
+        return [(answer, run) for answer in answers]
+
+
+def _load(options: dict[str, Any]) -> tuple[Any, str]:
+    served = Served.find(**options)
+    model = LinkAnswers if served.one.task.of_links else NodeAnswers
+    return model(served), served.config.name
+
+
+def _size(question: Question) -> int:
+    return len(question.pairs if isinstance(question, PairQuestion) else question.ids)
+
+
+def _http(links: bool, guarded: bool) -> FastAPI:
+    """Return the routes of a model that scores links, or predicts for nodes."""
+    http = FastAPI(title="raygnn", version=__version__)
+    http.add_middleware(BodyLimit)
+    for kind in (RequestError, RequestValidationError, HTTPException):
+        http.exception_handler(kind)(_told)
+
+    def replica(request: Request) -> Replica:
+        found: Replica = serve.get_replica_context().servable_object
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if guarded and not found.allows(token if kind.lower() == "bearer" else ""):
+            raise HTTPException(401, "a token is needed", headers={"WWW-Authenticate": "Bearer"})
+        return found
+
+    asked = Depends(replica)
+
+    @http.get("/healthz")
+    async def healthz() -> str:
+        """Answer whether the service is up."""
+        return "ok"
+
+    @http.get("/schema")
+    async def schema(replica: Any = asked) -> dict[str, Any]:
+        """Answer what the model predicts."""
+        return replica.schema()
+
+    def route(path: str, body: type[_Body]) -> None:
+        async def answer(body: Any, replica: Any = asked) -> Any:
+            return await replica.answer(body.question())
+
+        answer.__annotations__["body"] = body
+        answer.__doc__ = body.__doc__
+        http.post(path)(answer)
+
+    if links:
+        route("/score", PairBody)
+        route("/recommend", ListBody)
+    else:
+        route("/predict", NodeBody)
+    return http
+
+
+async def _told(_: Request, error: Exception) -> JSONResponse:
+    """Answer what is wrong with a request, in one form; not its values, which may not be JSON."""
+    told: list[tuple[str, str | None, str | None]] = []
+    status, headers = 400, None
+    if isinstance(error, RequestValidationError):
+        status = 422
+        told = [(one["msg"], ".".join(map(str, one["loc"])), None) for one in error.errors()]
+    elif isinstance(error, HTTPException):
+        status, headers, told = error.status_code, error.headers, [(error.detail, None, None)]
+    elif isinstance(error, RequestError):
+        told = [(error.what, error.where, error.remedy)]
+    return _errors(status, told[:_TOLD], headers)
+
+
+def _errors(
+    status: int, told: Sequence[tuple[str, str | None, str | None]], headers: Any = None
+) -> JSONResponse:
+    facts = [dict(zip(("what", "where", "remedy"), one)) for one in told]
+    return JSONResponse({"errors": facts}, status, headers)
+
+
+class BodyLimit:
+    """Refuses requests of more than `LARGEST` bytes before they are parsed."""
+
+    def __init__(self, inner: Callable[..., Any]):
+        self._inner = inner
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self._inner(scope, receive, send)
+        body, more = bytearray(), True
+        while more and len(body) <= LARGEST:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if len(body) > LARGEST:
+            refusal = _errors(413, [(f"a request has at most {LARGEST:,} bytes", None, None)])
+            return await refusal(scope, receive, send)
+        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+
+        async def again() -> Any:
+            return next(whole, None) or await receive()
+
+        await self._inner(scope, again, send)
+        return None
+
+
+def _of_links(run: Run, task: str | None) -> bool:
+    tasks = run.config.get("tasks") or {}
+    chosen = tasks.get(task, {}) if tasks else run.config.get("task") or {}
+    return any(chosen.get(key) == "link_prediction" for key in ("kind", "like"))

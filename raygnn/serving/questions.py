@@ -1,0 +1,108 @@
+"""Questions of a request, and the ids that users know nodes by."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raygnn.errors import InputError
+
+Id = int | str
+
+
+class RequestError(InputError):
+    """A request that cannot be answered; what it says is for the caller."""
+
+
+@dataclass(frozen=True)
+class NodeQuestion:
+    """Nodes to predict for.
+
+    Attributes:
+        ids: the users' ids.
+        fanout: sampled neighbours per layer, from the nodes outward, -1 = all; None = all.
+        at: predict from what was before this time; None = see `Served.find`.
+        scores: also answer the probability of each class.
+    """
+
+    ids: Sequence[Id]
+    fanout: tuple[int, ...] | None = None
+    at: int | str | None = None
+    scores: bool = False
+
+
+@dataclass(frozen=True)
+class PairQuestion:
+    """Pairs of a source and a target to score, of one relation."""
+
+    pairs: Sequence[tuple[Id, Id]]
+    relation: str | None = None
+
+
+@dataclass(frozen=True)
+class ListQuestion:
+    """Sources to recommend ``k`` targets for; ``known`` targets are left out, or not."""
+
+    ids: Sequence[Id]
+    k: int
+    relation: str | None = None
+    known: bool = False
+
+
+Question = NodeQuestion | PairQuestion | ListQuestion
+Rows = list[dict[str, Any]]
+
+
+class Ids:
+    """The users' ids of a node type, and the positions of its nodes in a shard.
+
+    Args:
+        names: pyarrow array ``[N]`` by original id; None = ids are numbers from 0.
+        original: original id of each position, int64 ``[N]``.
+    """
+
+    def __init__(self, names: Any, original: np.ndarray):
+        self._names = names
+        self._positions = np.argsort(original)
+        # bisected, since a table of hashes would take many times the memory of the ids
+        self._order = None if names is None else pc.sort_indices(names)
+
+    def positions(self, ids: Sequence[Id], where: str) -> np.ndarray:
+        """Return the positions of ids, int64 ``[n]``. Raises RequestError if one is unknown."""
+        numbers = [self._number(one) for one in ids]
+        unknown = [place for place, number in enumerate(numbers) if number is None]
+        if unknown:
+            first = unknown[0]
+            what = f"there is no {ids[first]!r} among the {len(self._positions):,} of this graph"
+            what += f" ({len(unknown)} of {len(ids)} ids are unknown)" * (len(unknown) > 1)
+            raise RequestError(what, where=f"{where}[{first}]", remedy="leave it out")
+        found: np.ndarray = self._positions[np.array(numbers, np.int64)]
+        return found
+
+    def names(self, numbers: np.ndarray) -> list[Id]:
+        """Return the ids of original ids."""
+        taken = numbers.tolist() if self._names is None else self._names.take(pa.array(numbers))
+        return taken if isinstance(taken, list) else taken.to_pylist()
+
+    def _number(self, one: Id) -> int | None:
+        if self._order is None:
+            return one if isinstance(one, int) and 0 <= one < len(self._positions) else None
+        if isinstance(one, int) != pa.types.is_integer(self._names.type):
+            return None
+
+        names, order = self._names, self._order
+
+        def name(rank: int) -> Any:
+            return names[order[rank].as_py()].as_py()
+
+        rank = bisect.bisect_left(range(len(names)), one, key=name)
+        if rank == len(names) or name(rank) != one:
+            return None
+        number: int = order[rank].as_py()
+        return number

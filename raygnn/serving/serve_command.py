@@ -1,0 +1,133 @@
+"""``raygnn serve``: an application of Ray Serve that runs until Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raygnn.driver.job_plan import display_of
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.errors import InputError, PreflightError, TrainingError
+from raygnn.runs.display import Display
+from raygnn.runs.run import Run
+from raygnn.serving.served_run import Served, digest_of
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+_DEADLINE = 60.0  # seconds for a request
+_LOOK = 1.0  # seconds between looks at Ray
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    run: str | Path | Run,
+    *,
+    address: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    replicas: int | Literal["auto"] = 1,
+    token_file: str | PathLike[str] | None = None,
+    task: str | None = None,
+    at: Any = None,
+    trust: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> None:
+    """Answer requests over HTTP with a run's selected weights, until Ctrl-C or SIGTERM.
+
+    Args:
+        address: of a Ray cluster, ``HOST:PORT``; None = that of the run's configuration.
+        host: address of an interface to listen on; ``0.0.0.0`` = all.
+        port: to listen on.
+        run, replicas, token_file, task, at, trust, storage, overrides: see
+            `raygnn.serving.app`.
+        verbose, display, started: see `raygnn.train`.
+
+    Raises:
+        InputError: there is no such run, or the port is in use.
+        PreflightError: the packages of Ray Serve are missing, or Ray does not start.
+        TrainingError: the model could not be loaded, or Ray died.
+    """
+    if address is not None:
+        overrides = [*overrides, f"cluster.address={address}"]
+    show = display_of(display, verbose)
+    if any(find_spec(name) is None for name in ("ray", "fastapi", "uvicorn")):
+        raise PreflightError("Ray Serve is not installed", remedy='pip install "raygnn[serve]"')
+    options: dict[str, Any] = {"task": task, "at": at, "trust": trust, "storage": storage}
+    with show.stage("run"):
+        served = Served.find(run, overrides=overrides, **options)
+    if token_file is not None:
+        digest_of(Path(token_file).expanduser())
+    _check_port(host, port)
+    with RayCluster(served.config, verbose=verbose, tell=show.note) as cluster:
+        with show.stage("Ray"):
+            cluster.wait()
+        from ray import serve as ray_serve  # which reads variables that the start of Ray sets
+
+        from raygnn.serving.application import app
+
+        _check_room(served.config.cluster.cpus_per_worker, replicas)
+        with show.stage("model"):
+            if not verbose:
+                logging.getLogger("ray.serve").setLevel(logging.ERROR)
+            ray_serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
+            )
+            options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
+            application = app(run, **options)
+            try:
+                ray_serve.run(application, name=served.config.name, route_prefix="/")
+            except RuntimeError as error:
+                what, trace = "the replicas could not load the model", str(error)
+                raise TrainingError(what, where=served.config.name, trace=trace) from None
+        try:
+            _watch(cluster, show, host, port, token_file is not None)
+        finally:
+            with suppress(Exception):
+                ray_serve.shutdown()
+
+
+def _watch(cluster: RayCluster, show: Display, host: str, port: int, guarded: bool) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    show.note(f"serving at http://{shown}:{port}, documented at /docs; Ctrl-C ends it")
+    if host not in _LOOPBACK and not guarded:
+        show.note("anyone who reaches this address can ask: see --token-file")
+    while (death := cluster.death()) is None:
+        time.sleep(_LOOK)
+    raise TrainingError(death, remedy="start it again")
+
+
+def _check_port(host: str, port: int) -> None:
+    where, remedy = f"{host}:{port}", "choose another with --host and --port"
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"this cannot be listened on: {error}", where=where, remedy=remedy
+        ) from None
+
+
+def _check_room(cpus: int, replicas: int | Literal["auto"]) -> None:
+    import ray
+
+    needed, there = cpus * (1 if replicas == "auto" else replicas), ray.cluster_resources()
+    if needed > there.get("CPU", 0):
+        raise PreflightError(
+            f"{replicas} replicas of {cpus} CPUs, and Ray has {there.get('CPU', 0):g} in all",
+            where="--replicas",
+            remedy="ask for fewer, or lower cluster.cpus_per_worker",
+        )

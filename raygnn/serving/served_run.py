@@ -1,0 +1,163 @@
+"""A run to serve: what is known of it before Ray starts, and its model in a replica's process."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raygnn.config.schema import Config
+from raygnn.driver.inputs import PartitionInput
+from raygnn.driver.job_plan import goal_fields, goals_of
+from raygnn.errors import InputError
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.make import Missing, find_partition
+from raygnn.graph.partition.read import read_ids
+from raygnn.prediction.request import ask
+from raygnn.prediction.worker_side import open_trained
+from raygnn.runs.run import Run
+from raygnn.sampling.exchange import World
+from raygnn.serving.questions import Ids
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job, Request
+from raygnn.worker.planes.recommendations import one_task
+
+
+@dataclass(frozen=True)
+class Served:
+    """A run's selected weights, and the partition that they were trained on.
+
+    Attributes:
+        config: of the whole run.
+        task: name of one of several tasks; "" = the only one.
+    """
+
+    config: Config
+    task: str
+    partition: PartitionMeta
+    request: Request
+
+    @classmethod
+    def find(
+        cls,
+        run: str | Path | Run,
+        *,
+        task: str | None = None,
+        storage: str = "runs",
+        at: Any = None,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+    ) -> Served:
+        """Find them.
+
+        Args:
+            run: its path, or its name within ``storage``.
+            task: name of one of several tasks.
+            at: predict from what was before this time; None = what was before a node's own time,
+                if it has one, else before now. Link prediction in runs with ``sampling.time``
+                needs one.
+            trust: import the classes that the run names, though another user or machine trained
+                it.
+            overrides: as for `raygnn.predict`.
+
+        Raises:
+            InputError: there is no such run, it lacks its weights or data, or it predicts neither
+                for nodes nor for links.
+        """
+        shown = False, False, None
+        chosen: dict[str, Any] = {"task": task, "one": True, "at": at, "trust": trust}
+        asked = ask(run, ("all",), "all", storage, overrides, *shown, tables=False, **chosen)
+        kind, what = asked.one.task, None
+        if kind.of_graphs or (kind.of_edges and not kind.of_links):
+            what, remedy = f"models of {kind.kind} are not served", "use predict or export"
+        elif kind.of_links and asked.one.model.pair_history:
+            what, remedy = "model.pair_history reads earlier edges of each pair", "use predict"
+        elif kind.of_links and at is None and asked.config.sampling.time is not None:
+            what = "in a run with sampling.time, scores of links depend on the time"
+            remedy = "name it, such as --at 2026-01-31"
+        if what is not None:
+            raise InputError(what, where="serve", remedy=remedy)
+        found = find_partition(asked.config, 1)
+        if isinstance(found, Missing):
+            raise InputError(
+                "the partition that it was trained on is not there",
+                where=str(found.place),
+                remedy="make it with raygnn partition and the run's config.yaml",
+            )
+        request = Request(asked.weights, "all", rows=True, at=asked.at, task=asked.task)
+        return cls(asked.config, asked.task, found, request)
+
+    @property
+    def one(self) -> Config:
+        """Configuration for the task alone."""
+        return self.config.of(self.task)
+
+    @cached_property
+    def words(self) -> Mapping[str, Sequence[Any]]:
+        """Names of categories, by array."""
+        return {**self.partition.names, **(self.request.weights.words or {})}
+
+
+class ServedModel:
+    """The model of a run in this process, a world of one rank.
+
+    Attributes:
+        plane, module: of the task.
+        opened: the plane and the module of all tasks.
+    """
+
+    def __init__(self, served: Served):
+        self.served, config, found = served, served.config, served.partition
+        goals = goals_of(config, PartitionInput(found, None).facts(config))
+        job = Job(
+            config,
+            found.directory,
+            config.run_dir,
+            **goal_fields(config, goals),
+            replicated=True,
+            started=time.time(),
+            global_batch=1,
+            request=served.request,
+        )
+        gpu = config.cluster.gpus_per_worker > 0 and torch.cuda.is_available()
+        torch.set_num_threads(config.cluster.cpus_per_worker)
+        ranks = Ranks.join(config, World(0, 1), torch.device("cuda:0" if gpu else "cpu"))
+        self.opened = open_trained(job, ranks)
+        self.plane, self.module = one_task(*self.opened, served.request)
+        self._ids: dict[str, Ids] = {}
+
+    def ids(self, ntype: str) -> Ids:
+        """Return the ids of a node type."""
+        if ntype not in self._ids:
+            original = self.plane.shard.original[ntype]
+            self._ids[ntype] = Ids(read_ids(self.served.partition, ntype), original)
+        return self._ids[ntype]
+
+    def schema(self, *ntypes: str) -> dict[str, Any]:
+        """Return what a caller must know of any model, as plain JSON types."""
+        config = self.served.one
+        return {
+            "run": config.name,
+            "weights": self.served.request.weights.sha256,
+            "task": config.task.kind,
+            "nodes": {t: self.served.partition.num_nodes(t) for t in ntypes},
+            "layers": config.model.depth,
+        }
+
+
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 of the token in a file, in hex. Raises InputError if there is none."""
+    try:
+        token = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what, remedy = f"it cannot be read: {error}", "name a file with the token"
+        raise InputError(what, where=str(file), remedy=remedy) from None
+    if not token:
+        raise InputError("the file is empty", where=str(file), remedy="write a token into it")
+    return hashlib.sha256(token.encode()).hexdigest()

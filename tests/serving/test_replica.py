@@ -1,0 +1,76 @@
+"""What a replica refuses before its model is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from raygnn.serving import application
+from raygnn.serving.application import BodyLimit, Replica
+from raygnn.serving.questions import NodeQuestion, RequestError
+
+
+def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_WAITING", 100)
+    may = asyncio.Event()
+
+    async def batch(self: Replica, one: NodeQuestion) -> tuple[Any, str]:
+        await may.wait()
+        return [] if one.ids[0] else RequestError("there is no 0"), "run"
+
+    monkeypatch.setattr(Replica, "_batch", batch)
+
+    async def ask() -> tuple[list[Any], Any]:
+        served = Replica(None)
+        asked = [asyncio.ensure_future(served.answer(NodeQuestion([n] * 9))) for n in range(13)]
+        await asyncio.sleep(0)
+        may.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return answers, await served.answer(NodeQuestion([1] * 1000))  # alone, of any size
+
+    (wrong, *others), alone = asyncio.run(ask())
+    assert isinstance(wrong, RequestError)
+    assert others[:10] == [{"run": "run", "rows": []}] * 10
+    for refused in others[10:]:
+        assert isinstance(refused, HTTPException)
+        assert (refused.status_code, refused.headers) == (503, {"Retry-After": "1"})
+    assert alone["rows"] == []
+
+
+def test_the_token() -> None:
+    digest = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"  # of "password"
+    assert Replica(digest).allows("password")
+    assert not Replica(digest).allows("Password")
+    assert not Replica(digest).allows("")
+    assert not Replica(digest).allows(digest)
+    assert Replica(None).allows("")
+
+
+@pytest.mark.parametrize(
+    ("size", "passes"), [(0, True), (application.LARGEST, True), (application.LARGEST + 1, False)]
+)
+def test_a_body_is_read_up_to_its_limit(size: int, passes: bool) -> None:
+    """The application reads it whole; of a larger one no more is read, however much comes."""
+    pieces = iter([b"x" * (1 << 16)] * (size >> 16) + [b"x" * (size % (1 << 16))])
+    got: list[bytes] = []
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, None)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": len(piece) == 1 << 16}
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        got.append((await receive())["body"])
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(BodyLimit(inner)({"type": "http", "headers": []}, receive, send))
+    assert [len(body) for body in got] == [size] * passes
+    assert [m["status"] for m in sent if "status" in m] == [413] * (not passes)
