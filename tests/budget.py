@@ -53,7 +53,7 @@ LINES_TODAY = {
     "sampling": 5_719,
     "models": 4_407,
     "tasks": 3_044,
-    "preflight": 3_118,
+    "preflight": 3_112,
     "storage": 773,
     "checkpoint": 1_846,
     "worker": 8_775,

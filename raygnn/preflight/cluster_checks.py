@@ -7,9 +7,10 @@ collective hours later, or train a different model.
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from packaging.version import InvalidVersion, Version
 
 from raygnn import compat
 from raygnn.config.comm_plan import Interface
@@ -308,15 +309,8 @@ def _speed(mbits: float) -> str:
 
 def supported(version: str | None, oldest: str, limit: str | None) -> bool:
     """True if ``oldest <= version < limit``, without local and pre-release suffixes."""
-    if version is None or not _numbers(version):
+    try:
+        release = Version(Version(version or "").base_version)
+    except InvalidVersion:
         return False
-    numbers = _numbers(version)
-    return numbers >= _numbers(oldest) and (limit is None or numbers < _numbers(limit))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(part) for part in match[0].split(".")] if match else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()  # 3.11.0 is 3.11
-    return tuple(numbers) if numbers else (0,) if match else ()
+    return Version(oldest) <= release and (limit is None or release < Version(limit))
