@@ -59,13 +59,13 @@ LINES_TODAY = {
     "worker": 8_775,
     "driver": 4_357,
     "prediction": 1_409,
-    "search": 1_083,
+    "search": 1_084,
     "serving": 979,
-    "runs": 5_200,
+    "runs": 5_223,
     "jobs": 1_384,
-    "cli": 1_022,
-    "package": 64_091,
-    "tests": 59_736,
+    "cli": 1_026,
+    "package": 64_119,
+    "tests": 59_747,
 }
 MODULES, MODULES_TODAY = 189, 244
 FOLDER_MODULES = 14

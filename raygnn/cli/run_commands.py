@@ -39,6 +39,7 @@ def add(commands: Any) -> None:
         help="these runs side by side: settings that differ, metrics, speed, versions; and the "
         "mean if they differ in train.seed alone",
     )
+    runs.add_argument("--html", metavar="FILE", help="write the comparison as a page, too")
     storage(runs, "where they are (default: runs)")
     run_command(commands, "diagnose", _diagnose, "say what happened to a run, and what to do")
     report = run_command(commands, "report", _report, "write a run's report.html as the run is now")
@@ -226,11 +227,14 @@ def _runs(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from raygnn.runs.comparison import compare, show
+    from raygnn.runs.comparison import compare, show, write_html
     from raygnn.runs.display import Display
     from raygnn.runs.run import open_run
+    from raygnn.runs.run_directory import local_path
 
     compared = compare([open_run(name, args.storage) for name in args.compare])
+    if args.html:
+        write_html(compared, local_path(args.html, "--html"))
     print_json(args, compared)
     if not args.json:
         show(compared, Display())

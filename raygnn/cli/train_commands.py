@@ -142,14 +142,14 @@ def _train(args: argparse.Namespace) -> int:
     if args.seeds is None:
         print_json(args, driver.train(config, started=args.started, **options).to_dict())
         return 0
-    from raygnn.runs.comparison import mean_of, show_mean
+    from raygnn.runs.comparison import mean_of, mean_table
     from raygnn.runs.display import Display
 
     runs = driver.train_seeds(config, args.seeds, **options)
     mean = mean_of(runs)
     print_json(args, {"runs": [run.to_dict() for run in runs], "mean": mean})
     if not args.json:
-        show_mean(mean, len(runs), Display())
+        Display().table(*mean_table(mean, len(runs)))
     return 0
 
 

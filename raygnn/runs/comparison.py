@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from raygnn.config.rules import leaves
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run
+from raygnn.util.files import storage_errors, write_atomic
+
+Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
 _NAMES = ("name", "storage")  # keys that differ between any two runs
 _SEED = "train.seed"
@@ -61,25 +65,44 @@ def mean_of(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     }
 
 
-def show(compared: Mapping[str, Any], display: Display) -> None:
-    """Print the tables of `compare`."""
+def tables(compared: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield title, columns and rows of each table of `compare`."""
     names = [place.rstrip("/").rpartition("/")[2] for place in compared["runs"]]
     names = names if len(set(names)) == len(names) else compared["runs"]
     for title in ("settings", "metrics", "speed", "versions"):
         rows = [[key, *map(_text, values)] for key, values in compared[title].items()]
         about = "settings that differ" if title == "settings" else title
-        if rows:
-            display.table(about, [title, *names], rows)
-        else:
-            display.note(f"no {about}")
+        yield about, [title, *names], rows
     if compared["mean"] is not None:
-        show_mean(compared["mean"], len(names), display)
+        yield mean_table(compared["mean"], len(names))
 
 
-def show_mean(found: Mapping[str, Mapping[str, float]], count: int, display: Display) -> None:
-    """Print the table of `mean_of`."""
+def write_html(compared: Mapping[str, Any], file: Path) -> None:
+    """Write the tables of `compare` as a page. Raises InputError if it cannot be written."""
+    from raygnn.runs.report.page import render
+
+    shown = [
+        (title, [dict(zip(columns, row)) for row in rows])
+        for title, columns, rows in tables(compared)
+    ]
+    text = render("comparison.html", [], name="comparison", runs=compared["runs"], tables=shown)
+    with storage_errors(file, InputError, "write it elsewhere"):
+        write_atomic(file, text)
+
+
+def show(compared: Mapping[str, Any], display: Display) -> None:
+    """Print the tables of `compare`."""
+    for title, columns, rows in tables(compared):
+        if rows:
+            display.table(title, columns, rows)
+        else:
+            display.note(f"no {title}")
+
+
+def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> Table:
+    """Return title, columns and rows of `mean_of`."""
     rows = [[name, f"{v['mean']:.4f} ± {v['deviation']:.4f}"] for name, v in found.items()]
-    display.table(f"mean ± deviation of {count} seeds", ["metric", "mean ± deviation"], rows)
+    return f"mean ± deviation of {count} seeds", ["metric", "mean ± deviation"], rows
 
 
 def _beside(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -30,11 +30,12 @@ def write_page(path: Path) -> Path:
     charts, missing = [], ""
     if done:
         charts = [_over_time(facts, done), _settings(facts, known)]
-    if len(done) >= _FEW:
-        if importlib.util.find_spec("optuna") is None:
-            missing = "The importance of the settings needs Optuna: pip install raygnn[optuna]."
-        elif bars := _importance(facts, done):
-            charts.append(bars)
+    if len(done) < _FEW:
+        missing = f"The importance of the keys needs {_FEW} completed trials."
+    elif importlib.util.find_spec("optuna") is None:
+        missing = "The importance of the keys needs Optuna: pip install raygnn[optuna]."
+    elif bars := _importance(facts, done):
+        charts.append(bars)
     best = next((one for one in trials if one["id"] == facts["best"]), None)
     counts = [(status, sum(t["status"] == status for t in trials)) for status in _statuses(trials)]
     tiles = [Tile(f"best {facts['metric']}", shown(best["value"]), best["id"])] if best else []

@@ -65,6 +65,16 @@ def test_the_mean_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "0.6167 ± 0.1258" in said
 
 
+def test_the_comparison_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, value in enumerate([0.5, 0.75]):
+        make_run(tmp_path, f"run-{seed}", value, seed=seed)
+    page = tmp_path / "page.html"
+    compared(tmp_path, capsys, "run-0", "run-1", "--html", str(page))
+    text = page.read_text()
+    for said in ("<th>run-1</th>", "settings that differ", "<td>0.75</td>", "0.6250 ± 0.1768"):
+        assert said in text
+
+
 def test_a_mean_needs_finished_runs(tmp_path: Path) -> None:
     one = make_run(tmp_path, "one", 0.5)
     with pytest.raises(InputError, match="one run has no deviation"):

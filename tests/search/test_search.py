@@ -173,7 +173,8 @@ def test_optuna(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
     """A search that is killed and resumed suggests what one without interruption would."""
     path = tmp_path / "runs" / "test"
     space = {"train.lr": {"loguniform": [1e-4, 0.1]}, "model.hidden": {"choice": [8, 16]}}
-    search = {"space": space, "algorithm": "optuna", "trials": 3, "concurrent": 1}
+    search = {"space": space, "algorithm": "optuna", "trials": 3}
+    search |= {"scheduler": "none", "concurrent": 1}
     write_job(tmp_path, train={"epochs": 1, "seed": 7}, search=search)
     first = raygnn_command("tune", "job.yaml")
     found = SearchResult(path)
