@@ -245,7 +245,7 @@ class Assembly:
             return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
 
         def kinds(edges: SortedEdges) -> Array:
-            return np.full(counts[edges.bucket.number], types[edges.bucket.etype])
+            return np.full(counts[edges.bucket.number], types[edges.bucket.etype], np.int32)
 
         node_type, node_part = self.numbering.describe(nodes)
         ndata = {
@@ -261,8 +261,8 @@ class Assembly:
             ),
             "inner_edge": on_demand(
                 np.uint8,
-                lambda edges: np.ones(edges.bucket.edges),
-                lambda edges: np.zeros(counts[edges.bucket.number]),
+                lambda edges: np.ones(edges.bucket.edges, np.uint8),
+                lambda edges: np.zeros(counts[edges.bucket.number], np.uint8),
             ),
         }
         if len(self.numbering.starts) > 1 or len(types) > 1:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.load import Document, read_text
-from raygnn.config.problems import Problem, dotted, nearest, show
+from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import (
     CLASS_PATTERN,
     DATABASE,
@@ -327,18 +327,12 @@ class EdgeTable(Table):
     reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
     undirected: bool = Field(False, description="Each row is an edge in both directions.")
 
-    def place(self, name: str) -> str:
-        return f"edges.{name}"
-
 
 class KeyTable(EdgeTable):
     """The edges of a foreign key, in the files of its node type; without a value, no edge."""
 
     etype: EdgeType
     key: KeyPath
-
-    def place(self, name: str) -> str:
-        return dotted(self.key)
 
 
 class Description(Section):

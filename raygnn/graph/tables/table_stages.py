@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from raygnn.config.graph import TablesGraph
+from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import (
@@ -30,7 +31,7 @@ from raygnn.graph.outofcore.disk_graph import (
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
-from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, NodeTable, Table
+from raygnn.graph.tables.description import ROW, Description, EdgeTable, KeyTable, Table
 from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
 from raygnn.graph.tables.ids import Ends, StoredIds
 from raygnn.graph.tables.queries import named, queries_of, run_queries
@@ -99,8 +100,9 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         of_ends = ids[etype[0]], ids[etype[2]]
         by_type, encoders = _edges(etype, key, columns, files, of_ends, texts, work, stage)
         transforms, runs = transforms | encoders, runs | by_type
+        place = dotted(edges.key) if isinstance(edges, KeyTable) else f"edges.{key}"
         for one in by_type:
-            origin[etype_str(one)] = f"{file}: {edges.place(key)}"
+            origin[etype_str(one)] = f"{file}: {place}"
             names |= {f"{etype_str(one)}/{name}": of for name, of in columns.names.items()}
     others = {
         "name": file.stem,
@@ -123,7 +125,7 @@ def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
         if key in queries:
             yield table, *queries[key].extent()
             continue
-        ends = [table.id or ROW] if isinstance(table, NodeTable) else []
+        ends = [getattr(table, "id", None) or ROW]
         ends = [table.source, table.target] if isinstance(table, EdgeTable) else ends
         arrays, files = TableArrays(table), resolve(file.parent, table.files)
         rows, size = TableReader(files, [*ends, *arrays.columns], table.delimiter).extent()
