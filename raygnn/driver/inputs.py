@@ -276,38 +276,14 @@ class PartitionInput(Input):
         return partition_facts(config, self.found)
 
     def check(self, config: Config) -> None:
-        arrays = self._edge_arrays()
         for name, one in config.by_task.items():
             where = f"tasks.{name}" if name else "task"
-            if (
-                config.trains
-                and one.task.seeds == "nodes"
-                and one.split_time is None
-                and one.table is None
-                and "train_mask" in (arrays or ())
-                and not self._nodes_are_split
-            ):
-                raise ConfigError(
-                    f"{one.task.kind} trains on nodes, and here only edges are for training",
-                    where=f"{where}.kind",
-                    remedy="set it to link_prediction, edge_classification or edge_regression, or "
-                    "give nodes labels and a split",
-                )
             self._check_numbers(one, where)
             if self.data is not None and getattr(one.task, "ntype", None) in self.nodes:
                 self.lists(one, name, None)  # before anything is written
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
-        named = {"sampling.edge_weight": weight, "model.relation": config.model.relation}
-        for key, array in named.items():
-            if array is not None and arrays is not None and array not in arrays:
-                raise ConfigError(
-                    f"no edge type has an array {array!r}; "
-                    f"there are: {', '.join(sorted(arrays)) or 'none'}",
-                    where=key,
-                    remedy="name one of them, or remove the key",
-                )
         if weight is not None and self.data is not None:
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
@@ -359,26 +335,6 @@ class PartitionInput(Input):
             return self.data.names
         assert self.meta is not None
         return self.meta.names
-
-    @property
-    def _nodes_are_split(self) -> bool:
-        if self.data is not None:
-            return any("train_mask" in frame.data for frame in self.data.nodes.values())
-        assert self.meta is not None
-        parts = self.meta.manifest.parts if self.meta.manifest else []
-        return any(part.splits for part in parts)
-
-    def _edge_arrays(self) -> set[str] | None:
-        """Return the names of edge arrays; None if that takes reading the parts."""
-        if self.data is not None:
-            return {name for frame in self.data.edges.values() for name in frame.data}
-        assert self.meta is not None
-        manifest = self.meta.manifest
-        if manifest is None:
-            return None
-        kinds = {etype_str(etype) for etype in self.meta.etypes}
-        named = (key.rpartition("/") for key in manifest.features)
-        return {name for kind, _, name in named if kind in kinds}
 
 
 @dataclass(frozen=True)

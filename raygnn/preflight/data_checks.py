@@ -104,10 +104,10 @@ def _seeds(job: JobFacts) -> Iterator[Finding]:
         )
     else:
         names = sorted({name for arrays in columns.values() for name in arrays})
-        yield error(
-            f"no node type has an array {task.target!r} (task.target)",
-            f"set task.target to one of: {', '.join(names) or 'none'}",
-        )
+        remedy = f"set task.target to one of: {', '.join(names) or 'none'}"
+        if any("train_mask" in arrays for arrays in job.partition.edges.values()):
+            remedy = "set task.kind to link_prediction, edge_classification or edge_regression"
+        yield error(f"no node type has an array {task.target!r} (task.target)", remedy)
 
 
 def _targets(job: JobFacts) -> Iterator[Finding]:
@@ -221,8 +221,11 @@ def inputs_exist(job: JobFacts) -> Iterator[Finding]:
     """Every array that the model is configured to read exists for some node type or edge type."""
     model, edges = job.config.model, job.partition.edges
     of_edges = {name for columns in edges.values() for name in columns}
-    for name, key in _edge_inputs(job).items() if edges else ():
-        if name not in of_edges:
+    named: list[tuple[str | None, str]] = [*_edge_inputs(job).items()]
+    named.append((job.config.sampling.edge_weight, "sampling.edge_weight"))
+    named.append((model.relation, "model.relation"))
+    for name, key in named if edges else ():
+        if name is not None and name not in of_edges:
             yield error(
                 f"no edge type has an array {name!r} ({key}); "
                 f"there are: {', '.join(sorted(of_edges)) or 'none'}",

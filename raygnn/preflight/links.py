@@ -62,7 +62,7 @@ def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 class Responder:
-    """Server for `measure`, one connection after the other; a context manager."""
+    """Server for `measure`, one connection after the other."""
 
     def __init__(self, address: str, token: bytes, *, lifetime: float = 60.0):
         """Listen.
@@ -83,12 +83,6 @@ class Responder:
         self.port: int = self._listener.getsockname()[1]  # where it listens
         self._thread = threading.Thread(target=self._accept, name="responder", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Responder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close now, also during a measurement. Can be called again."""

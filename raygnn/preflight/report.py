@@ -79,6 +79,7 @@ class Report:
                 {**asdict(finding), "nodes": list(finding.nodes)} for finding in self.findings
             ],
             "nodes": [plain(asdict(node)) for node in self.nodes],
+            "table": [dict(zip(self.COLUMNS, row)) for row in self.rows()],
             "links": [asdict(link) for link in self.links],
             "communication": self.comm.to_dict() if self.of_job else None,
             "memory": [

@@ -21,6 +21,8 @@ from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import load_graph
 from raygnn.prediction import merge
+from raygnn.preflight.probe import probe_local
+from raygnn.preflight.report import preflight
 from raygnn.worker.job import ROWS
 from tests.prediction.test_predict import ask
 from tests.support.graphs import ensure_partition
@@ -94,9 +96,10 @@ def test_triples_have_no_task_yet(tmp_path: Path) -> None:
     missing = PartitionInput(find_partition(config, 2), load_graph(config.graph))
     made = PartitionInput(ensure_partition(config, 2), None)
     for given in (missing, made):
-        with pytest.raises(ConfigError, match="only edges are for training") as caught:
-            given.check(config)
-        assert caught.value.exit_code == 2
+        facts = given.facts(config)
+        (finding,) = preflight(config, facts, probe_local(config, given.meta)).findings[:1]
+        assert finding.what == "no node type has an array 'label' (task.target)"
+        assert "set task.kind to link_prediction" in finding.remedy
 
 
 @pytest.mark.slow

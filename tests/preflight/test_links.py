@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_ring(count: int) -> None:
 
 @pytest.mark.parametrize("bind", [None, HERE])
 def test_a_link(bind: str | None) -> None:
-    with Responder(HERE, TOKEN) as responder:
+    with closing(Responder(HERE, TOKEN)) as responder:
         for _ in range(3):  # one after the other
             link = _measure(responder.port, bind=bind)
             assert (link.source, link.target, link.problem) == ("a", "b", None)
@@ -129,14 +130,14 @@ def test_a_link_over_ipv6() -> None:
         responder = Responder("::1", TOKEN)
     except OSError:
         pytest.skip("no IPv6 here")
-    with responder:
+    with closing(responder):
         link = measure("a", "b", "::1", responder.port, TOKEN, seconds=0.1, deadline=LIMIT)
     assert link.problem is None
     assert link.mbits
 
 
 def test_only_the_given_address_is_listened_on() -> None:
-    with Responder("127.0.0.2", TOKEN) as responder, pytest.raises(ConnectionRefusedError):
+    with closing(Responder("127.0.0.2", TOKEN)) as responder, pytest.raises(ConnectionRefusedError):
         _connect(responder.port, b"")
 
 
@@ -146,7 +147,7 @@ def test_only_the_given_address_is_listened_on() -> None:
     ids=["zeros", "one bit", "http"],
 )
 def test_a_wrong_token_is_cut_off(said: bytes) -> None:
-    with Responder(HERE, TOKEN) as responder:
+    with closing(Responder(HERE, TOKEN)) as responder:
         with _connect(responder.port, said) as peer:
             assert _is_cut_off(peer)
         link = _measure(responder.port, said)
@@ -156,20 +157,23 @@ def test_a_wrong_token_is_cut_off(said: bytes) -> None:
 
 
 def test_a_token_in_pieces() -> None:
-    with Responder(HERE, TOKEN) as responder, _connect(responder.port, TOKEN[:5]) as peer:
+    with closing(Responder(HERE, TOKEN)) as responder, _connect(responder.port, TOKEN[:5]) as peer:
         time.sleep(0.05)
         peer.sendall(TOKEN[5:])
         assert len(peer.recv(_FRAME.size)) == _FRAME.size
 
 
 def test_a_silent_connection_is_dropped() -> None:
-    with Responder(HERE, TOKEN) as responder, _connect(responder.port, TOKEN[:5]) as silent:
+    with (
+        closing(Responder(HERE, TOKEN)) as responder,
+        _connect(responder.port, TOKEN[:5]) as silent,
+    ):
         assert _measure(responder.port).problem is None
         assert _is_cut_off(silent)
 
 
 def test_one_peer_at_a_time() -> None:
-    with Responder(HERE, TOKEN) as responder:
+    with closing(Responder(HERE, TOKEN)) as responder:
         with _connect(responder.port, TOKEN) as peer:
             assert peer.recv(1)
             link = _measure(responder.port, deadline=0.3)
@@ -179,7 +183,7 @@ def test_one_peer_at_a_time() -> None:
 
 
 def test_nonsense_is_cut_off() -> None:
-    with Responder(HERE, TOKEN) as responder:
+    with closing(Responder(HERE, TOKEN)) as responder:
         with _connect(responder.port, TOKEN + b"\xff" * _FRAME.size) as peer:
             assert len(peer.recv(_FRAME.size)) == _FRAME.size
             assert _is_cut_off(peer)
@@ -218,7 +222,7 @@ def test_close_in_the_middle_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Responder, "_steady", steady)
     with ThreadPoolExecutor() as pool:
-        with Responder(HERE, TOKEN) as responder:
+        with closing(Responder(HERE, TOKEN)) as responder:
             answer = pool.submit(_measure, responder.port, seconds=2 * LIMIT)
             assert busy.wait(LIMIT)
         link = answer.result(LIMIT)
@@ -231,7 +235,7 @@ def test_close_in_the_middle_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_local_address_that_does_not_exist() -> None:
-    with Responder(HERE, TOKEN) as responder:
+    with closing(Responder(HERE, TOKEN)) as responder:
         link = _measure(responder.port, bind="192.0.2.1")
     assert link.problem == "Cannot assign requested address while binding to 192.0.2.1"
 
@@ -291,8 +295,9 @@ def test_a_figure_is_always_finite() -> None:
 
 _SERVE = """
 import sys
+from contextlib import closing
 from raygnn.preflight.links import Responder
-with Responder(sys.argv[1], bytes.fromhex(sys.argv[2])) as responder:
+with closing(Responder(sys.argv[1], bytes.fromhex(sys.argv[2]))) as responder:
     print(responder.port, flush=True)
     sys.stdin.read()
 """

@@ -300,6 +300,11 @@ SPEAKS = {
         graph={"format": "graphs", "path": "."},
         task__kind="graph_classification",
     ),
+    "no such edge weight": speaks(
+        "error inputs_exist: 'price' (sampling.edge_weight) | there are: at, train_mask, weight",
+        partition=make_partition(edges=DATED),
+        sampling__edge_weight="price",
+    ),
     "edge categories that are no whole numbers": speaks(
         "error arrays_usable: 'weight' (model.edge_categories) is float32",
         partition=make_partition(edges=DATED),

@@ -118,20 +118,18 @@ def preflight(nodes: int) -> dict[str, Any]:
                 "values": {},
             }
         ],
-        "nodes": [
+        "table": [
             {
                 "node": f"host{node}",
-                "python": "3.11.7",
-                "cpu": "Intel(R) Xeon(R) Processor @ 2.80GHz",
-                "cpus": 8,
-                "gpus": [],
-                "memory_available": 24 * 2**30,
-                "disk_free": 57 * 2**30,
-                "network": {"address": f"10.77.0.{node + 1}"},
+                "address": f"10.77.0.{node + 1}",
+                "processor": "Intel Xeon @ 2.80GHz",
+                "CPUs": "8",
+                "GPUs": "0",
+                "memory": "24.0 GiB",
+                "link to the next": "",
             }
             for node in range(nodes)
         ],
-        "links": [],
         "communication": {"backend": "gloo", "why": "the workers have no GPUs"},
     }
 

@@ -13,9 +13,6 @@ import yaml
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.driver.inputs import PartitionInput
-from raygnn.graph.partition.make import find_partition
-from raygnn.graph.sources import load_graph
 from tests.driver.test_resume import stopped
 from tests.support.small_jobs import job, train_on_ranks
 
@@ -93,17 +90,6 @@ def test_several_tasks_and_reversed_edges_see_no_future(tmp_path: Path) -> None:
     assert one["train/loss"].count() > 1
     assert one.equals(other)
     assert tested != tested_other
-
-
-def test_nodes_are_split_by_time_beside_edges_that_have_masks(tmp_path: Path) -> None:
-    file = tables(tmp_path / "graph")
-    described = yaml.safe_load(file.read_text())
-    described["edges"]["user:visits:shop"]["splits"] = {"train": 0.8}
-    file.write_text(yaml.safe_dump(described))
-    task = {"kind": "node_classification", "ntype": "user", "split": SPLIT}
-    config = load_config({**config_of(tmp_path, file).to_dict(), "tasks": None, "task": task})
-    assert config.graph is not None
-    PartitionInput(find_partition(config, 2), load_graph(config.graph)).check(config)
 
 
 def test_a_resume_with_cache_and_partition_is_bitwise_identical(tmp_path: Path) -> None:

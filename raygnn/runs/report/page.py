@@ -70,7 +70,6 @@ def html(source: Source) -> str:
     training = charts.training_charts(source.records)
     steps = charts.step_charts(source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)
-    parts = sections.part_counts(source)
     return render(
         "page.html",
         [*training, *steps, *used],
@@ -84,7 +83,7 @@ def html(source: Source) -> str:
         used=used,
         threshold_tables=sections.threshold_tables(source),
         slow_ranks=sections.slow_ranks(source),
-        part_rows=sections.part_table(parts),
+        part_rows=sections.part_table(source),
         partition=source.partition,
         preflight=source.preflight,
         summary=source.summary,

@@ -203,31 +203,10 @@ def _latest(records: Sequence[Record]) -> dict[str, float]:
 
 
 def nodes(source: Source) -> list[dict[str, str]]:
-    """Return a row per node of the preflight's report: column → cell."""
-    links = {
-        text(link.get("source")): number(link.get("mbits"))
-        for link in mappings(source.preflight.get("links"))
-    }
-    rows = []
-    for node in mappings(source.preflight.get("nodes")):
-        gpus = [text(mapping(gpu).get("model")) for gpu in listed(node.get("gpus"))]
-        mbits = links.get(text(node.get("node")), math.nan)
-        rows.append(
-            {
-                "node": text(node.get("node")),
-                "address": text(mapping(node.get("network")).get("address")),
-                "processor": text(node.get("cpu")),
-                "CPUs": text(node.get("cpus")),
-                "GPUs": ", ".join(gpus) or "none",
-                "memory free": _size(node.get("memory_available")),
-                "disk free": _size(node.get("disk_free")),
-                "link to the next": f"{mbits:,.0f} Mbit/s" if math.isfinite(mbits) else "",
-                "python": text(node.get("python")),
-                "problem": text(node.get("problem")),
-            }
-        )
-    used = [key for key in (rows[0] if rows else {}) if any(row[key] for row in rows)]
-    return [{key: row[key] for key in used} for row in rows]
+    """Return the table of nodes in the preflight's report, without empty columns."""
+    rows = list(mappings(source.preflight.get("table")))
+    used = [key for key in (rows[0] if rows else ()) if any(row.get(key) for row in rows)]
+    return [{key: text(row.get(key)) for key in used} for row in rows]
 
 
 def events(source: Source) -> list[dict[str, str]]:
@@ -292,14 +271,12 @@ def hosts(source: Source) -> list[str]:
     return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
 
 
-def part_counts(source: Source) -> list[dict[str, float]]:
-    """Return the counts of each part over all types; NaN = unknown."""
-    parts = map(mapping, listed(source.partition.get("parts")))
-    return [{key: _count(part.get(key)) for key in (*PART_COUNTS, "bytes")} for part in parts]
-
-
-def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return a row for each of `part_counts`, and the total: column → cell."""
+def part_table(source: Source) -> list[dict[str, str]]:
+    """Return a row for each part, with counts over all types, and the total: column → cell."""
+    parts = [
+        {key: number(mapping(part).get(key)) for key in (*PART_COUNTS, "bytes")}
+        for part in listed(source.partition.get("parts"))
+    ]
     if not parts:
         return []
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
@@ -308,18 +285,13 @@ def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
         {
             "part": name,
             **{
-                title: "" if math.isnan(counts[key]) else f"{int(counts[key]):,}"
+                title: f"{counts[key]:,.0f}" if math.isfinite(counts[key]) else ""
                 for key, title in PART_COUNTS.items()
             },
-            "bytes": _size(counts["bytes"]),
+            "bytes": size(counts["bytes"]) if math.isfinite(counts["bytes"]) else "",
         }
         for name, counts in [*rows, ("total", total)]
     ]
-
-
-def _count(value: Any) -> float:
-    count = number(value)
-    return count if 0 <= count < 2**63 else math.nan
 
 
 def when(moment: Any) -> str:
@@ -357,11 +329,6 @@ def _floor(value: Any) -> str:
     """Format a float32 number, rounded down to digits that tell it from the next lower one."""
     found = Context(prec=9, rounding=ROUND_FLOOR).create_decimal_from_float(number(value))
     return f"{found:.9g}" if found.is_finite() else ""
-
-
-def _size(value: Any) -> str:
-    count = number(value)
-    return size(count) if math.isfinite(count) else ""
 
 
 def _utc(seconds: float) -> str:
