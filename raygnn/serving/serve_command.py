@@ -68,8 +68,9 @@ def serve(
         served = Served.find(run, overrides=overrides, **options)
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
-    _check_port(host, port)
     with RayCluster(served.config, verbose=verbose, tell=show.note) as cluster:
+        if cluster.local:
+            _check_port(host, port)
         with show.stage("Ray"):
             cluster.wait()
         from ray import serve as ray_serve  # which reads variables that the start of Ray sets
@@ -77,25 +78,28 @@ def serve(
         from raygnn.serving.application import app
 
         _check_room(served.config.cluster.cpus_per_worker, replicas)
+        name = served.config.name
+        options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
+        if not verbose:
+            logging.getLogger("ray.serve").setLevel(logging.ERROR)
         with show.stage("model"):
-            if not verbose:
-                logging.getLogger("ray.serve").setLevel(logging.ERROR)
+            if ray_serve.status().proxies:
+                show.note("Ray Serve runs on this cluster already, and keeps its host and port")
             ray_serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
             )
-            options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
-            application = app(run, **options)
             try:
-                ray_serve.run(application, name=served.config.name, route_prefix="/")
-            except RuntimeError as error:
-                what, trace = "the replicas could not load the model", str(error)
-                raise TrainingError(what, where=served.config.name, trace=trace) from None
+                ray_serve.run(app(run, **options), name=name, route_prefix="/")
+            except (RuntimeError, ValueError) as error:
+                what, trace = "Ray Serve could not deploy the model", str(error)
+                raise TrainingError(what, where=name, trace=trace) from None
         try:
             _watch(cluster, show, host, port, token_file is not None)
         finally:
-            with suppress(Exception):
-                ray_serve.shutdown()
+            if not cluster.local:  # others may be served there
+                with suppress(Exception):
+                    ray_serve.delete(name)
 
 
 def _watch(cluster: RayCluster, show: Display, host: str, port: int, guarded: bool) -> None:
