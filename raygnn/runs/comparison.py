@@ -13,7 +13,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.run import Run
 from raygnn.util.files import storage_errors, write_atomic
 
-Table = tuple[str, list[str], list[list[str]]]  # title, columns, rows
+ComparedValues = tuple[str, list[str], list[list[str]]]  # title, columns, rows
 
 _NAMES = ("name", "storage")  # keys that differ between any two runs
 _SEED = "train.seed"
@@ -65,7 +65,7 @@ def mean_of(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     }
 
 
-def tables(compared: Mapping[str, Any]) -> Iterator[Table]:
+def tables(compared: Mapping[str, Any]) -> Iterator[ComparedValues]:
     """Yield title, columns and rows of each table of `compare`."""
     names = [place.rstrip("/").rpartition("/")[2] for place in compared["runs"]]
     names = names if len(set(names)) == len(names) else compared["runs"]
@@ -99,7 +99,7 @@ def show(compared: Mapping[str, Any], display: Display) -> None:
             display.note(f"no {title}")
 
 
-def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> Table:
+def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> ComparedValues:
     """Return title, columns and rows of `mean_of`."""
     rows = [[name, f"{v['mean']:.4f} ± {v['deviation']:.4f}"] for name, v in found.items()]
     return f"mean ± deviation of {count} seeds", ["metric", "mean ± deviation"], rows

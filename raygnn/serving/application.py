@@ -23,10 +23,10 @@ from raygnn.runs.run import Run, open_run
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
+    AnyQuestion,
     ListQuestion,
     NodeQuestion,
     PairQuestion,
-    Question,
     RequestError,
 )
 from raygnn.serving.served_run import Served, digest_of
@@ -44,9 +44,9 @@ _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
 _AFTER = "1"  # seconds after which a refused request may come again
 
-Id = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
-Ids = Annotated[list[Id], Field(min_length=1, max_length=_MOST)]
-Relation = Annotated[str | None, Field(description="of the links, if there are several")]
+GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
+GivenIds = Annotated[list[GivenId], Field(min_length=1, max_length=_MOST)]
+GivenRelation = Annotated[str | None, Field(description="of the links, if there are several")]
 
 
 class _Body(BaseModel):
@@ -56,7 +56,7 @@ class _Body(BaseModel):
 class NodeBody(_Body):
     """Nodes to predict for."""
 
-    ids: Ids
+    ids: GivenIds
     fanout: list[Annotated[int, Field(ge=-1, lt=2**31)]] | None = Field(
         None, description="neighbours to sample per layer, from the nodes outward; all by default"
     )
@@ -73,10 +73,10 @@ class NodeBody(_Body):
 class PairBody(_Body):
     """Links to score."""
 
-    pairs: list[tuple[Id, Id]] = Field(
+    pairs: list[tuple[GivenId, GivenId]] = Field(
         min_length=1, max_length=_MOST, description="source and target of each"
     )
-    relation: Relation = None
+    relation: GivenRelation = None
 
     def question(self) -> PairQuestion:
         return PairQuestion(self.pairs, self.relation)
@@ -85,12 +85,12 @@ class PairBody(_Body):
 class ListBody(_Body):
     """Sources to recommend targets for."""
 
-    ids: Ids
+    ids: GivenIds
     k: int = Field(10, ge=1, le=_MOST, description="targets of each source")
     known: Literal["exclude", "keep"] = Field(
         "exclude", description="targets that a source has a link to"
     )
-    relation: Relation = None
+    relation: GivenRelation = None
 
     def question(self) -> ListQuestion:
         return ListQuestion(self.ids, self.k, self.relation, self.known == "keep")
@@ -127,7 +127,7 @@ def app(
     options = {"task": task, "at": at, "trust": trust, "overrides": list(overrides)}
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
     deployment = serve.deployment(
-        serve.ingress(_http(_of_links(found, task), token is not None))(Replica),
+        serve.ingress(_http(_of_links(found, task), token is not None))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,
@@ -160,7 +160,7 @@ def build(settings: Settings) -> Application:
     return app(**settings.model_dump())
 
 
-class Replica:
+class ModelReplica:
     """Copy of the model in a process of its own.
 
     Args:
@@ -184,7 +184,7 @@ class Replica:
     def schema(self) -> dict[str, Any]:
         return {**self._model.schema(), "raygnn": __version__}
 
-    async def answer(self, question: Question) -> dict[str, Any]:
+    async def answer(self, question: AnyQuestion) -> dict[str, Any]:
         """Return the answer of a request.
 
         Raises:
@@ -208,7 +208,7 @@ class Replica:
         batch_wait_timeout_s=_WAIT,
         batch_size_fn=lambda questions: sum(map(_size, questions)),
     )
-    async def _batch(self, questions: list[Question]) -> list[Any]:
+    async def _batch(self, questions: list[AnyQuestion]) -> list[Any]:
         model, run = self._model, self._run
         loop = asyncio.get_running_loop()
         answers = await loop.run_in_executor(self._thread, model.answer, questions)
@@ -221,7 +221,7 @@ def _load(options: dict[str, Any]) -> tuple[Any, str]:
     return model(served), served.config.name
 
 
-def _size(question: Question) -> int:
+def _size(question: AnyQuestion) -> int:
     return len(question.pairs if isinstance(question, PairQuestion) else question.ids)
 
 
@@ -232,8 +232,8 @@ def _http(links: bool, guarded: bool) -> FastAPI:
     for kind in (RequestError, RequestValidationError, HTTPException):
         http.exception_handler(kind)(_told)
 
-    def replica(request: Request) -> Replica:
-        found: Replica = serve.get_replica_context().servable_object
+    def replica(request: Request) -> ModelReplica:
+        found: ModelReplica = serve.get_replica_context().servable_object
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if guarded and not found.allows(token if kind.lower() == "bearer" else ""):
             raise HTTPException(401, "a token is needed", headers={"WWW-Authenticate": "Bearer"})

@@ -14,7 +14,7 @@ from torch import Tensor
 from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
 from raygnn.models.heads import EdgeModel
-from raygnn.serving.questions import ListQuestion, PairQuestion, RequestError, Rows
+from raygnn.serving.questions import AnswerRows, ListQuestion, PairQuestion, RequestError
 from raygnn.serving.served_run import Served, ServedModel
 from raygnn.worker.job import TopLists
 from raygnn.worker.planes.prediction_rows import relation_of
@@ -54,9 +54,11 @@ class LinkAnswers:
         """Return what a caller must know, as plain JSON types."""
         return {**self._model.schema(*self._ends), "relations": self._relations}
 
-    def answer(self, questions: Sequence[PairQuestion | ListQuestion]) -> list[Rows | RequestError]:
+    def answer(
+        self, questions: Sequence[PairQuestion | ListQuestion]
+    ) -> list[AnswerRows | RequestError]:
         """Return the rows for each question, or what is wrong with it."""
-        answers: list[Rows | RequestError] = []
+        answers: list[AnswerRows | RequestError] = []
         for one in questions:
             try:
                 relation = self._relation(one.relation)
@@ -76,17 +78,17 @@ class LinkAnswers:
             remedy = (error.remedy or "").replace("--relation", "it")
             raise RequestError(error.what, where="relation", remedy=remedy) from None
 
-    def _lists(self, one: ListQuestion, search: Recommender) -> Rows:
+    def _lists(self, one: ListQuestion, search: Recommender) -> AnswerRows:
         source, _ = self._ends
         sources = self._model.ids(source).positions(one.ids, "ids")
         found = search.lists(sources, self._of(source, sources), one.k).table()
-        rows: Rows = found.to_pylist()
+        rows: AnswerRows = found.to_pylist()
         for end, ntype in zip(("source", "target"), self._ends):
             names = self._model.ids(ntype).names(found[end].to_numpy())
             rows = [{**row, end: name} for row, name in zip(rows, names)]
         return rows
 
-    def _scores(self, one: PairQuestion, relation: int) -> Rows:
+    def _scores(self, one: PairQuestion, relation: int) -> AnswerRows:
         named = zip(self._ends, zip(*one.pairs))
         rows = [self._of(t, self._model.ids(t).positions(ids, "pairs")) for t, ids in named]
         kinds = torch.full((len(one.pairs),), relation, device=self._plane.ranks.device)

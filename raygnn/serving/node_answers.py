@@ -16,7 +16,7 @@ from raygnn.errors import RaygnnError
 from raygnn.prediction.request import moment_of
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import distinct
-from raygnn.serving.questions import NodeQuestion, RequestError, Rows
+from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError
 from raygnn.serving.served_run import Served, ServedModel
 from raygnn.worker.planes.prediction_rows import Format
 from raygnn.worker.planes.vocabulary import target_key
@@ -45,7 +45,7 @@ class NodeAnswers:
         timed = self._config.sampling.time is not None
         return {**self._model.schema(self._ntype), "classes": self._classes, "times": timed}
 
-    def answer(self, questions: Sequence[NodeQuestion]) -> list[Rows | RequestError]:
+    def answer(self, questions: Sequence[NodeQuestion]) -> list[AnswerRows | RequestError]:
         """Return the rows for each question, or what is wrong with it.
 
         Nodes of several questions are predicted in one batch where they sample alike; a node's
@@ -80,7 +80,7 @@ class NodeAnswers:
 
     def _predict(
         self, fanout: tuple[int, ...] | None, scores: bool, nodes: np.ndarray, every: Sequence[Any]
-    ) -> Rows:
+    ) -> AnswerRows:
         plane, ntype = self._plane, self._ntype
         timed = every[0] is not None
         given = nodes + plane.shard.first(ntype), np.concatenate(every) if timed else None
@@ -95,10 +95,10 @@ class NodeAnswers:
         )
         return self._named(nodes, outputs[torch.from_numpy(back)], scores)
 
-    def _named(self, nodes: np.ndarray, outputs: Tensor, scores: bool) -> Rows:
+    def _named(self, nodes: np.ndarray, outputs: Tensor, scores: bool) -> AnswerRows:
         task = self._config.task
         form = Format("node", task.classifies, scores, task.several_labels)
-        rows: Rows = pa.table(form.columns(outputs)).to_pylist()
+        rows: AnswerRows = pa.table(form.columns(outputs)).to_pylist()
         names = self._ids.names(self._plane.shard.original[self._ntype][nodes])
         if self._classes is not None:
             for row in rows:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from raygnn.errors import InputError
 
-Id = int | str
+UserId = int | str
 
 
 class RequestError(InputError):
@@ -31,7 +31,7 @@ class NodeQuestion:
         scores: also answer the probability of each class.
     """
 
-    ids: Sequence[Id]
+    ids: Sequence[UserId]
     fanout: tuple[int, ...] | None = None
     at: int | str | None = None
     scores: bool = False
@@ -41,7 +41,7 @@ class NodeQuestion:
 class PairQuestion:
     """Pairs of a source and a target to score, of one relation."""
 
-    pairs: Sequence[tuple[Id, Id]]
+    pairs: Sequence[tuple[UserId, UserId]]
     relation: str | None = None
 
 
@@ -49,17 +49,17 @@ class PairQuestion:
 class ListQuestion:
     """Sources to recommend ``k`` targets for; ``known`` targets are left out, or not."""
 
-    ids: Sequence[Id]
+    ids: Sequence[UserId]
     k: int
     relation: str | None = None
     known: bool = False
 
 
-Question = NodeQuestion | PairQuestion | ListQuestion
-Rows = list[dict[str, Any]]
+AnyQuestion = NodeQuestion | PairQuestion | ListQuestion
+AnswerRows = list[dict[str, Any]]
 
 
-class Ids:
+class NodeIds:
     """The users' ids of a node type, and the positions of its nodes in a shard.
 
     Args:
@@ -73,7 +73,7 @@ class Ids:
         # bisected, since a table of hashes would take many times the memory of the ids
         self._order = None if names is None else pc.sort_indices(names)
 
-    def positions(self, ids: Sequence[Id], where: str) -> np.ndarray:
+    def positions(self, ids: Sequence[UserId], where: str) -> np.ndarray:
         """Return the positions of ids, int64 ``[n]``. Raises RequestError if one is unknown."""
         numbers = [self._number(one) for one in ids]
         unknown = [place for place, number in enumerate(numbers) if number is None]
@@ -85,12 +85,12 @@ class Ids:
         found: np.ndarray = self._positions[np.array(numbers, np.int64)]
         return found
 
-    def names(self, numbers: np.ndarray) -> list[Id]:
+    def names(self, numbers: np.ndarray) -> list[UserId]:
         """Return the ids of original ids."""
         taken = numbers.tolist() if self._names is None else self._names.take(pa.array(numbers))
         return taken if isinstance(taken, list) else taken.to_pylist()
 
-    def _number(self, one: Id) -> int | None:
+    def _number(self, one: UserId) -> int | None:
         if self._order is None:
             return one if isinstance(one, int) and 0 <= one < len(self._positions) else None
         if isinstance(one, int) != pa.types.is_integer(self._names.type):

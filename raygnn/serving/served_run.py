@@ -23,7 +23,7 @@ from raygnn.prediction.request import ask
 from raygnn.prediction.worker_side import open_trained
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import World
-from raygnn.serving.questions import Ids
+from raygnn.serving.questions import NodeIds
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request
 from raygnn.worker.planes.recommendations import one_task
@@ -130,13 +130,13 @@ class ServedModel:
         ranks = Ranks.join(config, World(0, 1), torch.device("cuda:0" if gpu else "cpu"))
         self.opened = open_trained(job, ranks)
         self.plane, self.module = one_task(*self.opened, served.request)
-        self._ids: dict[str, Ids] = {}
+        self._ids: dict[str, NodeIds] = {}
 
-    def ids(self, ntype: str) -> Ids:
+    def ids(self, ntype: str) -> NodeIds:
         """Return the ids of a node type."""
         if ntype not in self._ids:
             original = self.plane.shard.original[ntype]
-            self._ids[ntype] = Ids(read_ids(self.served.partition, ntype), original)
+            self._ids[ntype] = NodeIds(read_ids(self.served.partition, ntype), original)
         return self._ids[ntype]
 
     def schema(self, *ntypes: str) -> dict[str, Any]:

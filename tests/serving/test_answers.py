@@ -19,11 +19,11 @@ from raygnn.runs.run_directory import PARTITION
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
-    Ids,
+    AnyQuestion,
     ListQuestion,
+    NodeIds,
     NodeQuestion,
     PairQuestion,
-    Question,
     RequestError,
 )
 from raygnn.serving.served_run import Served
@@ -53,13 +53,13 @@ def serve(run: Run, **options: Any) -> Any:
     return (LinkAnswers if served.one.task.of_links else NodeAnswers)(served)
 
 
-def rows(model: Any, question: Question) -> pandas.DataFrame:
+def rows(model: Any, question: AnyQuestion) -> pandas.DataFrame:
     (answer,) = model.answer([question])
     assert not isinstance(answer, InputError), answer
     return pandas.DataFrame(answer)
 
 
-def error(model: Any, question: Question) -> str:
+def error(model: Any, question: AnyQuestion) -> str:
     (answer,) = model.answer([question])
     assert isinstance(answer, RequestError)
     return str(answer)
@@ -88,7 +88,7 @@ def test_answers_are_predictions(
 
 def test_questions_in_one_batch_are_answered_as_alone(make_job: JobFactory) -> None:
     model = serve(train_on_ranks(make_job(train={"epochs": 1})))
-    fine: list[Question] = [
+    fine: list[AnyQuestion] = [
         NodeQuestion([5, 5, 9]),
         NodeQuestion([9, 12], (3, 2)),
         NodeQuestion([700, 5], scores=True),
@@ -213,7 +213,7 @@ def test_ids_are_found(drawn: Any, others: list[Any]) -> None:
     names, random = drawn
     original = np.array(random.sample(range(len(names)), len(names)), np.int64)
     kind = pa.int64() if names and isinstance(names[0], int) else pa.large_string()
-    ids = Ids(pa.array(names, kind), original)
+    ids = NodeIds(pa.array(names, kind), original)
     found = ids.positions(names, "ids")
     assert [names[original[position]] for position in found] == [*names]
     assert ids.names(np.arange(len(names))) == [*names]

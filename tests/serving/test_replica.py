@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from raygnn.serving import application
-from raygnn.serving.application import LARGEST, BodyLimit, Replica
+from raygnn.serving.application import LARGEST, BodyLimit, ModelReplica
 from raygnn.serving.questions import NodeQuestion, RequestError
 
 
@@ -17,14 +17,14 @@ def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(application, "_WAITING", 100)
     may = asyncio.Event()
 
-    async def batch(self: Replica, one: NodeQuestion) -> tuple[Any, str]:
+    async def batch(self: ModelReplica, one: NodeQuestion) -> tuple[Any, str]:
         await may.wait()
         return [] if one.ids[0] else RequestError("there is no 0"), "run"
 
-    monkeypatch.setattr(Replica, "_batch", batch)
+    monkeypatch.setattr(ModelReplica, "_batch", batch)
 
     async def ask() -> tuple[list[Any], Any]:
-        served = Replica(None)
+        served = ModelReplica(None)
         asked = [asyncio.ensure_future(served.answer(NodeQuestion([n] * 9))) for n in range(13)]
         await asyncio.sleep(0)
         may.set()
@@ -42,11 +42,11 @@ def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_token() -> None:
     digest = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"  # of "password"
-    assert Replica(digest).allows("password")
-    assert not Replica(digest).allows("Password")
-    assert not Replica(digest).allows("")
-    assert not Replica(digest).allows(digest)
-    assert Replica(None).allows("")
+    assert ModelReplica(digest).allows("password")
+    assert not ModelReplica(digest).allows("Password")
+    assert not ModelReplica(digest).allows("")
+    assert not ModelReplica(digest).allows(digest)
+    assert ModelReplica(None).allows("")
 
 
 @pytest.mark.parametrize(("size", "passes"), [(0, 1), (LARGEST, 1), (LARGEST + 1, 0), (2**24, 0)])
