@@ -114,6 +114,7 @@ def test_a_search(raygnn_command: Callable[..., Command], tmp_path: Path) -> Non
     assert list(table["train.lr"]) == [0.05, 0.05, 1e-9, 1e-9]
 
 
+@pytest.mark.slow
 def test_two_trials_at_once(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
     """Ctrl-C stops both with a checkpoint, from which they are resumed; they begin with another
     run's weights. The search's name stands for its best trial."""
