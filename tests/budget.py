@@ -60,7 +60,7 @@ LINES_TODAY = {
     "driver": 4_357,
     "prediction": 1_409,
     "search": 1_084,
-    "serving": 983,
+    "serving": 985,
     "runs": 5_223,
     "jobs": 1_384,
     "cli": 1_026,
