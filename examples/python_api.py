@@ -19,7 +19,6 @@ config = raygnn.load_config(
 report = raygnn.check(config)  # nothing is written or started
 assert report.ok, report.findings
 raygnn.partition(config)  # does nothing when it has been done
-
 run = raygnn.train(config, overwrite=True)  # blocks; shows progress
 print(run.summary["metrics"]["test/accuracy"])
 

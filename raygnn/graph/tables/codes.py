@@ -93,7 +93,7 @@ class Codes:
         if unseen and self.missing < 0:
             raise self._refused(reader, unseen)
         if unseen and self._vocabulary is not None:
-            what = "rows have words that the training did not have, and are in the bucket"
+            what = "have words that the training did not have, and are in the bucket"
             where = f"{reader.files[0]}, column {self.columns[0]!r}"
             log.warning(f"{where}: {self._share(unseen)} {what}")
         self._found.clear()  # tasks are handed the codes alone
