@@ -91,7 +91,7 @@ def serve(
             )
             try:
                 ray_serve.run(app(run, **options), name=name, route_prefix="/")
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:
                 what, trace = "Ray Serve could not deploy the model", str(error)
                 raise TrainingError(what, where=name, trace=trace) from None
         try:

@@ -21,9 +21,10 @@ from ray import serve
 from raygnn import predict, train
 from raygnn.config.load import load_config
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.errors import InputError, PreflightError
+from raygnn.errors import InputError, PreflightError, TrainingError
 from raygnn.serving import app, build
 from raygnn.serving.application import LARGEST, Settings
+from raygnn.serving.serve_command import _check_port
 from raygnn.serving.serve_command import serve as serve_until_stopped
 from tests.support.commands import Command
 from tests.support.postgres import free_port
@@ -202,6 +203,8 @@ def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:
         with pytest.raises(InputError, match=part):
             app(place / "runs" / "one", token_file=place / file)
     with pytest.raises(InputError, match="cannot be listened on"):
+        _check_port("127.0.0.1", port)
+    with pytest.raises(TrainingError, match="could not deploy the model"):  # another one is there
         serve_until_stopped(place / "runs" / "one", port=port, display=False)
     with pytest.raises(PreflightError, match="replicas"):
         serve_until_stopped(place / "runs" / "one", port=free_port(), replicas=999, display=False)
