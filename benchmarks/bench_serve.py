@@ -5,7 +5,7 @@ The graph of `bench_engine` (1.2 million nodes, 60 million edges), GraphSAGE wit
 
     python benchmarks/bench_serve.py [--scale small|full] [--seconds 15] [--replicas 1 2]
 
-Needs wrk (Debian's package). Exit code 1 if a request failed or was answered wrongly.
+Needs wrk (Debian's package). Exit code 1 if a request failed; answers are not compared.
 """
 
 from __future__ import annotations

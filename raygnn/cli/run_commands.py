@@ -275,7 +275,7 @@ def _predict(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import predict
 
     names: tuple[str, ...] = ("out", "split", "task", "scores", "calibrated", "ids", "rows")
-    names += ("fanout", "since", "overwrite")
+    names += ("fanout", "since", "overwrite", "new_data")
     print_json(args, predict(args.name, **_options(args, *names)).to_dict())
     return 0
 
@@ -283,7 +283,7 @@ def _predict(args: argparse.Namespace) -> int:
 def _recommend(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import recommend
 
-    names = ("out", "k", "ids", "candidates", "known", "relation", "task", "overwrite")
+    names = ("out", "k", "ids", "candidates", "known", "relation", "task", "overwrite", "new_data")
     print_json(args, recommend(args.name, **_options(args, *names)).to_dict())
     return 0
 
@@ -292,7 +292,10 @@ def _embed(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import embed
 
     print_json(
-        args, embed(args.name, **_options(args, "out", "split", "ntype", "overwrite")).to_dict()
+        args,
+        embed(
+            args.name, **_options(args, "out", "split", "ntype", "overwrite", "new_data")
+        ).to_dict(),
     )
     return 0
 
@@ -300,7 +303,7 @@ def _embed(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import evaluate
 
-    metrics = evaluate(args.name, **_options(args, "split", "task"))
+    metrics = evaluate(args.name, **_options(args, "split", "task", "new_data"))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
     return 0
@@ -324,6 +327,6 @@ def _export(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names, and those of all, as their functions take them."""
-    names += ("at", "new_data", "trust", "storage", "verbose", "started")
-    options = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    names += ("at", "trust", "storage", "verbose", "started")
+    options = {name: getattr(args, name) for name in names}
     return {**options, "overrides": args.set, "display": not args.json}

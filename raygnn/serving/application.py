@@ -227,7 +227,9 @@ def _size(question: AnyQuestion) -> int:
 
 def _http(links: bool, guarded: bool) -> FastAPI:
     """Return the routes of a model that scores links, or predicts for nodes."""
-    http = FastAPI(title="raygnn", version=__version__)
+    # without a description there is no /docs either, which would need no token
+    described = None if guarded else "/openapi.json"
+    http = FastAPI(title="raygnn", version=__version__, openapi_url=described)
     http.add_middleware(BodyLimit)
     for kind in (RequestError, RequestValidationError, HTTPException):
         http.exception_handler(kind)(_told)

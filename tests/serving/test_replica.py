@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from raygnn.serving import application
-from raygnn.serving.application import LARGEST, BodyLimit, ModelReplica
+from raygnn.serving.application import LARGEST, BodyLimit, ModelReplica, _http
 from raygnn.serving.questions import NodeQuestion, RequestError
 
 
@@ -47,6 +47,14 @@ def test_the_token() -> None:
     assert not ModelReplica(digest).allows("")
     assert not ModelReplica(digest).allows(digest)
     assert ModelReplica(None).allows("")
+
+
+@pytest.mark.parametrize(("guarded", "described"), [(False, True), (True, False)])
+def test_a_guarded_service_describes_itself_to_nobody(guarded: bool, described: bool) -> None:
+    paths = {getattr(route, "path", "") for route in _http(False, guarded).routes}
+    assert "/healthz" in paths
+    assert ({"/docs", "/openapi.json", "/redoc"} <= paths) == described
+    assert bool({"/docs", "/openapi.json", "/redoc"} & paths) == described
 
 
 @pytest.mark.parametrize(("size", "passes"), [(0, 1), (LARGEST, 1), (LARGEST + 1, 0), (2**24, 0)])
