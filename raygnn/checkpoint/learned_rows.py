@@ -110,7 +110,7 @@ class RowState:
         """
         arrays = {
             ntype: {
-                name: tensor.numpy().copy() if copy else tensor.numpy()
+                name: tensor.to("cpu", copy=copy).numpy()
                 for name, tensor in self.embeddings.arrays(ntype).items()
                 if name == ROW or not rows_only
             }

@@ -163,8 +163,8 @@ class SamplingConfig(Section):
     )
     features_on: Literal["auto", "cpu", "pinned", "gpu"] = Field(
         "auto",
-        description="Memory that holds feature rows for a GPU, see performance.md; auto = the "
-        "nearest in which they fit.",
+        description="Memory that holds rows of features, and of embedding tables while they train, "
+        "for a GPU, see performance.md; auto = the nearest in which they fit.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:

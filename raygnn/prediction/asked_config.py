@@ -63,11 +63,13 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
 
 def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the sections for the partition that the run was trained on, or if it is gone for one
-    with as many parts. The graph's files are only needed without the partition."""
+    with as many parts. The graph's files are only needed without the partition, and for queries."""
     parts, place = read_json(run.files / PARTITION).get("parts"), trained_partition(run)
     if not isinstance(parts, list) or place is None:
         return {}  # a user's partition, or graphs
-    if not is_vacant(any_path(place)):
+    tasks = run.config.get("tasks") or {"": run.config.get("task") or {}}
+    queried = any((task.get("table") or {}).get("sql") for task in tasks.values())
+    if not queried and not is_vacant(any_path(place)):
         return {"graph": None, "partition": {"path": place}}
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -435,6 +435,11 @@ class RowRoutes:
     send: list[int]
     given: dict[str, Tensor]
     places: dict[str, Tensor]
+
+    def to(self, device: torch.device) -> RowRoutes:
+        """Return the routes with tensors on ``device``."""
+        given, places = ({t: x.to(device) for t, x in d.items()} for d in (self.given, self.places))
+        return replace(self, order=self.order.to(device), given=given, places=places)
 
 
 def route_rows(

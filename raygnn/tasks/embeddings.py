@@ -4,7 +4,7 @@ In a step the rows of a batch are fetched from their owners by one all-to-all an
 backward pass; another all-to-all returns their gradients. The owner sums these in a fixed order,
 and torch's sparse optimizers update the rows that were read. The owner applies dropout to sent rows
 and to returned gradients, keyed by the node's id, so that all ranks read equal rows. Rows,
-gradients and optimizer state are fp32, in CPU memory.
+gradients and optimizer state are fp32, and on the rank's GPU while it trains if they fit there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from raygnn.util.hashing import derive_key, mix
 ROW, BEST = "row", "best"  # names of arrays: current rows, and the best ones
 
 _AT_ONCE = 1 << 20  # numbers of initial rows that are generated at a time
+_ROOM = 12  # times the size of the rows: free memory of a GPU that holds them and five copies
 _CLIP_EPS = 1e-6  # of torch.nn.utils.clip_grad_norm_
 _DROPOUT = 1  # separates its keys from those of sampling
 
@@ -39,11 +40,12 @@ class Embeddings:
 
     Args:
         tables: node type → float32 ``[nodes of the type, dim]``, this rank's rows first: a column
-            of a `FeatureStore`, which sees updates immediately.
+            of a `FeatureStore`, which sees updates after `publish`.
         ids: node type → ``[owned]``, original ids of this rank's nodes.
         dtype: compute dtype of the model.
         rate: learning rate, relative to that of dense parameters.
         seed: of dropout.
+        on_gpu: train them on the GPU if they fit.
 
     Attributes:
         rows: node type → this rank's rows, float32 ``[owned, dim]``.
@@ -63,6 +65,7 @@ class Embeddings:
         dtype: torch.dtype,
         rate: float,
         seed: int = 0,
+        on_gpu: bool = True,
     ):
         self.tables = dict(tables)
         self.ids = dict(ids)
@@ -75,6 +78,10 @@ class Embeddings:
         self._dtype = dtype
         self._rate = rate
         self._seed = seed
+        self._on_gpu = on_gpu
+        self._device = torch.device("cpu")  # of the rows
+        self._moved = False  # the rows are not the tables' memory
+        self._stale = False  # rows have changed since `publish`
         self._decay, self._dropout = config.weight_decay, config.dropout
         self._kept: Tensor | None = None  # dropout factors of the rows sent last
         self._leaf: Tensor | None = None
@@ -90,15 +97,32 @@ class Embeddings:
             torch.optim.Adagrad(rows) if self._kind == "adagrad" else torch.optim.SparseAdam(rows)
         )
 
-    def begin(self) -> None:
-        """Discard gradients of an unfinished step when training (re)starts."""
+    def begin(self, device: torch.device) -> None:
+        """Discard gradients of an unfinished step when training (re)starts on ``device``, and move
+        the rows there if they fit."""
         self._came.clear()
+        if self._moved or not (self._on_gpu and _fits(self.rows.values(), device)):
+            return
+        self._device, self._moved = device, True
+        for ntype, rows in self.rows.items():
+            if state := self.optimizer.state.get(rows):
+                state |= {n: a.to(device) for n, a in self.arrays(ntype).items() if n in state}
+            rows.data = rows.data.to(device, copy=True)
+        self.best = {t: rows.to(device) for t, rows in self.best.items()}
+
+    def publish(self) -> None:
+        """Copy the rows to the tables, for readers of these, if they are not the same memory."""
+        if self._moved and self._stale:
+            for ntype, rows in self.rows.items():
+                self.tables[ntype][: len(rows)].copy_(rows.detach())
+        self._stale = False
 
     def join(self, batch: Batch, device: torch.device) -> Batch:
         """Return the batch with its input nodes' embeddings appended to their features."""
         assert batch.routes is not None
-        rows = self._fetch(batch.routes, batch.epoch, batch.step).to(device)
-        self._leaf, self._routes = rows.requires_grad_(), batch.routes
+        self._routes = batch.routes.to(self._device)
+        rows = self._fetch(self._routes, batch.epoch, batch.step).to(device)
+        self._leaf = rows.requires_grad_()
         x = dict(batch.x)
         for ntype, piece in zip(self.rows, self._leaf.split(list(batch.routes.num.values()))):
             piece = piece.to(self._dtype)
@@ -116,7 +140,7 @@ class Embeddings:
         assert leaf is not None
         self._routes = self._leaf = None
         own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        values = own.to("cpu").index_select(0, routes.order)
+        values = own.to(self._device).index_select(0, routes.order)
         came = values.new_empty((sum(routes.send), self.dim))
         self.exchange.rows(values, routes.receive, routes.send, came)
         if self._kept is not None:
@@ -173,6 +197,7 @@ class Embeddings:
             warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
             self.optimizer.step()
         self.optimizer.zero_grad()
+        self._stale = True
 
     def keep(self) -> None:
         """Copy the rows as the best so far."""
@@ -186,6 +211,7 @@ class Embeddings:
         """Restore the best rows, if there are any."""
         for ntype, rows in self.best.items():
             self.rows[ntype].detach().copy_(rows)
+            self._stale = True
 
     @property
     def steps(self) -> int:
@@ -217,17 +243,18 @@ class Embeddings:
 
     def _fetch(self, routes: RowRoutes, epoch: int, step: int) -> Tensor:
         """Fetch a batch's rows of all types, ``[R, dim]``, in the order of its nodes."""
-        answer = torch.empty(sum(routes.send), self.dim)
+        answer = torch.empty(sum(routes.send), self.dim, device=self._device)
         for ntype, rows in self.rows.items():
             answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
         if self._dropout:
             self._kept = torch.empty_like(answer)
             for ntype, given in routes.given.items():
                 key = derive_key(self._seed, _DROPOUT, epoch, step, *ntype.encode())
-                ids = self.ids[ntype][given.numpy()]
-                self._kept[routes.places[ntype]] = kept(ids, key, self.dim, self._dropout)
+                ids = self.ids[ntype][given.cpu().numpy()]
+                factors = kept(ids, key, self.dim, self._dropout)
+                self._kept[routes.places[ntype]] = factors.to(self._device)
             answer.mul_(self._kept)
-        came = torch.empty(len(routes.order), self.dim)
+        came = answer.new_empty((len(routes.order), self.dim))
         self.exchange.rows(answer, routes.send, routes.receive, came)
         self.read += len(came)
         self.remote += len(came) - routes.receive[self.exchange.world.rank]
@@ -247,6 +274,11 @@ class Embeddings:
         ends = F.pad(count.cumsum(0), (1, 0))
         summed = F.embedding_bag(order, values, ends, mode="sum", include_last_offset=True)
         return distinct, summed.div_(self.exchange.world.size * scale)
+
+
+def _fits(rows: Iterable[Tensor], device: torch.device) -> bool:
+    size = sum(each.numel() * each.element_size() for each in rows)
+    return device.type == "cuda" and _ROOM * size <= torch.cuda.mem_get_info(device)[0]
 
 
 def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Tensor) -> None:

@@ -230,7 +230,7 @@ class TaskModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         if self.embeddings is not None:
-            self.embeddings.begin()
+            self.embeddings.begin(self.device)
 
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout is a function of (seed, epoch, step, rank), so no state must be saved

@@ -161,7 +161,7 @@ def test_the_norm_is_of_weights_and_rows_together() -> None:
     for scale, clip in ((None, 0.5), (512.0, 0.5)):
         rows, bounds, exchange = alone()
         read(rows, bounds, exchange)
-        rows.begin()  # again, before a step was made of it
+        rows.begin(torch.device("cpu"))  # again, before a step was made of it
         weight = read(rows, bounds, exchange, scale or 1.0)
         assert weight.grad is not None
         if scale is not None:
@@ -219,16 +219,22 @@ def test_what_is_not_finite_is_so_on_all_ranks(size: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_rows_go_to_the_gpu_and_their_gradients_come_back() -> None:
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_rows_are_trained_on_the_gpu_or_for_it(on_gpu: bool) -> None:
     device, found = torch.device("cuda"), []
     for place in (torch.device("cpu"), device):
         rows, bounds, exchange = alone()
+        if on_gpu:
+            rows.begin(place)
         weight = nn.Parameter(torch.ones(DIM, device=place))
-        joined = rows.join(batch([5, 6], bounds, exchange), place)
-        assert joined.x["a"].device.type == place.type
-        (joined.x["a"] * weight).sum().backward()
-        rows.send_back([weight])
-        rows.update([weight], 0.5, 0.1, None)
-        assert rows.rows["a"].device.type == "cpu"
-        found.append(rows.rows["a"].detach())
+        for _ in range(2):
+            joined = rows.join(batch([5, 6], bounds, exchange), place)
+            assert joined.x["a"].device.type == place.type
+            (joined.x["a"] * weight).sum().backward()
+            rows.send_back([weight])
+            rows.update([weight], 0.5, 0.1, None)
+            rows.publish()
+        assert rows.rows["a"].device.type == (place.type if on_gpu else "cpu")
+        assert torch.equal(rows.rows["a"].detach().cpu(), rows.tables["a"][: len(rows.rows["a"])])
+        found.append(rows.tables["a"].clone())
     assert torch.allclose(*found, atol=1e-6)

@@ -16,6 +16,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange
+from raygnn.tasks import embeddings
 from raygnn.tasks.embeddings import Embeddings, kept
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
@@ -54,6 +55,13 @@ def options(
         },
         "cluster": {"workers": workers},
     }
+
+
+@pytest.fixture(params=[False, True], ids=["in place", "moved"])
+def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train the rows in the tables' memory, or in memory of their own, as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(embeddings, "_fits", lambda rows, device: True)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +139,7 @@ def test_a_typed_graph(make_job: JobFactory) -> None:
     assert np.allclose(scores, scores[0], atol=1e-4)
 
 
+@pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_without_layers(workers: int, make_job: JobFactory) -> None:
     """A node has only its embedding, so only trained nodes are predicted well; no other row is
@@ -153,6 +162,7 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
     assert (rows != rows.bfloat16().float()).any(dim=1).float().mean() > 0.9
 
 
+@pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize(
     ("workers", "again", "regular", "optimizer"),
     [
@@ -233,6 +243,7 @@ def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
     assert run.summary["metrics"]["val/accuracy"] == seen.max()
 
 
+@pytest.mark.usefixtures("moved")
 def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
     """Predictions from the files are the same for any number of workers."""
     config = make_job(**options(2))

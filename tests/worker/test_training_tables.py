@@ -27,12 +27,15 @@ from raygnn.prediction.request import ask as plan
 from raygnn.prediction.request import of_rows
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import PARTITION
 from raygnn.sampling.exchange import Exchange
+from raygnn.util.files import write_json
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
 from tests.driver.test_resume import stopped
 from tests.prediction.test_predict import ask
+from tests.support.graphs import ensure_partition
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import job, job_of, losses, train_on_ranks
 
@@ -328,6 +331,19 @@ def test_only_the_tables_of_a_request_are_read(tmp_path: Path) -> None:
     asking = config.asking(found.words, rows_of=())
     moment = {"at": int(np.datetime64("2024-06-01", "us").astype(np.int64)), "embeddings": True}
     assert len(ask(run, asking, 1, ntype="customer", **moment)) == CUSTOMERS
+
+
+def test_a_query_of_training_rows_is_asked_again(tmp_path: Path) -> None:
+    """The partition alone has no tables to query, so predictions read the graph's description."""
+    write(tmp_path)
+    table = {"files": None, "sql": "select * from 'rows.csv'", "split": "fold"}
+    config = of(tmp_path, "queried", train={"epochs": 1}, task={"table": table})
+    run = train_on_ranks(config)
+    place = ensure_partition(config, 2).directory
+    write_json(run.path / PARTITION, {"directory": str(place), "parts": [{}] * 2})
+    planned = plan(run, ("all",), "all", "runs", (), False, False, None, one=True).config
+    assert len(asked(run, planned, scores=False)) == ROWS
+    assert find_partition(planned, 2).directory == place
 
 
 def test_a_resume_with_encoders_is_exact(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def make_embeddings(
         dtype=config.arithmetic.dtype,
         rate=(embedding.lr or config.train.lr) / config.train.lr,
         seed=config.train.seed,
+        on_gpu=config.sampling.features_on in ("auto", "gpu"),
     )
 
 

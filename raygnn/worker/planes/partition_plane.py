@@ -129,11 +129,17 @@ class PartitionPlane:
             return self.within._embeddings
         return make_embeddings(self.config, self.shard, self.inputs, self.ranks)
 
-    @cached_property
+    @property
     def inference(self) -> Inference:
-        """Runs the model over the whole graph."""
+        """Runs the model over the whole graph, with the embedding rows of now."""
         if self.within is not None:
             return self.within.inference
+        if self._embeddings is not None:
+            self._embeddings.publish()
+        return self._inference
+
+    @cached_property
+    def _inference(self) -> Inference:
         rows, request = self._embeddings, self.job.request
         return Inference(
             self.shard,
