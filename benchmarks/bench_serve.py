@@ -2,6 +2,7 @@
 
 The graph of `bench_engine` (1.2 million nodes, 60 million edges), GraphSAGE with 2 layers, hidden
 256, fanout [15, 10], one random node in each request. The load is made by wrk, on the same cores.
+Ray Serve's own proxy is in Python; HAProxy comes with ``ray[serve]``, see docs/serving.md.
 
     python benchmarks/bench_serve.py [--scale small|full] [--seconds 15] [--replicas 1 2]
 
@@ -38,6 +39,7 @@ from tests.support.postgres import free_port  # noqa: E402
 
 CLIENTS = (1, 8, 64)
 START = 300  # seconds
+HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 SCRIPT = """\
 math.randomseed(os.time())
 wrk.headers["Content-Type"] = "application/json"
@@ -55,12 +57,12 @@ end
 
 
 @contextmanager
-def service(command: list[str], port: int) -> Iterator[psutil.Process]:
-    """Start a service, and end it after the block."""
+def service(command: list[str], port: int, **more: str) -> Iterator[psutil.Process]:
+    """Start a service with more variables of the environment, and end it after the block."""
     process = subprocess.Popen(
         command,
         cwd=CHECKOUT / "benchmarks",
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT), **more},
         stdout=sys.stderr,
         start_new_session=True,
     )
@@ -131,12 +133,15 @@ def main() -> int:
     if not (run / "checkpoints" / "selected.pt").exists():
         raygnn.train(values, overwrite=True, display=False)
     ours = [sys.executable, "-m", "raygnn", "serve", str(run), "--port", str(port), "--replicas"]
-    ways = {f"raygnn serve, {n} replicas": [*ours, str(n)] for n in given.replicas}
     peer = [sys.executable, "-m", "peers.plain_serve", "--partition", str(partition)]
-    ways["FastAPI and DGL"] = [*peer, "--port", str(port)]
+    ways = [
+        *((f"raygnn serve, {n} replicas", [*ours, str(n)], {}) for n in given.replicas),
+        *((f"{n} behind HAProxy", [*ours, str(n)], HAPROXY) for n in given.replicas),
+        ("FastAPI and DGL", [*peer, "--port", str(port)], {}),
+    ]
     rows, failures = [], 0
-    for name, command in ways.items():
-        with service(command, port) as process:
+    for name, command, more in ways:
+        with service(command, port, **more) as process:
             wrk(port, 8, 3, nodes)  # compiles, and maps what is read
             before = resident(process)
             for clients in CLIENTS:

@@ -234,7 +234,7 @@ def _http(links: bool, guarded: bool) -> FastAPI:
     for kind in (RequestError, RequestValidationError, HTTPException):
         http.exception_handler(kind)(_told)
 
-    def replica(request: Request) -> ModelReplica:
+    async def replica(request: Request) -> ModelReplica:
         found: ModelReplica = serve.get_replica_context().servable_object
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if guarded and not found.allows(token if kind.lower() == "bearer" else ""):
