@@ -15,7 +15,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -78,7 +77,7 @@ def service(command: list[str], port: int, **more: str) -> Iterator[psutil.Proce
                 time.sleep(1)
         yield psutil.Process(process.pid)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from ray import serve
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from raygnn import __version__
@@ -154,10 +155,10 @@ class Settings(_Body):
     replicas: int | Literal["auto"] = 1
 
 
-def build(settings: Settings) -> Application:
-    """Build `app` of the arguments in a file of ``serve deploy``: ``import_path:
+def build(args: dict[str, Any]) -> Application:
+    """Build `app` of the arguments in a file of ``serve deploy``, see `Settings`: ``import_path:
     raygnn.serving:build``."""
-    return app(**settings.model_dump())
+    return app(**Settings.model_validate(args).model_dump())
 
 
 class ModelReplica:
@@ -230,18 +231,9 @@ def _http(links: bool, guarded: bool) -> FastAPI:
     # without a description there is no /docs either, which would need no token
     described = None if guarded else "/openapi.json"
     http = FastAPI(title="raygnn", version=__version__, openapi_url=described)
-    http.add_middleware(BodyLimit)
+    http.add_middleware(Door, guarded)
     for kind in (RequestError, RequestValidationError, HTTPException):
         http.exception_handler(kind)(_told)
-
-    async def replica(request: Request) -> ModelReplica:
-        found: ModelReplica = serve.get_replica_context().servable_object
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if guarded and not found.allows(token if kind.lower() == "bearer" else ""):
-            raise HTTPException(401, "a token is needed", headers={"WWW-Authenticate": "Bearer"})
-        return found
-
-    asked = Depends(replica)
 
     @http.get("/healthz")
     async def healthz() -> str:
@@ -249,13 +241,13 @@ def _http(links: bool, guarded: bool) -> FastAPI:
         return "ok"
 
     @http.get("/schema")
-    async def schema(replica: Any = asked) -> dict[str, Any]:
+    async def schema() -> dict[str, Any]:
         """Answer what the model predicts."""
-        return replica.schema()
+        return _replica().schema()
 
     def route(path: str, body: type[_Body]) -> None:
-        async def answer(body: Any, replica: Any = asked) -> Any:
-            return await replica.answer(body.question())
+        async def answer(body: Any) -> Any:
+            return await _replica().answer(body.question())
 
         answer.__annotations__["body"] = body
         answer.__doc__ = body.__doc__
@@ -267,6 +259,11 @@ def _http(links: bool, guarded: bool) -> FastAPI:
     else:
         route("/predict", NodeBody)
     return http
+
+
+def _replica() -> ModelReplica:
+    found: ModelReplica = serve.get_replica_context().servable_object
+    return found
 
 
 async def _told(_: Request, error: Exception) -> JSONResponse:
@@ -290,15 +287,25 @@ def _errors(
     return JSONResponse({"errors": facts}, status, headers)
 
 
-class BodyLimit:
-    """Refuses requests of more than `LARGEST` bytes before they are parsed."""
+class Door:
+    """Refuses requests without the token, ``/healthz`` aside, before they are read, and those of
+    more than `LARGEST` bytes before they are parsed."""
 
-    def __init__(self, inner: Callable[..., Any]):
+    def __init__(self, inner: Callable[..., Any], guarded: bool):
         self._inner = inner
+        self._guarded = guarded
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self._inner(scope, receive, send)
+        route = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self._guarded and route != "/healthz":
+            given = Headers(scope=scope).get("authorization", "")
+            kind, _, token = given.partition(" ")
+            if not _replica().allows(token if kind.lower() == "bearer" else ""):
+                needed = [("a token is needed", None, None)]
+                refusal = _errors(401, needed, {"WWW-Authenticate": "Bearer"})
+                return await refusal(scope, receive, send)
         body, more = bytearray(), True
         while more and len(body) <= LARGEST:
             message = await receive()

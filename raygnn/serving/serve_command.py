@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,8 +60,6 @@ def serve(
     if address is not None:
         overrides = [*overrides, f"cluster.address={address}"]
     show = display_of(display, verbose)
-    if any(find_spec(name) is None for name in ("ray", "fastapi", "uvicorn")):
-        raise PreflightError("Ray Serve is not installed", remedy='pip install "raygnn[serve]"')
     options: dict[str, Any] = {"task": task, "at": at, "trust": trust, "storage": storage}
     with show.stage("run"):
         served = Served.find(run, overrides=overrides, **options)
@@ -73,10 +70,13 @@ def serve(
             _check_port(host, port)
         with show.stage("Ray"):
             cluster.wait()
-        from ray import serve as ray_serve  # which reads variables that the start of Ray sets
+        try:
+            from ray import serve as ray_serve  # which reads variables that the start of Ray sets
 
-        from raygnn.serving.application import app
-
+            from raygnn.serving.application import app
+        except ImportError as error:
+            what = f"Ray Serve is not installed: {error}"
+            raise PreflightError(what, remedy='pip install "raygnn[serve]"') from None
         _check_room(served.config.cluster.cpus_per_worker, replicas)
         name = served.config.name
         options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
@@ -104,7 +104,8 @@ def serve(
 
 def _watch(cluster: RayCluster, show: Display, host: str, port: int, guarded: bool) -> None:
     shown = f"[{host}]" if ":" in host else host
-    show.note(f"serving at http://{shown}:{port}, documented at /docs; Ctrl-C ends it")
+    documented = "" if guarded else ", documented at /docs"
+    show.note(f"serving at http://{shown}:{port}{documented}; Ctrl-C ends it")
     if host not in _LOOPBACK and not guarded:
         show.note("anyone who reaches this address can ask: see --token-file")
     while (death := cluster.death()) is None:

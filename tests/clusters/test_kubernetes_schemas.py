@@ -2,7 +2,7 @@
 
 Those of Kubernetes come with kubernetes-validate. KubeRay's are in no package: the keys that our
 manifests use are listed here, and ``KUBERAY_CRDS=DIRECTORY pytest …`` looks at the definitions
-themselves (``ray.io_rayclusters.yaml`` and ``ray.io_rayjobs.yaml`` of its releases).
+themselves (``ray.io_rayclusters.yaml``, … of its releases).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
+from ray.serve.schema import ServeDeploySchema
 
+from raygnn.serving.application import Settings
 from tests.clusters.test_cluster_files import brought
 
 kubernetes_validate = pytest.importorskip(
@@ -35,6 +37,7 @@ VERSION = "1.33"
 KEYS = {
     "job": "activeDeadlineSeconds backoffLimit entrypoint rayClusterSpec shutdownAfterJobFinishes "
     "submitterPodTemplate ttlSecondsAfterFinished",
+    "service": "rayClusterConfig serveConfigV2",
     "cluster": "authOptions autoscalerOptions enableInTreeAutoscaling headGroupSpec rayVersion "
     "workerGroupSpecs",
     "autoscaler": "idleTimeoutSeconds securityContext version volumeMounts",
@@ -47,10 +50,15 @@ def validate(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
+def cluster_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the RayCluster's part of a manifest."""
+    spec: dict[str, Any] = manifest["spec"]
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
+
+
 def pods(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return every pod template in a manifest of KubeRay as a separate object."""
-    spec = manifest["spec"]
-    cluster = spec.get("rayClusterSpec", spec)
+    spec, cluster = manifest["spec"], cluster_of(manifest)
     templates = [
         each["template"] for each in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     ]
@@ -108,14 +116,14 @@ def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
         for container in spec["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
-            assert mounts <= {"storage", "shm"}
+            assert mounts <= {"storage", "shm", "token"}
 
 
 @pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
 def test_the_autoscaler_starts_the_workers_of_a_job_on_kubernetes(manifest: dict[str, Any]) -> None:
     """Only Ray's autoscaler has credentials for Kubernetes, so the manifest is read as it reads
     it."""
-    spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    spec = cluster_of(manifest)
     assert spec["enableInTreeAutoscaling"] is True
     assert [group["replicas"] for group in spec["workerGroupSpecs"]] == [0]
     read = _derive_autoscaling_config_from_ray_cr(
@@ -153,7 +161,7 @@ def test_all_pods_run_one_image_and_mount_the_claim() -> None:
     assert len(images) == 1
 
 
-@pytest.fixture(params=["RayCluster", "RayJob"])
+@pytest.fixture(params=["RayCluster", "RayJob", "RayService"])
 def definition(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Return KubeRay's own definition of a kind."""
     given = os.environ.get("KUBERAY_CRDS")
@@ -178,16 +186,27 @@ def test_against_kuberays_own_definitions(definition: tuple[str, dict[str, Any]]
 
 @pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
 def test_keys_are_those_of_kuberay(manifest: dict[str, Any]) -> None:
-    spec = manifest["spec"]
-    cluster = spec.get("rayClusterSpec", spec)
+    spec, cluster = manifest["spec"], cluster_of(manifest)
     sections = [("cluster", cluster), ("head", cluster["headGroupSpec"])]
     sections.append(("autoscaler", cluster["autoscalerOptions"]))
     sections += [("workers", group) for group in cluster["workerGroupSpecs"]]
-    if manifest["kind"] == "RayJob":
-        sections.append(("job", spec))
+    if kind := {"RayJob": "job", "RayService": "service"}.get(manifest["kind"]):
+        sections.append((kind, spec))
     for name, section in sections:
         assert set(section) <= set(KEYS[name].split()), name
     assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_the_service_is_one_that_ray_serve_deploys() -> None:
+    (manifest,) = (each for each in OF_RAY if each["kind"] == "RayService")
+    given = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+    (application,) = ServeDeploySchema(**given).applications
+    assert application.import_path == "raygnn.serving:build"
+    token = Settings(**application.args).token_file
+    assert token is not None
+    for pod in pods(manifest):
+        (container,) = pod["template"]["spec"]["containers"]
+        assert str(Path(token).parent) in [each["mountPath"] for each in container["volumeMounts"]]
 
 
 def _strict(schema: Any) -> Any:

@@ -125,11 +125,17 @@ class Many:
 
 
 class Pairs(Many):
-    """The same as pairs of a graph and named labels."""
+    """The same as pairs of a graph and named labels; of one graph a label is unknown."""
+
+    def __init__(self, unknown=-1):
+        super().__init__()
+        self.unknown = unknown
 
     def __getitem__(self, number):
         data = super().__getitem__(number)
         del data.y
+        if number == self.unknown:
+            return data, {"kind": number % 2, "size": None}
         return data, {"kind": number % 2, "size": float(data.num_nodes)}
 
 
@@ -433,6 +439,11 @@ def test_many_graphs_that_cannot_be_packed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Many\[4\] failed: OSError: unreadable"):
         packed(section("Many", bad=4), tmp_path)
     assert not list(tmp_path.glob("partitions/*"))
+    regression = {"kind": "graph_regression", "target": "kind"}
+    with pytest.raises(DataError, match=r"'size' has shape \(\), that of graph 0 no value"):
+        packed(section("Pairs", unknown=0), tmp_path, task=regression)
+    with pytest.raises(DataError, match=r"'size' has no value, that of graph 0 shape \(\)"):
+        packed(section("Pairs", unknown=5), tmp_path, task=regression)
 
 
 @pytest.mark.usefixtures("module")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,14 +20,15 @@ import pandas as pd
 import psutil
 import pytest
 import ray
+import yaml
 from ray import serve
 
 from raygnn import predict, train
 from raygnn.config.load import load_config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, PreflightError, TrainingError
-from raygnn.serving import app, build
-from raygnn.serving.application import LARGEST, Settings
+from raygnn.serving import app
+from raygnn.serving.application import LARGEST
 from raygnn.serving.serve_command import _check_port
 from raygnn.serving.serve_command import serve as serve_until_stopped
 from tests.support.commands import Command
@@ -191,10 +196,26 @@ def _parents(process: psutil.Process) -> list[int]:
     return [parent.pid for parent in process.parents()]
 
 
-def test_a_service_that_is_built_from_a_file(place: Path, port: int) -> None:
-    settings = Settings(run=str(place / "runs" / "one"), token_file=str(place / "token"))
-    built = build(settings)
-    assert built is not None
+def test_callers_that_send_slowly_do_not_stop_others(place: Path, port: int) -> None:
+    head = "POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{"
+    with contextlib.ExitStack() as slow:
+        for some in range(200):
+            caller = slow.enter_context(socket.create_connection(("127.0.0.1", port)))
+            caller.sendall(head.encode()[: None if some % 2 else 30])
+        assert post(port, "/predict", {"ids": [1]})[1]["rows"] == known(place, "one", [1])
+
+
+def test_a_service_that_is_deployed_from_a_file(place: Path, port: int) -> None:
+    """As by ``serve deploy``, with another run; the old one is deployed again."""
+    args = {"run": str(place / "runs" / "other"), "token_file": str(place / "token")}
+    application = {"name": "test", "import_path": "raygnn.serving:build", "args": args}
+    (place / "serve.yaml").write_text(yaml.safe_dump({"applications": [application]}))
+    address = ray.get_runtime_context().gcs_address
+    command = ["ray.serve.scripts", "run", "serve.yaml", "--address", address, "--non-blocking"]
+    subprocess.run([sys.executable, "-m", *command], cwd=place, check=True, timeout=120)
+    until(lambda: post(port, "/predict", {"ids": [1]})[1].get("run") == "other", 120)
+    assert post(port, "/predict", {"ids": [1, 2]})[1]["rows"] == known(place, "other", [1, 2])
+    deploy(place, "one")
 
 
 def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
 
 from raygnn.serving import application
-from raygnn.serving.application import LARGEST, BodyLimit, ModelReplica, _http
+from raygnn.serving.application import LARGEST, Door, ModelReplica, _http
 from raygnn.serving.questions import NodeQuestion, RequestError
+
+
+def scope(path: str, token: str = "") -> dict[str, Any]:
+    headers = [(b"authorization", f"Bearer {token}".encode())]
+    return {"type": "http", "path": path, "headers": headers}
 
 
 def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +83,40 @@ def test_a_body_is_read_up_to_its_limit(size: int, passes: int) -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message.get("status"))
 
-    asyncio.run(BodyLimit(inner)({"type": "http", "headers": []}, receive, send))
+    asyncio.run(Door(inner, guarded=False)(scope("/predict"), receive, send))
     assert [len(body) for body in got] == [size] * passes
     assert sent == [] if passes else sent[0] == 413
     assert read <= LARGEST + piece
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "passes"),
+    [
+        ("/predict", "right", True),
+        ("/predict", "wrong", False),
+        ("/predict", "", False),
+        ("/schema", "", False),
+        ("/healthz", "", True),
+        ("/healthz/../predict", "", False),
+        ("/unknown", "", False),
+    ],
+)
+def test_nothing_is_read_of_a_request_without_the_token(
+    path: str, token: str, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(b"right").hexdigest()
+    monkeypatch.setattr(application, "_replica", lambda: ModelReplica(digest))
+    done = []
+
+    async def receive() -> dict[str, Any]:
+        done.append("read")
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        done.append("asked")
+
+    async def send(message: dict[str, Any]) -> None:
+        done.append(message.get("status", "body"))
+
+    asyncio.run(Door(inner, guarded=True)(scope(path, token), receive, send))
+    assert done == (["read", "asked"] if passes else [401, "body"])

@@ -208,13 +208,13 @@ def _graphs(opened: OpenDataset, labels: dict[str, Any]) -> Iterator[GraphData]:
         named = label if isinstance(label, Mapping) else {"label": label}
         rows.append({n: _label(v, data.name) for n, v in named.items() if v is not None})
         yield data
-    for name in rows[0] if rows else ():
-        shapes = [row[name].shape if name in row else None for row in rows]
+    for name in {name: None for row in rows for name in row}:
+        shapes = [f"shape {row[name].shape}" if name in row else "no value" for row in rows]
         if (odd := next((i for i, s in enumerate(shapes) if s != shapes[0]), None)) is not None:
             raise DataError(
-                f"label {name!r} has shape {shapes[odd]}, that of graph 0 {shapes[0]}",
+                f"label {name!r} has {shapes[odd]}, that of graph 0 {shapes[0]}",
                 where=f"{opened.spec}[{odd}]",
-                remedy="return labels of one shape for all graphs",
+                remedy="return labels of one shape for all graphs; NaN is an unknown one",
             )
         labels[name] = np.stack([row[name] for row in rows])
 
