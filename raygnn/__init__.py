@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
     from raygnn.search.run_search import tune as tune
+    from raygnn.serving.explain_command import explain as explain
     from raygnn.serving.serve_command import serve as serve
     from raygnn.tasks.lightning_modules import TaskModule
 
@@ -55,6 +56,7 @@ _MODULES = {
     "raygnn.prediction.export": ("export",),
     "raygnn.tasks.lightning_modules": ("Task",),
     "raygnn.search.run_search": ("tune",),
+    "raygnn.serving.explain_command": ("explain",),
     "raygnn.serving.serve_command": ("serve",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,5 +1,5 @@
 """Commands about runs: runs, diagnose, report; and with their models: predict, recommend, embed,
-evaluate, serve, export."""
+evaluate, explain, serve, export."""
 
 from __future__ import annotations
 
@@ -129,6 +129,26 @@ def _add_models(commands: Any) -> None:
     )
     evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
 
+    explain = run_command(
+        commands,
+        "explain",
+        _explain,
+        "write how much features, neighbours and edges contribute to predictions for nodes",
+    )
+    explain.add_argument(
+        "--ids", metavar="LIST", required=True, help="nodes: an id in each line, or Parquet"
+    )
+    explain.add_argument(
+        "--k", type=int, default=20, help="contributions of each kind per node (default: 20)"
+    )
+    explain.add_argument(
+        "--fanout",
+        metavar="N,N…",
+        type=_fanout,
+        help="draw so many neighbours per layer, from the nodes outward; without: all",
+    )
+    explain.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+
     serve = run_command(
         commands,
         "serve",
@@ -153,14 +173,14 @@ def _add_models(commands: Any) -> None:
         "write a run's tested model as programs of torch's, to serve it without raygnn",
     )
     _out(export, "the directory to write", "DIR")
-    for parser in (predict, recommend, embed):
+    for parser in (predict, recommend, embed, explain):
         _out(parser, "the Parquet file to write")
     _split(predict, None, "train, val, test or all (default: all, but see --since)")
     _split(embed, "all", "train, val, test or all (default: all)")
     _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
            "all)")  # fmt: skip
-    for parser in (predict, recommend, embed, evaluate, serve):
-        if parser is not serve:
+    for parser in (predict, recommend, embed, evaluate, explain, serve):
+        if parser not in (explain, serve):
             parser.add_argument(
                 "--new-data",
                 action="store_true",
@@ -203,7 +223,8 @@ def _replicas(text: str) -> int | str:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from raygnn.runs.run import list_runs, row_of
+    from raygnn.runs.comparison import row_of
+    from raygnn.runs.run import list_runs
     from raygnn.runs.run_directory import read_storage
 
     if args.compare:
@@ -306,6 +327,18 @@ def _evaluate(args: argparse.Namespace) -> int:
     metrics = evaluate(args.name, **_options(args, "split", "task", "new_data"))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from raygnn.serving.explain_command import explain
+
+    options = _options(args, "out", "k", "fanout", "task", "overwrite")
+    for name in ("verbose", "started", "display"):
+        del options[name]
+    found = explain(args.name, args.ids, **options)
+    told = {"path": str(args.out), "rows": len(found)}
+    print_result(args, told, f"{len(found):,} contributions in {args.out}")
     return 0
 
 

@@ -23,9 +23,10 @@ from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, e
 from raygnn.jobs import upload
 from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
+from raygnn.runs.comparison import age, row_of
 from raygnn.runs.display import WIDTH, Display
 from raygnn.runs.progress_line import ProgressLine
-from raygnn.runs.run import Run, age, row_of
+from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB, read_storage
 
 _GRACE = 60  # seconds to end, beside the time for a checkpoint

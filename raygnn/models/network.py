@@ -180,25 +180,33 @@ class Stack(nn.Module):
         outputs: list[str] = cast("Layer", self.layers[number]).outputs()
         return outputs
 
-    def inputs(self, x: Hidden, categories: Categories | None = None) -> Hidden:
-        """Return the first layer's input: features and embedded categories side by side, encoded
-        if there is an encoder.
+    def embedded_widths(self, ntype: str) -> dict[str, int]:
+        """Return name → width of a node type's embedded categories, in the order of `embedded`."""
+        return {name: width for name, (_, width) in self._categories.get(ntype, {}).items()}
+
+    def embedded(self, x: Hidden, categories: Categories | None) -> Hidden:
+        """Return features and embedded categories side by side.
 
         Args:
             x: node type → ``[S, F]``; no entry for a type with categories alone.
-            categories: node type → name → int64 ``[S]``, from 0.
+            categories: node type → name → int64 ``[S]``, from 0; None = ``x`` has them already.
 
         Returns:
-            node type → ``[S, F + widths of the embeddings]``; encoded ``[S, hidden]``.
+            node type → ``[S, F + widths of the embeddings]``.
         """
         h = dict(x)
-        for ntype, named in self._categories.items():
+        for ntype, named in self._categories.items() if categories else ():
             assert categories is not None
             numbers = categories[ntype]
             parts = [h[ntype]] if ntype in h else []
             parts += [self.embeddings[key(ntype, name)](numbers[name]) for name in named]
             h[ntype] = join(parts)
-        encoders = self.encoders
+        return h
+
+    def inputs(self, x: Hidden, categories: Categories | None = None) -> Hidden:
+        """Return the first layer's input: what `embedded` returns, encoded as ``[S, hidden]`` if
+        there is an encoder."""
+        h, encoders = self.embedded(x, categories), self.encoders
         return {t: encoders[key(t)](v) if key(t) in encoders else v for t, v in h.items()}
 
     def layer(

@@ -1,16 +1,19 @@
-"""Runs side by side: settings that differ, metrics, speed and versions; mean over seeds."""
+"""Runs side by side: settings that differ, metrics, speed, versions; means of seeds; rows of lists."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raygnn.config.rules import leaves
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.display import Display
+from raygnn.runs.metrics_files import newest
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import METRICS
 from raygnn.util.files import storage_errors, write_atomic
 
 ComparedValues = tuple[str, list[str], list[list[str]]]  # title, columns, rows
@@ -115,3 +118,58 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "" if value is None else str(value)
+
+
+def row_of(run: Run) -> dict[str, str]:
+    """Return ``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run as text."""
+    try:
+        state, (step, total), summary = run.status, run.progress, run.summary
+    except DataError as error:
+        state, done, shown = "damaged", "", error.what
+    else:
+        metrics = summary.get("metrics") or newest(run.path / METRICS) or {}
+        done, shown = progress(step, total), metric(metrics, summary.get("metric"))
+    return {
+        "name": run.name,
+        "state": state,
+        "progress": done,
+        "metric": shown,
+        "age": age(run.began),
+    }
+
+
+def progress(step: int, total: int | None) -> str:
+    """Format progress, such as ``80/400 (20%)``; empty before the first step."""
+    if not step:
+        return ""
+    return f"{step:,}/{total:,} ({min(1.0, step / total):.0%})" if total else f"{step:,}"
+
+
+def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
+    """Format the test metric, else validation's, else the training loss: ``val/accuracy 0.8120``.
+
+    Args:
+        chosen: the task's metric, which is preferred.
+    """
+    numbers = {
+        name: value
+        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    for first in ("test/", "val/"):
+        names = [n for n in numbers if n.startswith(first) and not n.endswith("/loss")]
+        if names:
+            name = f"{first}{chosen}" if f"{first}{chosen}" in names else names[0]
+            return f"{name} {numbers[name]:.4f}"
+    return f"train/loss {numbers['train/loss']:.4f}" if "train/loss" in numbers else ""
+
+
+def age(began: float | None) -> str:
+    """Format the time since then: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
+    if not began:
+        return ""
+    seconds = max(0.0, time.time() - began)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"

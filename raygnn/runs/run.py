@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -262,6 +261,20 @@ class Run:
         options: dict[str, Any] = {"k": k, "ids": ids, "candidates": candidates, "known": known}
         options |= {"relation": relation, "task": task, "at": at, "new_data": new_data}
         return self._rows("recommend", overrides, timeout, trust=trust, **options)
+
+    def explain(
+        self,
+        *ids: int | str,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+        **options: Any,
+    ) -> pandas.DataFrame:
+        """Return how much features, neighbours and edges contribute to predictions for nodes;
+        ``options`` (``k``, ``fanout``, ``task``, ``at``, ``trust``) and columns as of
+        `raygnn.explain`."""
+        if options.get("fanout") is not None:
+            options["fanout"] = ",".join(map(str, options["fanout"]))
+        return self._rows("explain", overrides, timeout, ids=ids, **options)
 
     def embed(
         self,
@@ -532,61 +545,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-
-
-def row_of(run: Run) -> dict[str, str]:
-    """Return ``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run as text."""
-    try:
-        state, (step, total), summary = run.status, run.progress, run.summary
-    except DataError as error:
-        state, done, shown = "damaged", "", error.what
-    else:
-        metrics = summary.get("metrics") or newest(run.path / METRICS) or {}
-        done, shown = progress(step, total), metric(metrics, summary.get("metric"))
-    return {
-        "name": run.name,
-        "state": state,
-        "progress": done,
-        "metric": shown,
-        "age": age(run.began),
-    }
-
-
-def progress(step: int, total: int | None) -> str:
-    """Format progress, such as ``80/400 (20%)``; empty before the first step."""
-    if not step:
-        return ""
-    return f"{step:,}/{total:,} ({min(1.0, step / total):.0%})" if total else f"{step:,}"
-
-
-def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
-    """Format the test metric, else validation's, else the training loss: ``val/accuracy 0.8120``.
-
-    Args:
-        chosen: the task's metric, which is preferred.
-    """
-    numbers = {
-        name: value
-        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    for first in ("test/", "val/"):
-        names = [n for n in numbers if n.startswith(first) and not n.endswith("/loss")]
-        if names:
-            name = f"{first}{chosen}" if f"{first}{chosen}" in names else names[0]
-            return f"{name} {numbers[name]:.4f}"
-    return f"train/loss {numbers['train/loss']:.4f}" if "train/loss" in numbers else ""
-
-
-def age(began: float | None) -> str:
-    """Format the time since then: ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
-    if not began:
-        return ""
-    seconds = max(0.0, time.time() - began)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _began(path: Path) -> int:

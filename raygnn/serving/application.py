@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
 from ray import serve
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 20  # bytes of a request
 _MOST = 1000  # ids or pairs of a request, and targets of a list
+_EXPLAINED = 10  # ids of a request
 _WAITING = 10_000  # ids and pairs that wait for a replica's model
 _BATCH = 1024  # of them in a batch
 _WAIT = 0.002  # seconds for others to join a batch
@@ -65,10 +67,23 @@ class NodeBody(_Body):
         None, description="predict from what was before this time, such as 2026-01-31"
     )
     scores: bool = Field(False, description="also answer each class's probability")
+    explain: int = Field(
+        0,
+        ge=0,
+        le=_MOST,
+        description="also answer so many contributions of features, of nodes and of edges to each "
+        f"prediction; then at most {_EXPLAINED} ids",
+    )
+
+    @model_validator(mode="after")
+    def _few(self) -> NodeBody:
+        if self.explain and len(self.ids) > _EXPLAINED:
+            raise PydanticCustomError("few", f"at most {_EXPLAINED} ids are explained at a time")
+        return self
 
     def question(self) -> NodeQuestion:
         fanout = None if self.fanout is None else tuple(self.fanout)
-        return NodeQuestion(self.ids, fanout, self.at, self.scores)
+        return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain)
 
 
 class PairBody(_Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import RaygnnError
+from raygnn.graph.data import etype_str
 from raygnn.prediction.request import moment_of
-from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
+from raygnn.serving.explanations import Contributions, Explainer, largest
 from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError
 from raygnn.serving.served_run import Served, ServedModel
 from raygnn.worker.planes.prediction_rows import Format
@@ -23,13 +26,17 @@ from raygnn.worker.planes.vocabulary import target_key
 
 
 class NodeAnswers:
-    """Answers questions about nodes."""
+    """Answers questions about nodes.
+
+    Attributes:
+        ids: of the nodes that are predicted for.
+    """
 
     def __init__(self, served: Served):
         self._model = ServedModel(served)
         self._config, self._plane = served.one, self._model.plane
         self._ntype: str = self._plane.ntype
-        self._ids = self._model.ids(self._ntype)
+        self.ids = self._model.ids(self._ntype)
 
     @cached_property
     def _classes(self) -> list[Any] | None:
@@ -56,16 +63,20 @@ class NodeAnswers:
         for number, one in enumerate(questions):
             try:
                 self._check(one)
-                positions = self._ids.positions(one.ids, "ids")
+                positions = self.ids.positions(one.ids, "ids")
                 found = number, positions, self._times(positions, one.at)
                 alike.setdefault((one.fanout, one.scores), []).append(found)
             except RequestError as error:
                 answers[number] = error
         for (fanout, scores), some in alike.items():
-            numbers, nodes, times = zip(*some)
+            _, nodes, times = zip(*some)
             rows = self._predict(fanout, scores, np.concatenate(nodes), times)
-            for number, positions in zip(numbers, nodes):
-                answers[number], rows = rows[: len(positions)], rows[len(positions) :]
+            for number, positions, when in some:
+                own, rows = rows[: len(positions)], rows[len(positions) :]
+                try:
+                    answers[number] = self._explained(questions[number], own, positions, when)
+                except RequestError as error:
+                    answers[number] = error
         return answers
 
     def _check(self, one: NodeQuestion) -> None:
@@ -85,21 +96,84 @@ class NodeAnswers:
         timed = every[0] is not None
         given = nodes + plane.shard.first(ntype), np.concatenate(every) if timed else None
         ids, times, back = distinct(*given)
-        if fanout is None and plane.clock.latest:
-            hops = plane.fanouts  # the model was trained on the latest edges
-        else:
-            asked = (-1,) * self._config.model.depth if fanout is None else fanout
-            hops = resolve_fanouts(asked, plane.shard.etypes)
-        outputs = plane.inference.outputs(
-            self._model.module.model, ntype, ids, hops, times=times if timed else None
-        )
+        when = times if timed else None
+        model, hops = self._model.module.model, self._hops(fanout)
+        outputs = plane.inference.outputs(model, ntype, ids, hops, times=when)
         return self._named(nodes, outputs[torch.from_numpy(back)], scores)
+
+    def _hops(self, fanout: tuple[int, ...] | None) -> list[Fanout]:
+        if fanout is None and self._plane.clock.latest:
+            hops: list[Fanout] = self._plane.fanouts  # the model was trained on the latest edges
+            return hops
+        asked = (-1,) * self._config.model.depth if fanout is None else fanout
+        return resolve_fanouts(asked, self._plane.shard.etypes)
+
+    @cached_property
+    def _explainer(self) -> Explainer:
+        plane = self._plane
+        return Explainer(self._model.module.model, plane.inputs, plane.shard.node_data)
+
+    def _explained(
+        self, one: NodeQuestion, rows: AnswerRows, positions: np.ndarray, times: np.ndarray | None
+    ) -> AnswerRows:
+        """Add an explanation to each row, if the question asks for it."""
+        if not one.explain:
+            return rows
+        ntype, shard = self._ntype, self._plane.shard
+        outputs = {**dict.fromkeys(shard.ntypes, 0), ntype: 1}
+        every = [None] * len(positions) if times is None else times[:, None]
+        for row, position, time in zip(rows, positions, every):
+            seeds = {ntype: np.array([position + shard.first(ntype)])}
+            when = None if time is None else {ntype: time}
+            given, sources = self._plane.inference.neighbourhood(
+                seeds, self._hops(one.fanout), when
+            )
+            found = self._explainer(given, outputs, self._scores)
+            row["explanation"] = self._shown(found, sources, one.explain)
+        return rows
+
+    def _scores(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities of classes or labels, or the first target."""
+        task = self._config.task
+        if task.classifies:
+            return outputs.softmax(1)
+        return outputs.sigmoid() if task.several_labels else outputs[:, :1]
+
+    def _shown(self, found: Contributions, sources: Mapping[str, Ids], k: int) -> dict[str, Any]:
+        shard = self._plane.shard
+
+        def name(ntype: str, number: int) -> Any:
+            position = int(as_ids(sources[ntype])[number]) - shard.first(ntype)
+            (named,) = self._model.ids(ntype).names(shard.original[ntype][[position]])
+            return named
+
+        return {
+            "score": found.score,
+            "without": found.without,
+            "features": [
+                {"type": ntype, "feature": feature, "contribution": value}
+                for (ntype, feature), value in largest(found.features, k)
+            ],
+            "nodes": [
+                {"type": ntype, "node": name(ntype, number), "contribution": value}
+                for (ntype, number), value in largest(found.nodes, k)
+            ],
+            "edges": [
+                {
+                    "type": etype_str(etype),
+                    "source": name(etype[0], source),
+                    "target": name(etype[2], target),
+                    "contribution": value,
+                }
+                for (etype, source, target), value in largest(found.edges, k)
+            ],
+        }
 
     def _named(self, nodes: np.ndarray, outputs: Tensor, scores: bool) -> AnswerRows:
         task = self._config.task
         form = Format("node", task.classifies, scores, task.several_labels)
         rows: AnswerRows = pa.table(form.columns(outputs)).to_pylist()
-        names = self._ids.names(self._plane.shard.original[self._ntype][nodes])
+        names = self.ids.names(self._plane.shard.original[self._ntype][nodes])
         if self._classes is not None:
             for row in rows:
                 row["prediction"] = self._classes[row["prediction"]]

@@ -29,12 +29,14 @@ class NodeQuestion:
         fanout: sampled neighbours per layer, from the nodes outward, -1 = all; None = all.
         at: predict from what was before this time; None = see `Served.find`.
         scores: also answer the probability of each class.
+        explain: also answer so many contributions of features, of nodes and of edges; 0 = none.
     """
 
     ids: Sequence[UserId]
     fanout: tuple[int, ...] | None = None
     at: int | str | None = None
     scores: bool = False
+    explain: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,14 @@ class NodeIds:
     Args:
         names: pyarrow array ``[N]`` by original id; None = ids are numbers from 0.
         original: original id of each position, int64 ``[N]``.
+
+    Attributes:
+        whole: the ids are whole numbers.
     """
 
     def __init__(self, names: Any, original: np.ndarray):
         self._names = names
+        self.whole = names is None or pa.types.is_integer(names.type)
         self._positions = np.argsort(original)
         # bisected, since a table of hashes would take many times the memory of the ids
         self._order = None if names is None else pc.sort_indices(names)
@@ -93,7 +99,7 @@ class NodeIds:
     def _number(self, one: UserId) -> int | None:
         if self._order is None:
             return one if isinstance(one, int) and 0 <= one < len(self._positions) else None
-        if isinstance(one, int) != pa.types.is_integer(self._names.type):
+        if isinstance(one, int) != self.whole:
             return None
 
         names, order = self._names, self._order

@@ -496,19 +496,33 @@ class Inference:
         fanouts: Sequence[Fanout],
         times: Mapping[str, np.ndarray] | None,
     ) -> tuple[Any, ...]:
+        return self.neighbourhood(seeds, fanouts, times)[0]
+
+    def neighbourhood(
+        self,
+        seeds: Mapping[str, np.ndarray],
+        fanouts: Sequence[Fanout],
+        times: Mapping[str, np.ndarray] | None,
+    ) -> tuple[tuple[Any, ...], Frontier]:
+        """Sample the neighbourhood of nodes, at their times.
+
+        Returns:
+            Arguments of `Encoder.forward`, and the global ids of the input nodes.
+        """
         # one step for all batches, so that a node's sample does not depend on the batch
         blocks, sources = self._sampler.sample(
             seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)
         )
         rows, device = self._from_store(sources), self._device
         x, categories = assemble(rows, self._inputs, blocks[0].until if blocks else {})
-        return (
+        given = (
             [block.to(device) for block in blocks],
             _on(device, x),
             _on(device, self._degrees(rows)),
             None,
             {t: _on(device, c) for t, c in categories.items()},
         )
+        return given, sources
 
     def _all_at(self, nodes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
         """Return the common time for all nodes, if they have times."""

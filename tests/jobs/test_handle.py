@@ -28,9 +28,9 @@ from raygnn.jobs import server, submit
 from raygnn.jobs.handle import said_error
 from raygnn.jobs.server import JobInfo, JobServer, tail, unencrypted
 from raygnn.jobs.submit import prepare, send
+from raygnn.runs.comparison import age, metric, progress
 from raygnn.runs.display import Display
 from raygnn.runs.progress_line import ProgressLine, TrainingProgress
-from raygnn.runs.run import age, metric, progress
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
 

@@ -95,6 +95,10 @@ def test_questions_in_one_batch_are_answered_as_alone(make_job: JobFactory) -> N
         NodeQuestion([44], (3, 2)),
     ]
     alone = [rows(model, one) for one in fine]
+    assert alone[0]["node"].tolist() == [5, 5, 9]
+    pandas.testing.assert_frame_equal(
+        alone[0][1:].reset_index(drop=True), rows(model, NodeQuestion([5, 9])), atol=1e-6
+    )
     wrong = [
         NodeQuestion([1, 10**7, 2]),
         NodeQuestion(["a"]),

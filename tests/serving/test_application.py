@@ -107,6 +107,9 @@ def test_answers(port: int, place: Path) -> None:
     first, again = (post(port, "/predict", sampled) for _ in range(2))
     assert first == again
     assert len(first[1]["rows"][0]["scores"]) == 4
+    (row,) = post(port, "/predict", {"ids": [5], "explain": 2})[1]["rows"]
+    assert row["explanation"]["score"] == pytest.approx(row["probability"], abs=1e-5)
+    assert [len(row["explanation"][of]) for of in ("features", "nodes", "edges")] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,7 @@ def test_answers(port: int, place: Path) -> None:
         ({"ids": [True]}, 422, "body.ids.0.int", "valid integer"),
         ({"ids": [[1]]}, 422, "body.ids.0.int", "valid integer"),
         ({"ids": [1], "run": "other"}, 422, "body.run", "not permitted"),
+        ({"ids": [*range(11)], "explain": 1}, 422, "body", "at most 10 ids are explained"),
         (b'{"ids": [NaN]}', 422, "body.ids.0.int", "integer"),
         (b"[" * 100_000, 400, None, "parsing the body"),
         (b"\x80", 400, None, "parsing the body"),
@@ -202,7 +206,8 @@ def test_callers_that_send_slowly_do_not_stop_others(place: Path, port: int) -> 
         for some in range(200):
             caller = slow.enter_context(socket.create_connection(("127.0.0.1", port)))
             caller.sendall(head.encode()[: None if some % 2 else 30])
-        assert post(port, "/predict", {"ids": [1]})[1]["rows"] == known(place, "one", [1])
+        answer = post(port, "/predict", {"ids": [1]})[1]
+        assert answer["rows"] == known(place, answer["run"], [1])
 
 
 def test_a_service_that_is_deployed_from_a_file(place: Path, port: int) -> None:

@@ -132,7 +132,7 @@ class Clock:
         return found
 
     def _range(self, name: str, kind: str, times: np.ndarray, note: str = "") -> TimeRange:
-        gathered = self.control.gather_rows(torch.from_numpy(sample(times))).numpy()
+        gathered = self.control.gather_rows(torch.from_numpy(np.array(sample(times)))).numpy()
         of = f"{name!r} of {'edge' if ':' in kind else 'node'} type {kind!r}{note}"
         return TimeRange(of, np.sort(gathered), name == "time" and kind in self._explicit)
 
@@ -197,7 +197,7 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
                 times_of_seeds = times[known(labels).numpy()]
             everyones = exchange.gather_rows(torch.from_numpy(times_of_seeds)).numpy()
         else:  # a sample shows the unit for dates
-            everyones = exchange.gather_rows(torch.from_numpy(sample(times))).numpy()
+            everyones = exchange.gather_rows(torch.from_numpy(np.array(sample(times)))).numpy()
         codes = codes_since(times, since(everyones, *given))
         for code, split in enumerate(SPLITS):
             arrays[f"{split}_mask"] = torch.from_numpy(codes == code)

@@ -1,0 +1,119 @@
+"""``raygnn explain``: why predictions for nodes are what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raygnn.config.places import unwritable
+from raygnn.errors import InputError
+from raygnn.runs.run import Run
+from raygnn.serving.node_answers import NodeAnswers
+from raygnn.serving.questions import NodeQuestion, UserId
+from raygnn.serving.served_run import Served
+from raygnn.util.files import is_vacant, replacing, storage_errors
+from raygnn.worker.planes.prediction_rows import read_wanted
+
+if TYPE_CHECKING:
+    import pandas
+
+_OTHER = "choose another --out"
+_COLUMNS = (
+    *("node", "prediction", "score", "without", "kind", "type"),
+    *("feature", "source", "target", "contribution"),
+)
+
+
+def explain(
+    run: str | Path | Run,
+    ids: str | PathLike[str] | Sequence[UserId],
+    *,
+    out: str | PathLike[str] | None = None,
+    k: int = 20,
+    fanout: Sequence[int] | None = None,
+    at: Any = None,
+    task: str | None = None,
+    storage: str = "runs",
+    trust: bool = False,
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+) -> pandas.DataFrame:
+    """Explain a run's predictions for nodes, by integrated gradients of their neighbourhoods.
+
+    Of a class's probability, the highest one is explained; of several targets, the first. It is
+    computed in this process, a node at a time.
+
+    Args:
+        run, at, task, storage, trust, overrides: see `raygnn.serving.app`.
+        ids: of nodes, or a file of them, as for `raygnn.predict`.
+        out: Parquet file to write.
+        k: contributions of features, of nodes and of edges that are returned for each node, those
+            of the largest magnitude.
+        fanout: sampled neighbours per layer, from the nodes outward; None = all.
+        overwrite: replace the file.
+
+    Returns:
+        Columns ``node``, ``prediction``; ``score``, the explained number, and ``without``, the same
+        if all features of the neighbourhood were 0; ``kind``, which is feature, node or edge;
+        ``type``, of the node or edge; ``feature``, its name; ``source`` and ``target``, ids;
+        ``contribution``. The contributions of all features, or of all nodes, add up to ``score`` -
+        ``without``, those of an edge to what comes over it.
+
+    Raises:
+        InputError: there is no such run or node, its predictions are not for nodes, a node's
+            neighbourhood is too large, the file cannot be written, or Captum is missing.
+    """
+    place = None if out is None else Path(out).expanduser().absolute()
+    if place is not None:
+        if reason := unwritable(place.parent):
+            raise InputError(reason, where=str(place), remedy=_OTHER)
+        if not (overwrite or is_vacant(place)):
+            remedy = "choose another --out, or use --overwrite"
+            raise InputError("it exists", where=str(place), remedy=remedy)
+    if isinstance(ids, (str, PathLike)):
+        nodes: list[Any] = read_wanted(Path(ids).expanduser(), "node").to_pylist()
+    else:
+        nodes = [*ids]
+    served = Served.find(run, task=task, storage=storage, at=at, trust=trust, overrides=overrides)
+    if served.one.task.of_links:
+        what, remedy = "predictions for nodes are explained, not those for links", "choose a --task"
+        raise InputError(what, where="explain", remedy=remedy)
+    model = NodeAnswers(served)
+    if model.ids.whole:  # a list has them as text
+        nodes = [int(one) if str(one).isdecimal() else one for one in nodes]
+    rows: list[dict[str, Any]] = []
+    asked = None if fanout is None else tuple(fanout)
+    for one in nodes:
+        (answer,) = model.answer([NodeQuestion([one], asked, explain=k)])
+        if isinstance(answer, InputError):
+            raise answer
+        rows += _rows(answer[0])
+    table = pa.table({name: _column([row.get(name) for row in rows]) for name in _COLUMNS})
+    if place is not None:
+        with storage_errors(place, InputError, _OTHER), replacing(place) as draft:
+            pq.write_table(table, draft)
+    frame: pandas.DataFrame = table.to_pandas()
+    return frame
+
+
+def _rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    explanation = answer["explanation"]
+    told = {"node": answer["node"], "prediction": answer.get("prediction")}
+    told |= {"score": explanation["score"], "without": explanation["without"]}
+    rows = []
+    for kind in ("feature", "node", "edge"):
+        for one in explanation[f"{kind}s"]:
+            ends = {"source": one["node"]} if kind == "node" else {}
+            rows.append({**one, **told, "kind": kind, **ends})
+    return rows
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Return a column; ids of several kinds as text."""
+    texts = any(isinstance(value, str) for value in values)
+    return pa.array([str(v) if texts and v is not None else v for v in values])
