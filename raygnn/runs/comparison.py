@@ -1,4 +1,4 @@
-"""Runs side by side: settings that differ, metrics, speed, versions; means of seeds; rows of lists."""
+"""Runs side by side: settings that differ, metrics, speed, versions; means of seeds; lists."""
 
 from __future__ import annotations
 
