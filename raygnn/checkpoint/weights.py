@@ -43,7 +43,7 @@ class About(BaseModel):
             its target, None each where there is none.
         sizes: see `raygnn.worker.job.Sizes`.
         words: see `raygnn.worker.planes.vocabulary`.
-        transforms: see `raygnn.graph.data.GraphData`.
+        transforms, columns: see `raygnn.graph.data.GraphData`.
         like: see `Sample.describe`; None of one graph, too.
         class_weights: name of each task → weight of each class, as in ``task.class_weights``.
         latest: name of each task on edges with times → the latest time of its edges.
@@ -57,6 +57,7 @@ class About(BaseModel):
     sizes: dict[str, int] | None = None
     words: dict[str, list[Any]] | None = None
     transforms: dict[str, Any] | None = None
+    columns: dict[str, list[str]] | None = None
     like: dict[str, Any] | None = None
     class_weights: dict[str, list[float]] | None = None
     latest: dict[str, int] | None = None
@@ -92,7 +93,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        facts: ``data``, ``goals``, ``sizes``, ``words``, ``transforms`` and ``like``: see `About`.
+        facts: ``data``, ``goals``, ``sizes``, …: see `About`.
         rows: embedding tables, which all ranks have written to `rows_draft`.
 
     Raises:

@@ -64,6 +64,7 @@ class GraphData:
         reverses: edge type → type with its edges reversed, in the same order.
         transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
             `raygnn.graph.tables.frames.settle`.
+        columns: ``"<node type>/<array>"`` → name of each number of its rows.
         microseconds: types, not reversed ones, whose ``time`` surely is in microseconds.
     """
 
@@ -75,6 +76,7 @@ class GraphData:
     names: dict[str, list[Any]] = field(default_factory=dict)
     reverses: dict[EdgeType, EdgeType] = field(default_factory=dict)
     transforms: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
     microseconds: list[str] = field(default_factory=list)
 
     @property

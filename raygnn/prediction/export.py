@@ -41,6 +41,7 @@ class Exported:
         goals: name of each task, "" for a single one → its target; empty for graphs.
         words: names of classes, categories and relations, in the order of their numbers.
         transforms: transforms of feature columns, with their state.
+        columns: names of the columns of each array of features.
         weights: SHA-256 of the weights' file.
         raygnn, torch: their versions.
     """
@@ -50,6 +51,7 @@ class Exported:
     goals: dict[str, Any]
     words: dict[str, Any]
     transforms: dict[str, Any]
+    columns: dict[str, Any]
     weights: str
     raygnn: str
     torch: str
@@ -137,6 +139,7 @@ def export(
             goals=dict(chosen.goals or {}),
             words=chosen.words or {},
             transforms=chosen.transforms or {},
+            columns=chosen.columns or {},
             weights=chosen.sha256,
             raygnn=__version__,
             torch=torch.__version__,

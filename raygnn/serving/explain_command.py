@@ -68,6 +68,8 @@ def explain(
         InputError: there is no such run or node, its predictions are not for nodes, a node's
             neighbourhood is too large, the file cannot be written, or Captum is missing.
     """
+    if k < 1:
+        raise InputError(f"k is {k}", where="--k", remedy="give a number from 1")
     place = None if out is None else Path(out).expanduser().absolute()
     if place is not None:
         if reason := unwritable(place.parent):
@@ -91,7 +93,7 @@ def explain(
     for one in nodes:
         (answer,) = model.answer([NodeQuestion([one], asked, explain=k)])
         if isinstance(answer, InputError):
-            raise answer
+            raise InputError(answer.what, where=f"node {one!r}", remedy=answer.remedy)
         rows += _rows(answer[0])
     table = pa.table({name: _column([row.get(name) for row in rows]) for name in _COLUMNS})
     if place is not None:

@@ -25,9 +25,9 @@ from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.features import Inputs, row_width
 from raygnn.serving.questions import RequestError
 
-LARGEST_TREE = 100_000  # edges
+LARGEST_TREE = 50_000  # edges
 _EXACT = 1e-3  # of the sum of contributions
-_STEPS = 32, 2048  # points of the integral, doubled until its sum is exact
+_STEPS = 32, 512  # points of the integral, doubled until its sum is exact
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class Explainer:
         model: of the task; it is copied, and computes in fp32.
         inputs: node type → the arrays that it reads.
         arrays: node type → name → array.
+        columns: see `raygnn.graph.data.GraphData`.
     """
 
     def __init__(
@@ -145,18 +146,28 @@ class Explainer:
         model: nn.Module,
         inputs: Mapping[str, Inputs],
         arrays: Mapping[str, Mapping[str, Tensor]],
+        columns: Mapping[str, Sequence[str]],
     ):
         self._model = copy.deepcopy(model).float().eval()
         encoder = getattr(self._model, "encoder", self._model)
         self._stack = encoder if isinstance(encoder, Stack) else None
-        self._names = {t: self._columns(t, chosen, arrays[t]) for t, chosen in inputs.items()}
+        self._names = {
+            t: self._named(t, chosen, arrays[t], columns) for t, chosen in inputs.items()
+        }
 
-    def _columns(self, ntype: str, chosen: Inputs, arrays: Mapping[str, Tensor]) -> list[str]:
-        """Return the name of each column of a type's input."""
+    def _named(
+        self,
+        ntype: str,
+        chosen: Inputs,
+        arrays: Mapping[str, Tensor],
+        columns: Mapping[str, Sequence[str]],
+    ) -> list[str]:
+        """Return the name of each number of a type's input."""
         names: list[str] = []
         for name in (*chosen.plain, *chosen.scaled):
             width = row_width(arrays[name])
-            names += [name] if width == 1 else [f"{name}[{k}]" for k in range(width)]
+            numbered = [name] if width == 1 else [f"{name}[{k}]" for k in range(width)]
+            names += columns.get(f"{ntype}/{name}", numbered)
         if chosen.learned:
             names += ["embedding"] * chosen.learned.dim
         if self._stack is not None:

@@ -111,7 +111,9 @@ class NodeAnswers:
     @cached_property
     def _explainer(self) -> Explainer:
         plane = self._plane
-        return Explainer(self._model.module.model, plane.inputs, plane.shard.node_data)
+        columns = self._model.served.request.weights.columns or {}
+        given = plane.inputs, plane.shard.node_data, columns
+        return Explainer(self._model.module.model, *given)
 
     def _explained(
         self, one: NodeQuestion, rows: AnswerRows, positions: np.ndarray, times: np.ndarray | None

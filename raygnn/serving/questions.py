@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,16 @@ class NodeIds:
     def __init__(self, names: Any, original: np.ndarray):
         self._names = names
         self.whole = names is None or pa.types.is_integer(names.type)
-        self._positions = np.argsort(original)
+        self._original = original
+
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        return np.argsort(self._original)
+
+    @cached_property
+    def _order(self) -> Any:
         # bisected, since a table of hashes would take many times the memory of the ids
-        self._order = None if names is None else pc.sort_indices(names)
+        return None if self._names is None else pc.sort_indices(self._names)
 
     def positions(self, ids: Sequence[UserId], where: str) -> np.ndarray:
         """Return the positions of ids, int64 ``[n]``. Raises RequestError if one is unknown."""

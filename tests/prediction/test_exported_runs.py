@@ -293,6 +293,8 @@ def test_the_export_contains_the_transforms(tmp_path: Path) -> None:
     assert inputs["edges"].keys() == {"customer:calls:customer"}  # the tables' own names
     assert inputs["x"]["customer"]["shape"] == ["nodes of customer", 32]
     assert len(written["transforms"]["customer/feat"]) == 14  # columns, in the YAML's order
+    names = written["columns"]["customer/feat"]
+    assert [names[:4], len(names)] == [["visits", "visits", "income", "income[0]"], 32]
     assert written["words"] == kept["words"]
 
 

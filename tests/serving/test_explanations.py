@@ -73,6 +73,15 @@ def test_contributions_add_up_to_the_prediction(
 
 
 @pytest.mark.dgl
+def test_a_model_of_ones_own(make_job: JobFactory) -> None:
+    model = {"kind": "examples.own_model:JumpingSage", "args": {"hidden": 8}}
+    served = serve(train_on_ranks(make_job(model=model, train={"epochs": 1})))
+    for explanation in explained(served, 3, 77):
+        check_sums(explanation)
+        assert len(explanation["edges"]) > 2
+
+
+@pytest.mark.dgl
 @pytest.mark.parametrize("strategy", ["uniform", "latest"])
 def test_nodes_at_times(strategy: str, tmp_path: Path) -> None:
     run, _ = trained(tmp_path, "node_classification", time={"strategy": strategy})
@@ -87,7 +96,10 @@ def test_learned_columns_and_rows_of_training_tables(tmp_path: Path) -> None:
     served = serve(train_on_ranks(of(tmp_path, "rows", train={"epochs": 1}, model=model)))
     (found,) = explained(served, "c07", at="2024-12-01")
     check_sums(found)
-    assert {one["feature"] for one in found["features"]} == {"feat"}
+    assert {(one["type"], one["feature"]) for one in found["features"]} == {
+        ("customer", "age"),
+        ("purchase", "amount"),
+    }
     assert {one["node"] for one in found["nodes"] if one["type"] == "customer"} == {"c07"}
 
 
@@ -245,8 +257,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(edges["type"]) <= {"thing:reason:item", "thing:noise:item"}
     assert main(asked) == 2  # it exists
     assert raygnn.explain(run, [3, 77], k=2, fanout=(4,)).equals(found)
-    with pytest.raises(InputError, match="no 400 among"):
-        raygnn.explain(run, [400])
+    with pytest.raises(InputError, match="no 400 among") as told:
+        raygnn.explain(run, [3, 400], k=1)
+    assert told.value.where == "node 400"
+    with pytest.raises(InputError, match="k is 0"):
+        raygnn.explain(run, [3], k=0)
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(InputError, match="Captum is not installed"):
         raygnn.explain(run, [3])

@@ -95,7 +95,7 @@ class Manifest(_ManifestSection):
     Attributes:
         features: ``"<type>/<array>"`` → dtype and shape.
         ids: node types with ids of the user.
-        names, reverses, transforms, microseconds: see `raygnn.graph.data.GraphData`.
+        names, reverses, transforms, columns, microseconds: see `raygnn.graph.data.GraphData`.
         files: path in the directory → size and hash.
         digest: hash of the input and everything else that determines the result.
         seconds: duration of each stage.
@@ -110,6 +110,7 @@ class Manifest(_ManifestSection):
     names: dict[str, list[Any]] = {}
     reverses: dict[str, str] = {}
     transforms: dict[str, Any] = {}
+    columns: dict[str, list[str]] = {}
     microseconds: list[str] = []
     parts: list[PartFacts]
     files: dict[Annotated[str, Field(pattern=r"^[^\x00]+$")], FileFacts]

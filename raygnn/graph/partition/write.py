@@ -111,6 +111,7 @@ def write_parts(
         names=data.names,
         reverses={etype_str(one): etype_str(other) for one, other in data.reverses.items()},
         transforms=data.transforms,
+        columns=data.columns,
         microseconds=data.microseconds,
         parts=[part.facts for part in written],
         files=files,

@@ -373,6 +373,16 @@ class Features:
         return len(self.described) if self._widths is None else sum(self._widths)
 
     @property
+    def names(self) -> list[str]:
+        """Name of each number of a row: its column's, with its position if that has several."""
+        assert self._widths is not None
+        return [
+            one.column if width == 1 else f"{one.column}[{k}]"
+            for one, width in zip(self.described, self._widths, strict=True)
+            for k in range(width)
+        ]
+
+    @property
     def widening(self) -> int:
         """Bytes of a row beyond those of its columns, as far as that is known beforehand."""
         given = [

@@ -63,6 +63,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
     transforms: dict[str, Any] = {}
+    named_columns: dict[str, list[str]] = {}
     node_arrays, runs = dict[str, dict[str, DiskArray]](), dict[EdgeType, list[EdgeRun]]()
     paths = {t: resolve(file.parent, table.files) for t, table in described.nodes.items()}
     ids = {t: StoredIds(t, work.directory("ids") / str(at)) for at, t in enumerate(described.nodes)}
@@ -81,6 +82,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         num, files = len(ids[ntype]), paths[ntype]
         columns = TableArrays(table, words.get(ntype))
         transforms |= columns.fit(ntype, files, to, work.directory(f"features-{at}"), num)
+        named_columns |= {f"{ntype}/{n}": one.names for n, one in columns.features.items()}
         arrays = _node_arrays(columns, files, starts[ntype], num, f"features-{at}", work)
         encoded, encoders = texts.arrays(ntype, f"nodes.{ntype}", table, files, num)
         arrays, transforms = arrays | encoded, transforms | encoders
@@ -111,6 +113,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
         "names": names,
         "reverses": reverses,
         "transforms": transforms,
+        "columns": named_columns,
         "microseconds": described.microseconds,
     }
     return DiskGraph({t: len(stored) for t, stored in ids.items()}, node_arrays, runs, others)

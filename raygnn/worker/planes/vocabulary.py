@@ -106,11 +106,10 @@ def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     """Return the facts about the training data that predictions need, as JSON: see `Weights`."""
     goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
-    transforms = {}
-    if not job.config.task.of_graphs:
-        manifest = job.meta.manifest
-        transforms = manifest.transforms if manifest else {}
-    return {**found, "goals": goals, "words": words(job), "transforms": transforms}
+    manifest = None if job.config.task.of_graphs else job.meta.manifest
+    found |= {"transforms": manifest.transforms if manifest else {}}
+    found |= {"columns": manifest.columns if manifest else {}}
+    return {**found, "goals": goals, "words": words(job)}
 
 
 def _goal(job: Job) -> dict[str, str | None]:
