@@ -21,6 +21,7 @@ from tests.support.pages import CHECKOUT, PAGES, blocks, commands_of
 # raygnn's commands that are parsed only (test_readme.py), and why
 PARSED = {
     "raygnn recommend": "of link prediction; tests/prediction/test_recommend.py runs it",
+    "raygnn explain": "of the ids in a file; tests/serving/test_explanations.py runs it",
     "raygnn serve": "runs until Ctrl-C; tests/serving/test_application.py runs it",
     "raygnn tune": "trains for minutes; tests/search/test_search.py runs it",
     "raygnn train own_model.yaml": "test_readme.py runs it, where it lies",
