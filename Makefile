@@ -175,7 +175,7 @@ gpu-parcel: setup
 	    $(foreach glibc,_2_28 _2_27 _2_24 _2_17 2014 1,--platform manylinux$(glibc)_x86_64) \
 	    -c constraints.txt "ray[data,default,serve,train]" duckdb pydantic tensorboardX plotly pymetis pathspec \
 	    hypothesis pytest-timeout pytest-xdist
-	cd build/parcel && rm -rf numpy* pandas* pyarrow* scipy* grpc* cryptography* ray/jars ray/rllib ray/llm \
+	cd build/parcel && rm -rf numpy* pandas* pyarrow* scipy* grpc grpcio-* cryptography* ray/jars ray/rllib ray/llm \
 	    ray/dashboard/client
 
 test-matrix: test-oldest test-newest test-python313 test-instructions

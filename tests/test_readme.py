@@ -223,6 +223,7 @@ def test_examples_run(tmp_path: Path) -> None:
         timeout=540,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"partition \S+/runs/partitions/\w+\n", done.stdout)
     assert "val/accuracy" in done.stdout
     for name in ("from-python", "own-model", "pyg-model", "own-step", "own-loss", "own-metric"):
         run = tmp_path / "runs" / name

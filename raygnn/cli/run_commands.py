@@ -75,13 +75,6 @@ def _add_models(commands: Any) -> None:
         "table (task.table): the same columns, and the prediction",
     )
     predict.add_argument(
-        "--fanout",
-        metavar="N,N…",
-        type=_fanout,
-        help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
-    )
-    predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
-    predict.add_argument(
         "--since",
         metavar="TIME",
         help="only edges at this time or later, a time as of --at; with --new-data, without "
@@ -111,7 +104,6 @@ def _add_models(commands: Any) -> None:
         help="targets that the source has an edge to (default: exclude)",
     )
     recommend.add_argument("--relation", metavar="NAME", help="of the edges, if there are several")
-    recommend.add_argument("--task", metavar="NAME", help="which task, of a run with several")
 
     embed = run_command(
         commands,
@@ -141,13 +133,6 @@ def _add_models(commands: Any) -> None:
     explain.add_argument(
         "--k", type=int, default=20, help="contributions of each kind per node (default: 20)"
     )
-    explain.add_argument(
-        "--fanout",
-        metavar="N,N…",
-        type=_fanout,
-        help="draw so many neighbours per layer, from the nodes outward; without: all",
-    )
-    explain.add_argument("--task", metavar="NAME", help="which task, of a run with several")
 
     serve = run_command(
         commands,
@@ -164,7 +149,6 @@ def _add_models(commands: Any) -> None:
     serve.add_argument(
         "--token-file", metavar="FILE", help="whose text each request must carry as Bearer token"
     )
-    serve.add_argument("--task", metavar="NAME", help="which task, of a run with several")
 
     export = run_command(
         commands,
@@ -179,6 +163,15 @@ def _add_models(commands: Any) -> None:
     _split(embed, "all", "train, val, test or all (default: all)")
     _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
            "all)")  # fmt: skip
+    for parser in (predict, explain):
+        parser.add_argument(
+            "--fanout",
+            metavar="N,N…",
+            type=_fanout,
+            help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
+        )
+    for parser in (predict, recommend, explain, serve):
+        parser.add_argument("--task", metavar="NAME", help="which task, of a run with several")
     for parser in (predict, recommend, embed, evaluate, explain, serve):
         if parser not in (explain, serve):
             parser.add_argument(
@@ -333,10 +326,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     from raygnn.serving.explain_command import explain
 
-    options = _options(args, "out", "k", "fanout", "task", "overwrite")
-    for name in ("verbose", "started", "display"):
-        del options[name]
-    found = explain(args.name, args.ids, **options)
+    names = ("out", "k", "fanout", "task", "overwrite", "at", "trust", "storage")
+    options = {name: getattr(args, name) for name in names}
+    found = explain(args.name, args.ids, overrides=args.set, **options)
     told = {"path": str(args.out), "rows": len(found)}
     print_result(args, told, f"{len(found):,} contributions in {args.out}")
     return 0

@@ -194,9 +194,10 @@ class Stack(nn.Module):
         Returns:
             node type → ``[S, F + widths of the embeddings]``.
         """
+        if categories is None:
+            return x
         h = dict(x)
-        for ntype, named in self._categories.items() if categories else ():
-            assert categories is not None
+        for ntype, named in self._categories.items():
             numbers = categories[ntype]
             parts = [h[ntype]] if ntype in h else []
             parts += [self.embeddings[key(ntype, name)](numbers[name]) for name in named]

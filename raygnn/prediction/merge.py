@@ -19,7 +19,7 @@ from raygnn.runs.display import Display
 from raygnn.util.files import replacing, storage_errors
 
 _SUFFIX = ".parquet"
-_OTHER = "choose another --out"
+OTHER = "choose another --out"
 _OF_ROWS = ("row", "node", "time", "split", "label")
 _ROWS = 2**17  # in memory at once, of all files
 _VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
@@ -29,17 +29,17 @@ _BUFFER = 2**20  # bytes per read of a column
 
 def free_file(file: Path, overwrite: bool) -> Path:
     """Return the file of ``--out``; raises InputError if it cannot be written."""
-    what, remedy = None, _OTHER
+    what, remedy = None, OTHER
     if file.suffix not in ("", _SUFFIX):
         what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
-    with storage_errors(file, InputError, _OTHER):  # such as a name that is too long
+    with storage_errors(file, InputError, OTHER):  # such as a name that is too long
         if not file.parent.is_dir():
-            what, remedy = f"there is no directory {file.parent}", f"make it, or {_OTHER}"
+            what, remedy = f"there is no directory {file.parent}", f"make it, or {OTHER}"
         elif file.exists() and not file.is_file():
             what = "this is no file but a directory or a device"
         elif file.exists() and not overwrite:
-            what, remedy = "this file is there already", f"{_OTHER}, or pass --overwrite"
+            what, remedy = "this file is there already", f"{OTHER}, or pass --overwrite"
         elif (why := unwritable(file.parent)) is not None:
             what = f"it cannot be written: {why}"
     if what is not None:
@@ -68,7 +68,7 @@ def merge_rows(
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
     merged = file if beside is None else place / "merged.parquet"
-    with show.stage("merge"), storage_errors(file, InputError, _OTHER):
+    with show.stage("merge"), storage_errors(file, InputError, OTHER):
         with replacing(merged) as out:
             rows = merge_files(files, out, key, names)
             if rows != found["rows"]:

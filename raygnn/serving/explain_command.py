@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raygnn.config.places import unwritable
 from raygnn.errors import InputError
+from raygnn.prediction.merge import OTHER, free_file
 from raygnn.runs.run import Run
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import NodeQuestion, UserId
 from raygnn.serving.served_run import Served
-from raygnn.util.files import is_vacant, replacing, storage_errors
+from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.planes.prediction_rows import read_wanted
 
 if TYPE_CHECKING:
     import pandas
 
-_OTHER = "choose another --out"
 _COLUMNS = (
     *("node", "prediction", "score", "without", "kind", "type"),
     *("feature", "source", "target", "contribution"),
@@ -70,13 +69,7 @@ def explain(
     """
     if k < 1:
         raise InputError(f"k is {k}", where="--k", remedy="give a number from 1")
-    place = None if out is None else Path(out).expanduser().absolute()
-    if place is not None:
-        if reason := unwritable(place.parent):
-            raise InputError(reason, where=str(place), remedy=_OTHER)
-        if not (overwrite or is_vacant(place)):
-            remedy = "choose another --out, or use --overwrite"
-            raise InputError("it exists", where=str(place), remedy=remedy)
+    file = None if out is None else free_file(Path(out).expanduser().absolute(), overwrite)
     if isinstance(ids, (str, PathLike)):
         nodes: list[Any] = read_wanted(Path(ids).expanduser(), "node").to_pylist()
     else:
@@ -96,8 +89,8 @@ def explain(
             raise InputError(answer.what, where=f"node {one!r}", remedy=answer.remedy)
         rows += _rows(answer[0])
     table = pa.table({name: _column([row.get(name) for row in rows]) for name in _COLUMNS})
-    if place is not None:
-        with storage_errors(place, InputError, _OTHER), replacing(place) as draft:
+    if file is not None:
+        with storage_errors(file, InputError, OTHER), replacing(file) as draft:
             pq.write_table(table, draft)
     frame: pandas.DataFrame = table.to_pandas()
     return frame

@@ -196,7 +196,7 @@ class Explainer:
         if self._stack is not None:
             x = self._stack.embedded(x, categories)
         device = next(iter(x.values())).device
-        x = {t: rows[tree.nodes[t].to(device)].float() for t, rows in x.items() if t in tree.nodes}
+        x = {t: rows[tree.nodes[t].to(device)].float() for t, rows in x.items()}
         degree = {e: of[tree.nodes[e[2]].to(device)] for e, of in degree.items()}
         blocks = [_as_float(block.to(device)) for block in tree.blocks]
 

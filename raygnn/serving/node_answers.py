@@ -142,12 +142,9 @@ class NodeAnswers:
         return outputs.sigmoid() if task.several_labels else outputs[:, :1]
 
     def _shown(self, found: Contributions, sources: Mapping[str, Ids], k: int) -> dict[str, Any]:
-        shard = self._plane.shard
-
         def name(ntype: str, number: int) -> Any:
-            position = int(as_ids(sources[ntype])[number]) - shard.first(ntype)
-            (named,) = self._model.ids(ntype).names(shard.original[ntype][[position]])
-            return named
+            (found,) = self._model.names(ntype, as_ids(sources[ntype])[[number]])
+            return found
 
         return {
             "score": found.score,

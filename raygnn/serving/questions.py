@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,6 +61,11 @@ AnyQuestion = NodeQuestion | PairQuestion | ListQuestion
 AnswerRows = list[dict[str, Any]]
 
 
+def named(names: Any, numbers: np.ndarray) -> list[UserId]:
+    """Return the users' ids of original ids, int64 ``[n]``; ``names``: see `NodeIds`."""
+    return numbers.tolist() if names is None else names.take(pa.array(numbers)).to_pylist()
+
+
 class NodeIds:
     """The users' ids of a node type, and the positions of its nodes in a shard.
 
@@ -76,16 +80,9 @@ class NodeIds:
     def __init__(self, names: Any, original: np.ndarray):
         self._names = names
         self.whole = names is None or pa.types.is_integer(names.type)
-        self._original = original
-
-    @cached_property
-    def _positions(self) -> np.ndarray:
-        return np.argsort(self._original)
-
-    @cached_property
-    def _order(self) -> Any:
+        self._positions = np.argsort(original)
         # bisected, since a table of hashes would take many times the memory of the ids
-        return None if self._names is None else pc.sort_indices(self._names)
+        self._order = None if names is None else pc.sort_indices(names)
 
     def positions(self, ids: Sequence[UserId], where: str) -> np.ndarray:
         """Return the positions of ids, int64 ``[n]``. Raises RequestError if one is unknown."""
@@ -101,8 +98,7 @@ class NodeIds:
 
     def names(self, numbers: np.ndarray) -> list[UserId]:
         """Return the ids of original ids."""
-        taken = numbers.tolist() if self._names is None else self._names.take(pa.array(numbers))
-        return taken if isinstance(taken, list) else taken.to_pylist()
+        return named(self._names, numbers)
 
     def _number(self, one: UserId) -> int | None:
         if self._order is None:

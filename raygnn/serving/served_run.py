@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from raygnn.config.schema import Config
@@ -23,7 +24,7 @@ from raygnn.prediction.request import ask
 from raygnn.prediction.worker_side import open_trained
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import World
-from raygnn.serving.questions import NodeIds
+from raygnn.serving.questions import NodeIds, UserId, named
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request
 from raygnn.worker.planes.recommendations import one_task
@@ -131,13 +132,23 @@ class ServedModel:
         self.opened = open_trained(job, ranks)
         self.plane, self.module = one_task(*self.opened, served.request)
         self._ids: dict[str, NodeIds] = {}
+        self._names: dict[str, Any] = {}
 
     def ids(self, ntype: str) -> NodeIds:
-        """Return the ids of a node type."""
+        """Return the ids of a node type, which are sorted at the first call."""
         if ntype not in self._ids:
-            original = self.plane.shard.original[ntype]
-            self._ids[ntype] = NodeIds(read_ids(self.served.partition, ntype), original)
+            self._ids[ntype] = NodeIds(self._read(ntype), self.plane.shard.original[ntype])
         return self._ids[ntype]
+
+    def names(self, ntype: str, nodes: np.ndarray) -> list[UserId]:
+        """Return the users' ids of nodes, global ids int64 ``[n]``."""
+        shard = self.plane.shard
+        return named(self._read(ntype), shard.original[ntype][nodes - shard.first(ntype)])
+
+    def _read(self, ntype: str) -> Any:
+        if ntype not in self._names:
+            self._names[ntype] = read_ids(self.served.partition, ntype)
+        return self._names[ntype]
 
     def schema(self, *ntypes: str) -> dict[str, Any]:
         """Return what a caller must know of any model, as plain JSON types."""

@@ -200,7 +200,7 @@ class Inference:
             nodes, times: node type → int64 ``[n]``, distinct as pairs.
         """
         with evaluating(model):
-            given = self._given(nodes, self._hops, times)
+            given, _ = self.neighbourhood(nodes, self._hops, times)
             return {t: rows.float() for t, rows in model.represent(*given).items()}
 
     @torch.no_grad()
@@ -486,17 +486,10 @@ class Inference:
                 ids = np.array([min(shard.first(ntype), shard.num_nodes(ntype) - 1)])
                 when = None if times is None else np.zeros(1, np.int64)
             seeds = {ntype: ids}
-            out = model(*self._given(seeds, fanouts, None if when is None else {ntype: when}))
+            given, _ = self.neighbourhood(seeds, fanouts, None if when is None else {ntype: when})
+            out = model(*given)
             pieces.append(out[:real].float().cpu())
         return torch.cat(pieces)
-
-    def _given(
-        self,
-        seeds: Mapping[str, np.ndarray],
-        fanouts: Sequence[Fanout],
-        times: Mapping[str, np.ndarray] | None,
-    ) -> tuple[Any, ...]:
-        return self.neighbourhood(seeds, fanouts, times)[0]
 
     def neighbourhood(
         self,

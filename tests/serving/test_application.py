@@ -201,7 +201,8 @@ def _parents(process: psutil.Process) -> list[int]:
 
 
 def test_callers_that_send_slowly_do_not_stop_others(place: Path, port: int) -> None:
-    head = "POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{"
+    token = f"Authorization: Bearer {TOKEN}"
+    head = f"POST /predict HTTP/1.1\r\nHost: a\r\n{token}\r\nContent-Length: 99\r\n\r\n{{"
     with contextlib.ExitStack() as slow:
         for some in range(200):
             caller = slow.enter_context(socket.create_connection(("127.0.0.1", port)))

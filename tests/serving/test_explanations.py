@@ -257,6 +257,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(edges["type"]) <= {"thing:reason:item", "thing:noise:item"}
     assert main(asked) == 2  # it exists
     assert raygnn.explain(run, [3, 77], k=2, fanout=(4,)).equals(found)
+    assert run.explain(3, 77, k=2, fanout=(4,)).equals(found)
     with pytest.raises(InputError, match="no 400 among") as told:
         raygnn.explain(run, [3, 400], k=1)
     assert told.value.where == "node 400"

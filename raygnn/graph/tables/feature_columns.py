@@ -375,10 +375,10 @@ class Features:
     @property
     def names(self) -> list[str]:
         """Name of each number of a row: its column's, with its position if that has several."""
-        assert self._widths is not None
+        widths = self._widths or [1] * len(self.described)  # without a row no width is known
         return [
             one.column if width == 1 else f"{one.column}[{k}]"
-            for one, width in zip(self.described, self._widths, strict=True)
+            for one, width in zip(self.described, widths, strict=True)
             for k in range(width)
         ]
 

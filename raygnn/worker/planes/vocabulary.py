@@ -107,8 +107,8 @@ def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     goals = {name: _goal(job.for_task(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like, "latest": sizes.latest}
     manifest = None if job.config.task.of_graphs else job.meta.manifest
-    found |= {"transforms": manifest.transforms if manifest else {}}
-    found |= {"columns": manifest.columns if manifest else {}}
+    transforms, columns = (manifest.transforms, manifest.columns) if manifest else ({}, {})
+    found |= {"transforms": transforms, "columns": columns}
     return {**found, "goals": goals, "words": words(job)}
 
 
