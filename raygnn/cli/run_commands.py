@@ -69,12 +69,6 @@ def _add_models(commands: Any) -> None:
         help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
     )
     predict.add_argument(
-        "--rows",
-        metavar="FILE",
-        help="predict for these rows, CSV or Parquet with the entity and time of the training "
-        "table (task.table): the same columns, and the prediction",
-    )
-    predict.add_argument(
         "--since",
         metavar="TIME",
         help="only edges at this time or later, a time as of --at; with --new-data, without "
@@ -169,6 +163,13 @@ def _add_models(commands: Any) -> None:
             metavar="N,N…",
             type=_fanout,
             help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
+        )
+    for parser, what in ((predict, "entity and time"), (evaluate, "entity, time and target")):
+        parser.add_argument(
+            "--rows",
+            metavar="FILE",
+            help=f"rows with {what}, CSV or Parquet, in place of those of the training table "
+            "(task.table)",
         )
     for parser in (predict, recommend, explain, serve):
         parser.add_argument("--task", metavar="NAME", help="which task, of a run with several")
@@ -317,7 +318,7 @@ def _embed(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from raygnn.prediction.driver_side import evaluate
 
-    metrics = evaluate(args.name, **_options(args, "split", "task", "new_data"))
+    metrics = evaluate(args.name, **_options(args, "split", "task", "rows", "new_data"))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
     return 0

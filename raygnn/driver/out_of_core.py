@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from raygnn.config.places import size
@@ -163,8 +166,7 @@ class RayTasks:
                     number, task = waiting.pop()
                     running[run.remote(*task)] = number
                 done, _ = ray.wait(list(running), timeout=_LOOK)
-                if (death := self._cluster.death()) is not None:
-                    raise PreflightError(death, remedy="start again: what is done is kept")
+                self._check_ray()
                 for reference in done:
                     number = running.pop(reference)
                     try:
@@ -198,9 +200,24 @@ class RayTasks:
             _Actor, batch_size=1, batch_format="pyarrow", compute=pool, num_cpus=1, num_gpus=gpus
         )
         logging.getLogger("ray.data").setLevel(logging.getLogger("ray").level)
+        results: SimpleQueue[Any] = SimpleQueue()
+        stopped = threading.Event()
+
+        def execute() -> None:
+            try:
+                for row in rows.iter_rows() if items else ():
+                    if stopped.is_set():
+                        return
+                    results.put(pickle.loads(row["result"]))
+            except BaseException as error:  # SystemExit, if Ray is shut down
+                results.put((-1, None, error))
+            results.put(None)
+
+        # in a thread, since Ray Data would wait for a Ray that has died
+        threading.Thread(target=execute, name="raygnn-encode", daemon=True).start()
         try:
-            for row in rows.iter_rows() if items else ():
-                number, result, error = pickle.loads(row["result"])
+            while (found := self._next(results)) is not None:
+                number, result, error = found
                 if error is not None:
                     raise error
                 yield number, result
@@ -210,6 +227,19 @@ class RayTasks:
                 f"no node of Ray had a {needed} free within {wait} s, to encode text",
                 remedy="wait for other jobs to end, raise cluster.wait, or lower num_gpus",
             ) from None
+        finally:
+            stopped.set()
+
+    def _next(self, results: SimpleQueue[Any]) -> Any:
+        """Wait for an item. Raises PreflightError if Ray dies."""
+        while True:
+            with suppress(Empty):
+                return results.get(timeout=_LOOK)
+            self._check_ray()
+
+    def _check_ray(self) -> None:
+        if (death := self._cluster.death()) is not None:
+            raise PreflightError(death, remedy="start again: what is done is kept")
 
 
 class _Actor:

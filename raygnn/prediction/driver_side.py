@@ -20,7 +20,7 @@ from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
-from raygnn.prediction.merge import check_rows, free_file, merge_rows
+from raygnn.prediction.merge import check_names, free_file, merge_rows, rows_file
 from raygnn.prediction.request import Asked, ask, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
@@ -129,13 +129,10 @@ def predict(
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
     splits, shown = (*SPLITS, "all"), (verbose, display, started)
-    others = None if rows is None else Path(rows).expanduser().absolute()
+    given = "--ids" if ids is not None else "--split" if split not in (None, "all") else ""
+    others = rows_file(rows, given)
     if others is not None:
-        check_rows(others)
-        if split not in (None, "all") or ids is not None:
-            option = "--split" if ids is None else "--ids"
-            what = "all rows of the file are predicted, and they are in no split"
-            raise InputError(what, where=f"{option} with --rows", remedy="leave it out")
+        check_names(others)
     asked = ask(
         *(run, splits, split or "all", storage, overrides, *shown),
         *(new_data, task, True, at, trust, others),
@@ -292,6 +289,7 @@ def evaluate(
     *,
     split: str | None = None,
     task: str | None = None,
+    rows: str | PathLike[str] | None = None,
     at: int | str | date | None = None,
     new_data: bool = False,
     trust: bool = False,
@@ -307,6 +305,8 @@ def evaluate(
         split: ``train``, ``val`` or ``test``; for new graphs also ``all``, those with a target.
             None = ``all`` for new graphs, else ``test``.
         task: name of one of several tasks; None = all.
+        rows: CSV or Parquet with the entity, time and target of rows in place of the training
+            table's; they count as the split ``test``.
         run, at, new_data, trust, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
@@ -316,8 +316,11 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    shown = verbose, display, started
-    asked = ask(run, SPLITS, split, storage, overrides, *shown, new_data, task, at=at, trust=trust)
+    shown, others = (verbose, display, started), rows_file(rows, "--split" if split else "")
+    asked = ask(
+        *(run, SPLITS, split, storage, overrides, *shown),
+        *(new_data, task, others is not None, at, trust, others),
+    )
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
         # null for NaN, of a split with a single class
         metrics = {name: number(value) for name, value in found["metrics"].items()}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import repeat
+from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -114,13 +115,27 @@ def _changed(given: Path) -> InputError:
     return InputError(what, where=str(given), remedy=remedy)
 
 
-def check_rows(file: Path) -> None:
-    """Raise InputError unless this is a table beside whose columns predictions fit."""
-    from raygnn.graph.tables.reader import TableReader, is_table  # which imports DuckDB
+def rows_file(rows: str | PathLike[str] | None, given: str) -> Path | None:
+    """Return the file of ``--rows``; raises InputError if there is none, or for an option that
+    does not go with it."""
+    from raygnn.graph.tables.reader import is_table  # which imports DuckDB
 
+    if rows is None:
+        return None
+    file = Path(rows).expanduser().absolute()
+    if given:
+        what = "all rows of the file are used, and they are in no split"
+        raise InputError(what, where=f"{given} with --rows", remedy="leave it out")
     if not file.is_file() or not is_table(file):
         what = "there is no such file, CSV or Parquet"
         raise InputError(what, where=f"--rows {file}", remedy="name one")
+    return file
+
+
+def check_names(file: Path) -> None:
+    """Raise InputError unless predictions fit beside the columns of a table."""
+    from raygnn.graph.tables.reader import TableReader
+
     names = TableReader([file], []).names(file)
     taken = [name for name in names if re.fullmatch(r"prediction|scores|probability(_\d+)?", name)]
     if taken:

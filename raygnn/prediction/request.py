@@ -111,12 +111,12 @@ class Asked:
                     remedy = "name others, or pass --known keep"
                 raise InputError(what, where=where, remedy=remedy)
             if not answer.get("rows") and not answer.get("metrics"):
-                unlabelled = self.others and not request["rows"] and not self.one.task.of_links
+                unlabelled = not request["rows"] and not self.one.task.of_links
                 what = "these data have no labels" if unlabelled else "the data have nothing"
                 raise InputError(
                     f"{what} in the split {self.split!r}",
                     where=f"--split {self.split}",
-                    remedy="choose another split" + ", or give them labels and masks" * unlabelled,
+                    remedy="choose another split" + ", or give them labels" * unlabelled,
                 )
             yield answer, session.run.path, session.plan
 
@@ -177,7 +177,7 @@ def ask(
         )
     kept = None if there.replica is None else there.replica.place / CHECKPOINTS
     if rows is not None:
-        config = of_rows(config, rows, name)
+        config = of_rows(config, rows, name, chosen)
     needed = () if not tables else (name,) if name else None
     config = config.asking(found.words, at_once=moment is not None, rows_of=needed)
     return Asked(
@@ -212,14 +212,15 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
     return found
 
 
-def of_rows(config: Config, rows: Path, name: str) -> Config:
-    """Return the configuration with other rows for the task ``name``, "" for the only one; raises
-    InputError if it has no training table."""
+def of_rows(config: Config, rows: Path, name: str, split: str) -> Config:
+    """Return the configuration with other rows for the task ``name``, "" for the only one: of this
+    split, or with ``all`` of none. Raises InputError if it has no training table."""
     task, table = config.of(name).task, config.of(name).table
     if table is None:
         what = f"{task.kind} of this run has no training table (task.table)"
         raise InputError(what, where=f"--rows {rows}", remedy="leave it out")
-    table = table.model_copy(update={"files": rows, "sql": None, "url": None, "split": None})
+    files = rows if split == "all" else {split: rows}
+    table = table.model_copy(update={"files": files, "sql": None, "url": None, "split": None})
     task = task.model_copy(update={"table": table, "split": None})
     changed = {"tasks": {**config.tasks, name: task}} if config.tasks else {"task": task}
     return config.model_copy(update=changed)

@@ -206,28 +206,11 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        import pandas
-
-        with TemporaryDirectory(prefix="raygnn-rows-") as directory:
-            if isinstance(rows, pandas.DataFrame):
-                named = None not in rows.index.names  # else the index would be a column
-                rows.to_parquet(rows := Path(directory) / "rows.parquet", index=named)
-            return self._rows(
-                "predict",
-                overrides,
-                timeout,
-                split=split,
-                rows=rows,
-                scores=scores,
-                calibrated=calibrated,
-                ids=ids,
-                fanout=",".join(map(str, fanout)) if fanout is not None else None,
-                task=task,
-                at=at,
-                since=since,
-                new_data=new_data,
-                trust=trust,
-            )
+        options: dict[str, Any] = {"split": split, "task": task, "scores": scores}
+        options |= {"calibrated": calibrated, "trust": trust}
+        options |= {"ids": ids, "rows": rows, "at": at, "since": since, "new_data": new_data}
+        options["fanout"] = ",".join(map(str, fanout)) if fanout is not None else None
+        return self._rows("predict", overrides, timeout, **options)
 
     def recommend(
         self,
@@ -307,6 +290,7 @@ class Run:
         split: str | None = None,
         *,
         task: str | None = None,
+        rows: str | Path | pandas.DataFrame | None = None,
         at: int | str | date | None = None,
         new_data: bool = False,
         trust: bool = False,
@@ -318,12 +302,13 @@ class Run:
         Args:
             split: ``train``, ``val`` or ``test``; None: see `raygnn.evaluate`.
             task: name of the task in multi-task learning; None = all.
+            rows: other rows than the training table's, see `raygnn.evaluate`.
             at, new_data, trust, overrides, timeout: see `predict`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        options = {"split": split, "task": task, "at": at}
+        options: dict[str, Any] = {"split": split, "task": task, "rows": rows, "at": at}
         metrics: dict[str, float] = self._ask(
             "evaluate", overrides, timeout, new_data=new_data, trust=trust, **options
         )["metrics"]
@@ -332,20 +317,10 @@ class Run:
     def _rows(
         self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
     ) -> pandas.DataFrame:
-        """Return the rows that a verb writes; options that are lists of ids become files."""
+        """Return the rows that a verb writes."""
         import pandas
 
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
-            for name in ("ids", "candidates"):
-                values = options.get(name)
-                if values is None or isinstance(values, str):
-                    continue
-                options[name] = Path(directory) / f"{name}.parquet"
-                try:
-                    pandas.DataFrame({"id": list(values)}).to_parquet(options[name])
-                except (TypeError, ValueError) as error:  # Arrow's
-                    what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
-                    raise InputError(what, where=name, remedy=remedy) from None
             out = Path(directory) / "out.parquet"
             self._ask(verb, overrides, timeout, out=out, **options)
             return pandas.read_parquet(out)
@@ -353,13 +328,18 @@ class Run:
     def _ask(
         self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
     ) -> dict[str, Any]:
-        """Run a verb on this run; options that are None or False are omitted."""
+        """Run a verb on this run. Options that are None or False are omitted; lists of ids and
+        frames become files."""
         args = [f"--set={override}" for override in overrides]
-        for name, value in options.items():
-            if value is not None and value is not False:
+        with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
+            for name, value in options.items():
+                if value is None or value is False:
+                    continue
+                if name in ("ids", "candidates", "rows") and not isinstance(value, (str, Path)):
+                    value = _as_file(name, value, Path(directory) / f"{name}.parquet")
                 option = "--" + name.replace("_", "-")
                 args.append(option if value is True else f"{option}={value}")
-        return run_verb(verb, self.shown, *args, timeout=timeout)
+            return run_verb(verb, self.shown, *args, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``name``, ``path``, ``status`` and the summary as plain JSON types."""
@@ -387,6 +367,22 @@ class Run:
             for key, value in rows.items()
         )
         return f"<b>{escape(self.name)}</b><table>{cells}</table>"
+
+
+def _as_file(name: str, value: Any, file: Path) -> Path:
+    """Write ids, or a frame of rows, to a Parquet file."""
+    import pandas
+
+    if isinstance(value, pandas.DataFrame):
+        named = None not in value.index.names  # else the index would be a column
+        value.to_parquet(file, index=named)
+        return file
+    try:
+        pandas.DataFrame({"id": list(value)}).to_parquet(file)
+    except (TypeError, ValueError) as error:  # Arrow's
+        what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
+        raise InputError(what, where=name, remedy=remedy) from None
+    return file
 
 
 def open_run(run: str | Path, storage: str = "runs") -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,21 @@ def test_an_encoder_does_not_wait_forever_for_a_processor(tmp_path: Path) -> Non
         del holders
         cluster.patience = 60
         assert list(RayTasks(cluster)(failing, [(0,), (1,)], gpus=0)) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("gpus", [None, 0])
+def test_a_ray_that_dies_ends_the_tasks(
+    gpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RayCluster(job(tmp_path, "ray")) as cluster:
+        cluster.wait()
+        monkeypatch.setattr(cluster, "death", lambda: "the GCS was killed")
+        with pytest.raises(PreflightError, match="the GCS was killed"):
+            list(RayTasks(cluster)(slow, [(20,)], gpus=gpus))
+
+
+def slow(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def with_text(config: Config, encoder: str = "Tiny") -> Config:

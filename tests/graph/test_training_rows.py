@@ -117,7 +117,7 @@ def test_rows_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first, again = (read_training_rows(config_of_select(tmp_path), IDS, len(IDS)) for _ in "12")
     assert first.digest == again.digest
     (tmp_path / "next.csv").write_text("who,at\nbob,2030-01-01\n")
-    asked = of_rows(config_of_select(tmp_path), tmp_path / "next.csv", "")
+    asked = of_rows(config_of_select(tmp_path), tmp_path / "next.csv", "", "all")
     assert read_training_rows(asked.asking(), IDS, len(IDS)).nodes.tolist() == [1]
 
 
@@ -147,7 +147,7 @@ def test_wrong_queries(sql: str, said: str, tmp_path: Path) -> None:
 def test_rows_to_predict_need_no_target(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "next.csv").write_text("who,at\nbob,2030-01-01\n")
-    asked = of_rows(config, tmp_path / "next.csv", "").asking()
+    asked = of_rows(config, tmp_path / "next.csv", "", "all").asking()
     rows = read_training_rows(asked, IDS, len(IDS))
     assert rows.targets is None
     assert rows.splits.tolist() == [-1]
@@ -224,11 +224,13 @@ def test_a_notebook_predicts_for_rows(
     frame = frame[frame["at"] > 1]  # whose index is no column
     frame.to_parquet(tmp_path / "rows.parquet", index=False)
 
-    def asked(run: Run, verb: str, overrides: Any, timeout: float, **options: Any) -> None:
+    def asked(verb: str, run: str, *args: str, timeout: float) -> None:
+        options = dict(arg[2:].split("=", 1) for arg in args)
         rows = pq.read_table(options["rows"]).to_pandas(ignore_metadata=True)
         rows.assign(prediction=1).to_parquet(options["out"])
 
-    monkeypatch.setattr(Run, "_ask", asked)
+    monkeypatch.setattr("raygnn.runs.run.run_verb", asked)
+    monkeypatch.setattr(Run, "shown", "run")
     run = object.__new__(Run)
     found = run.predict(rows=frame if kind == "frame" else tmp_path / "rows.parquet")
     assert found.to_dict("list") == {"who": ["ann"], "at": [7], "prediction": [1]}

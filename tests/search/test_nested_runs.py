@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
 from raygnn.config.load import load_config
 from raygnn.driver.loggers import backend_of
 from raygnn.runs.run_directory import RunDir
 from raygnn.search.run_search import nested
 from raygnn.search.space import trial_config
-from tests.support.small_jobs import job
+from tests.support.postgres import free_port
+from tests.support.small_jobs import job, until
 
 
-def test_trials_are_nested_runs_of_the_search(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    server = f"sqlite:///{tmp_path}/mlflow.db"
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """URI of an MLflow server with a SQLite database."""
+    pytest.importorskip("mlflow")
+    uri = f"http://127.0.0.1:{(port := free_port())}"
+    argv = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    argv += ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+
+    def is_up() -> bool:
+        assert process.poll() is None, (tmp_path / "server.log").read_text()
+        try:
+            return requests.get(f"{uri}/health", timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    try:
+        until(is_up, 120)
+        yield uri
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_trials_are_nested_runs_of_the_search(server: str, tmp_path: Path) -> None:
+    import mlflow
+
     given = job(tmp_path, name="mine", logging={"loggers": {"mlflow": {"tracking_uri": server}}})
     config = load_config(given)
     with RunDir.create(tmp_path, "mine") as search:

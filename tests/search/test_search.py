@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from raygnn.runs.run import Run
 from raygnn.search import tune_thread as module
 from raygnn.search.record import SearchResult
 from tests.support.commands import Command
+from tests.support.hosts import hosts, needs_hosts
+from tests.support.ray_cluster import ray_cluster
 from tests.support.small_jobs import job, until
 
 pytestmark = [pytest.mark.system, pytest.mark.alone, pytest.mark.timeout(900)]
@@ -168,6 +171,33 @@ def test_a_cluster_too_small_for_a_trial(
     assert code == 3, err
     assert "CPUs" in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@needs_hosts()
+def test_two_hosts(tmp_path: Path) -> None:
+    """Two trials at once, each on a host of its own, on one partition."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    search = {"space": {"train.lr": {"choice": [0.05, 0.01]}}, "algorithm": "grid"}
+    given = job(
+        shared / "runs",
+        staging={"path": "/tmp/stage"},  # each host has its own
+        cluster={"address": "auto", "workers": 1},
+        search=search,
+    )
+    del given["cluster"]["num_cpus"]
+    (shared / "job.yaml").write_text(yaml.safe_dump(given))
+    with hosts(2, share=[shared]) as group, ray_cluster(group) as cluster:
+        argv = [sys.executable, "-m", "raygnn", "tune", "job.yaml"]
+        done = cluster.run(argv, cwd=shared, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "2 at a time" in done.stdout
+    runs = [Run(shared / "runs" / "test" / "trials" / name) for name in ("t000", "t001")]
+    assert [run.status for run in runs] == ["done"] * 2
+    ranks = [run.path / "logs" / "comm-rank-0.jsonl" for run in runs]
+    assert {json.loads(rank.read_text())["host"] for rank in ranks} == {"host0", "host1"}
+    assert len(list((shared / "runs" / "partitions").iterdir())) == 1
 
 
 def test_optuna(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from raygnn.errors import InputError
 from raygnn.graph import negative_lists
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph
-from raygnn.prediction.merge import _put_beside, check_rows
+from raygnn.prediction.merge import _put_beside, check_names
 from raygnn.prediction.request import ask as plan
 from raygnn.prediction.request import of_rows
 from raygnn.runs.display import NullDisplay
@@ -381,9 +381,13 @@ def test_classes_are_those_of_the_training(tmp_path: Path) -> None:
     config = of(tmp_path, "trained", train={"epochs": 1})
     run = train_on_ranks(config)
     rows[rows.grew == "yes"].head(30).to_csv(tmp_path / "others.csv", index=False)
-    frame = asked(run, of_rows(config, tmp_path / "others.csv", ""))
+    frame = asked(run, of_rows(config, tmp_path / "others.csv", "", "all"))
     assert frame["label"].tolist() == [1] * 30
     assert frame["split"].isna().all()
+    found = weights.find(run.path / "checkpoints")
+    tested = of_rows(config, tmp_path / "others.csv", "", "test").asking(found.words)
+    metrics = ask(run, tested, 2, split="test", rows=False)
+    assert metrics["test/accuracy"] == pytest.approx((frame["prediction"] == 1).mean())
 
 
 @pytest.mark.system
@@ -403,7 +407,12 @@ def test_rows_of_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         frame = pd.read_parquet("scores.parquet")
         assert list(frame) == ["note", "date", "customer", "prediction", "probability"]
         assert frame["customer"].tolist() == month["customer"].tolist()
-        assert (frame["prediction"].to_numpy() == month["grew"].to_numpy()).mean() > 0.8
+        right = (frame["prediction"].to_numpy() == month["grew"].to_numpy()).mean()
+        assert right > 0.8
+        metrics = run.evaluate(rows=month)
+        assert metrics["test/accuracy"] == pytest.approx(right)
+        with pytest.raises(InputError, match="have no labels"):
+            run.evaluate(rows=month.drop(columns="grew"))
         month.assign(customer="nobody").to_csv("bad.csv", index=False)
         with pytest.raises(InputError, match=r"bad\.csv, row 1 .*'nobody' is no customer"):
             raygnn.predict(run, rows="bad.csv", out="bad.parquet", display=False)
@@ -436,7 +445,7 @@ def test_rows_of_three_classes_without_targets(tmp_path: Path) -> None:
     config = of(tmp_path, "three", train={"epochs": 1})
     run = train_on_ranks(config)
     rows[["customer", "date"]].head(9).to_csv(tmp_path / "next.csv", index=False)
-    frame = asked(run, of_rows(config, tmp_path / "next.csv", ""))
+    frame = asked(run, of_rows(config, tmp_path / "next.csv", "", "all"))
     assert np.stack(frame["scores"].tolist()).shape == (9, 3)
     assert frame["label"].isna().all()
 
@@ -467,7 +476,7 @@ def test_predictions_stand_beside_their_rows(kind: str, tmp_path: Path) -> None:
     getattr(given, f"to_{kind}")(file, index=False)
     chance = pd.DataFrame({"row": range(3), "probability_0": [0.1, 0.2, 0.3], "label_0": 0})
     chance.to_parquet(merged, index=False)
-    check_rows(file)
+    check_names(file)
     with (tmp_path / "out").open("wb") as out:
         _put_beside(file, merged, out)
     found = pd.read_parquet(tmp_path / "out")
