@@ -90,7 +90,6 @@ def used(monkeypatch: pytest.MonkeyPatch, sampler: type, store: type | None) -> 
 @pytest.mark.parametrize(
     ("sampling", "workers", "precision", "makers"),
     [
-        ({}, 1, "fp32", (DeviceSampler, DeviceFeatures)),
         ({"fanout": [5, -1], "replace": False}, 2, "bf16", (DeviceSampler, DeviceFeatures)),
         ({"features_on": "pinned", "replace": True}, 2, "fp32", (DeviceSampler, DeviceFeatures)),
         ({"features_on": "cpu"}, 1, "fp32", (DeviceSampler, FeatureStore)),
@@ -130,11 +129,14 @@ def apart(monkeypatch: pytest.MonkeyPatch, *others: int) -> None:
     ("sampling", "workers", "together", "sections"),
     [
         ({"cache": 0.1}, 2, (), {"precision": "bf16"}),
-        ({"features_on": "pinned", "cache": 0.2}, 3, (0, 2), {}),
-        ({"cache": 0.1}, 2, (), {"comm": {"debug": True}}),
-        ({"features_on": "gpu", "sample_on": "cpu", "cache": 0.3, "prefetch": 0}, 3, (), {}),
-        ({"cache": 0}, 2, (), {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}}),
-        ({"cache": 0.1}, 2, (), {"model": {"kind": "gcn", "hidden": 8, "embedding": LEARNED}}),
+        ({"features_on": "pinned", "cache": 0.2}, 3, (0, 2), {"comm": {"debug": True}}),
+        (
+            {"features_on": "gpu", "sample_on": "cpu", "cache": 0.3, "prefetch": 0},
+            3,
+            (),
+            {"model": {"kind": "gat", "hidden": 8, "norm": "batch"}},
+        ),
+        ({"cache": 0}, 2, (), {"model": {"kind": "gcn", "hidden": 8, "embedding": LEARNED}}),
     ],
 )
 def test_a_training_on_several_hosts_is_the_same(
@@ -252,6 +254,15 @@ def test_gpus_that_gloo_connects_fetch_rows_beside_training(
     trained(tmp_path, "test", {})
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Losses of a training that uses no GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raygnn.config.rules._resources", lambda config: [])
+        patch.setattr(device_path, "_free", lambda device: None)
+        return trained(tmp_path_factory.mktemp("plain"), "plain", {"features_on": "cpu"})
+
+
 @pytest.mark.parametrize(
     ("features_on", "most", "copies", "store"),
     [
@@ -266,14 +277,12 @@ def test_a_training_with_locked_pages_is_the_same(
     most: int | None,
     copies: bool,
     store: type,
+    plain: list[float],
     as_a_gpu: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """CUDA may lock no pages, and the host may then have no memory for copies."""
-    with monkeypatch.context() as patch:
-        patch.setattr(device_path, "_free", lambda device: None)
-        plain = trained(tmp_path, "plain", {"features_on": "cpu"})
     monkeypatch.setattr(device_features, "runtime", lambda device: Cudart(most))
     room = Room("gpu", "pinned", 0.3, copies)
     monkeypatch.setattr(Room, "from_sizes", lambda *sizes: room)

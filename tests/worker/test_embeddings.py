@@ -57,10 +57,10 @@ def options(
     }
 
 
-@pytest.fixture(params=[False, True], ids=["in place", "moved"])
+@pytest.fixture(params=["in place", "moved"])
 def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train the rows in the tables' memory, or in memory of their own, as on a GPU."""
-    if request.param:
+    if request.param == "moved":
         monkeypatch.setattr(embeddings, "_fits", lambda rows, device: True)
 
 
@@ -70,20 +70,19 @@ def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         ("adam", {}),
         ("adagrad", {"accumulate": 3, "clip": 0.3, "schedule": "constant"}),
         ("adam", {"accumulate": 2, "clip": 0.3, "regular": True}),
-        ("adagrad", {"regular": True}),
     ],
 )
 def test_embeddings_equal_those_of_plain_torch(
     optimizer: str, train: dict[str, Any], make_job: JobFactory
 ) -> None:
     """Rows, weights and losses equal `nn.Embedding` with `SparseAdam` or sparse `Adagrad` to 1e-5
-    after 30 steps, with 1, 2 and 3 workers in both topologies."""
+    after 30 steps, with 2 and 3 workers in either topology."""
     plain = PlainSage(make_job(**options(1, optimizer=optimizer, **train)))
     expected = plain.train(STEPS)
     assert expected[-1] < 0.8 * expected[0]
     moved = set(np.concatenate(plain.touched).tolist())
     before = PlainSage(plain.config).rows.weight.detach()
-    for workers in (1, 2, 3):
+    for workers in (2, 3):
         config = make_job(name=f"w{workers}", **options(workers, optimizer=optimizer, **train))
         run = train_on_ranks(config, replicated=workers % 2 == 0)
         rows = learned_rows(run)["_N"]
@@ -97,7 +96,7 @@ def test_embeddings_equal_those_of_plain_torch(
         assert (rows[still] == before[still].numpy()).all()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFactory) -> None:
     """A remote row is received once and its gradient sent once, whatever the graph's size."""
     for number, (nodes, dim) in enumerate([(600, 8), (600, 16), (2400, 8)]):
@@ -119,10 +118,10 @@ def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFacto
 
 
 def test_a_typed_graph(make_job: JobFactory) -> None:
-    """One type has rows beside its features, the other none; results equal with 1, 2 and 3
+    """One type has rows beside its features, the other none; results equal with 1 and 3
     workers."""
     curves, scores = [], []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         config = make_job(
             name=f"typed-{workers}",
             graph={"typed": True},
@@ -130,18 +129,16 @@ def test_a_typed_graph(make_job: JobFactory) -> None:
             sampling={"fanout": [-1, 5], "batch_size": 120 // workers},
             cluster={"workers": workers},
         )
-        run = train_on_ranks(config, replicated=workers == 2)
+        run = train_on_ranks(config, replicated=workers == 1)
         curves.append(losses(run))
         scores.append(run.summary["metrics"]["test/loss"])
         assert {t: r.shape[1] for t, r in learned_rows(run).items()} == {"user": 4, "item": 4}
-    assert np.allclose(curves[0], curves[1], atol=1e-5)
-    assert np.allclose(curves[0], curves[2], atol=1e-5)
-    assert np.allclose(scores, scores[0], atol=1e-4)
+    assert np.allclose(*curves, atol=1e-5)
+    assert np.allclose(*scores, atol=1e-4)
 
 
-@pytest.mark.usefixtures("moved")
-@pytest.mark.parametrize("workers", [1, 3])
-def test_without_layers(workers: int, make_job: JobFactory) -> None:
+@pytest.mark.parametrize(("moved", "workers"), [("in place", 1), ("moved", 3)], indirect=["moved"])
+def test_without_layers(moved: None, workers: int, make_job: JobFactory) -> None:
     """A node has only its embedding, so only trained nodes are predicted well; no other row is
     read."""
     base = job(make_job().run_dir.parent, cluster={"workers": workers})
@@ -162,19 +159,18 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
     assert (rows != rows.bfloat16().float()).any(dim=1).float().mean() > 0.9
 
 
-@pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize(
-    ("workers", "again", "regular", "optimizer"),
+    ("moved", "workers", "again", "regular", "optimizer"),
     [
-        (2, 2, False, "adam"),
-        (2, 2, True, "adagrad"),
-        (3, 3, False, "adagrad"),
-        (2, 3, True, "adam"),
-        (4, 1, False, "adagrad"),
+        ("in place", 2, 2, False, "adam"),
+        ("moved", 2, 2, True, "adagrad"),
+        ("in place", 2, 3, True, "adam"),
+        ("moved", 4, 1, False, "adagrad"),
     ],
+    indirect=["moved"],
 )
 def test_a_resumed_run(
-    workers: int, again: int, regular: bool, optimizer: str, make_job: JobFactory
+    moved: None, workers: int, again: int, regular: bool, optimizer: str, make_job: JobFactory
 ) -> None:
     """Rows, optimizer state and best rows are bitwise identical with the same two workers, else
     equal up to rounding, also with another partition. With three, gloo adds up gradients in another
