@@ -33,7 +33,7 @@ from raygnn.sampling.exchange import (
 from raygnn.sampling.plan import Fanout
 from raygnn.util.hashing import derive_key, mix
 
-_ALIKE = np.empty(0, np.float64)
+_ALIKE = np.frombuffer(b"", np.float32)  # read-only as weights are, so that one kernel is compiled
 
 Frontier = dict[str, np.ndarray]  # node type → distinct global ids, or pairs of `Bounds`
 Draws = dict[EdgeType, Ragged]

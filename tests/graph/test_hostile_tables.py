@@ -386,7 +386,9 @@ CASES: dict[str, Case] = {
         ["n2.parquet, row 1, column 't'", "timestamp[us, tz=UTC]", "all with a zone, or none"],
         {"files": "n*", "time": "t"}),
 }  # fmt: skip
-RUNS = [(n, how) for n in CASES for how in ("memory", "disk") if how == "memory" or "GiB" not in n]
+# Both engines read files alike, and refuse the same; each puts a graph together in its own way.
+RUNS = [(name, "memory") for name in CASES]
+RUNS += [(name, "disk") for name, case in CASES.items() if isinstance(case[1], tuple)]
 
 
 def build(directory: Path, case: Case) -> TablesGraph:

@@ -299,7 +299,7 @@ def test_malformed_tables_are_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
 def test_damage_anywhere_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
     graph = write_shop(tmp_path, kind)
-    assert_damage_is_harmless(lambda: load_graph(graph), tmp_path, 60)
+    assert_damage_is_harmless(lambda: load_graph(graph), tmp_path, 25)
     if kind == "parquet":  # a schema with another name than its column
         file = tmp_path / "items.parquet"
         file.write_bytes(file.read_bytes().replace(b"sku", b"skv", 1))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError
@@ -39,6 +39,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "ROWS", 1)
 
 
+@settings(max_examples=30)
 @given(lists=LISTS)
 def test_any_format_gives_the_same(lists: dict[tuple[int, int], list[int]]) -> None:
     """Lists have any length and name nodes by id, or there is one node in each row."""

@@ -56,7 +56,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=graphs(), parts=st.integers(1, 4), method=st.sampled_from(["random", "stream"]))
 def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with TemporaryDirectory() as place:
@@ -179,7 +179,7 @@ def out_of_core(found: Missing, pool: Pool = in_turn, *, trains: bool = True) ->
     partition_out_of_core(found, pool, lambda text: None, needs_masks=trains, trains=trains)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     parts=st.integers(1, 3),
@@ -211,7 +211,7 @@ def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
 
 
 # not shrunk, since each example is slow
-@settings(max_examples=12, deadline=None, phases=(Phase.reuse, Phase.generate))
+@settings(max_examples=6, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(
     features=st.sampled_from(["float32", "float16", "float64", "uint8", ">f4"]),
     packed=st.booleans(),

@@ -62,7 +62,7 @@ def make(
 # --- nothing is lost -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(graphs(), st.integers(1, 5), st.sampled_from(["metis", "stream", "random"]))
 def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -76,7 +76,7 @@ def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: s
         verify(meta)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(graphs(), st.integers(1, 4))
 def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -89,7 +89,7 @@ def assert_rows(
     assert rows.num_edges == sum(len(lists[node]) for node in rows.keys)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=graphs(), parts=st.integers(1, 4), workers=st.integers(1, 6), replicated=st.booleans())
 def test_workers_hold_the_graph_between_them(
     data: GraphData, parts: int, workers: int, replicated: bool

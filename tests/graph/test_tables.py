@@ -84,7 +84,7 @@ def test_random_tables(
     """Ids, lengths of files and sizes of chunks are arbitrary."""
     place = tmp_path_factory.mktemp("random")
 
-    @settings(max_examples=10, deadline=None, database=None)
+    @settings(max_examples=4, deadline=None, database=None)
     @given(st.data())
     def run(draw: st.DataObject) -> None:
         keys = draw.draw(st.lists(IDS[ids], min_size=1, max_size=20, unique=True))

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
@@ -100,18 +99,6 @@ def test_triples_have_no_task_yet(tmp_path: Path) -> None:
         (finding,) = preflight(config, facts, probe_local(config, given.meta)).findings[:1]
         assert finding.what == "no node type has an array 'label' (task.target)"
         assert "set task.kind to link_prediction" in finding.remedy
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path: Path) -> None:
-    config = shop(tmp_path, name="shop")
-    raygnn.train(config, display=False)
-    raygnn.predict(config.run_dir, out=tmp_path / "out.parquet", display=False)
-    items = pd.read_csv(tmp_path / "items.csv")
-    frame = pd.read_parquet(tmp_path / "out.parquet")
-    assert frame["node"].tolist() == items["name"].tolist()
-    assert frame["label"].tolist() == items["kind"].tolist()
-    assert set(frame["prediction"]) <= {"no", "yes"}
 
 
 def test_numbers_that_stand_for_words_are_not_predicted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from raygnn.sampling import drawing, kernels
 from raygnn.sampling.device import device_kernels
+from tests.support.builders import stored
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -33,13 +35,18 @@ def graph(
     return indptr, src, rng.permutation(count).astype(kind), rows
 
 
-@settings(max_examples=40)
+def lists_of(indptr: Any, src: Any, keys: Any, rows: Any) -> drawing.RowLists:
+    span = drawing.spans(stored(indptr, np.int64), rows)
+    return drawing.RowLists(*span, stored(src, np.int32), keys[rows].astype(np.int32))
+
+
+@settings(max_examples=15)
 @given(st.integers(0, 999), st.booleans(), st.integers(0, 40), st.booleans(), KEYS)
 def test_rows_draw_what_they_draw_on_the_cpu(
     seed: int, narrow: bool, fanout: int, replace: bool, key: int
 ) -> None:
     indptr, src, keys, rows = graph(seed, narrow)
-    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
+    cut = lists_of(indptr, src, keys, rows)
     ends, expected, _ = drawing.sample_rows(cut, fanout, replace, np.uint64(key), False)
     lists = [torch.from_numpy(array) for array in (indptr, src, keys, rows)]
     _, out_indptr = device_kernels.spans(lists[0], lists[3], fanout, replace)
@@ -56,7 +63,7 @@ def test_lists_longer_than_a_fanout(fanout: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(degree)])
     src, rows = np.arange(indptr[-1], dtype=np.int32), np.array([4, 0, 1, 2, 3, 4])
     keys = np.arange(5)
-    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
+    cut = lists_of(indptr, src, keys, rows)
     key = 2**63 + 5
     expected = drawing.sample_rows(cut, fanout, False, np.uint64(key), False)
     lists = [torch.from_numpy(array) for array in (indptr, src, keys, rows)]
@@ -65,10 +72,11 @@ def test_lists_longer_than_a_fanout(fanout: int) -> None:
     assert drawn[: len(expected[1])].tolist() == expected[1].tolist()
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 999), st.booleans())
 def test_all_of_a_list(seed: int, narrow: bool) -> None:
     indptr, src, keys, rows = graph(seed, narrow)
-    cut = drawing.RowLists(*drawing.spans(indptr, rows), src, keys[rows])
+    cut = lists_of(indptr, src, keys, rows)
     ends, expected, _ = drawing.sample_rows(cut, drawing.ALL, False, np.uint64(7), False)
     places = torch.from_numpy(indptr), torch.from_numpy(rows)
     start, out_indptr = device_kernels.spans(*places, drawing.ALL, False)
@@ -77,6 +85,7 @@ def test_all_of_a_list(seed: int, narrow: bool) -> None:
     assert whole.tolist() == expected.tolist()
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(0, 60), unique=True, max_size=40),
     st.lists(st.integers(0, 60), max_size=80),

@@ -40,12 +40,14 @@ GRAPHS = {"homogeneous": (random_graph, DEFAULT_NTYPE), "typed": (typed_graph, I
 BY_TYPE = [{"also": 3, "*": 0}, {"buys": -1, "also": 2, "*": 4}]
 
 
-@pytest.mark.parametrize("kind", list(GRAPHS))
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("once", [False, True])
-@pytest.mark.parametrize("fanouts", [[4, 3], [-1, 2], [2, 20, -1], "by type"])
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize(
+    ("fanouts", "once", "replace"),
+    [([4, 3], False, False), ([-1, 2], True, False), ([2, 20, -1], False, True),
+     ("by type", True, True)],
+)  # fmt: skip
 def test_blocks_are_those_of_the_cpu(
-    kind: str, replace: bool, once: bool, fanouts: Any, tmp_path: Path
+    fanouts: Any, once: bool, replace: bool, kind: str, tmp_path: Path
 ) -> None:
     make, ntype = GRAPHS[kind]
     if fanouts == "by type":
@@ -137,10 +139,11 @@ def mixed_graph() -> GraphData:
 WANTED = ("feat", "small"), ("brand",)
 
 
-@pytest.mark.parametrize("hosts", [[[0], [1]], [[0], [1], [2]], [[0, 2], [1]]], ids=str)
-@pytest.mark.parametrize("cache", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("cache", "hosts"), [(0.0, [[0], [1]]), (0.3, [[0], [1]]), (0.3, [[0, 2], [1]])], ids=str
+)
 def test_rows_of_other_hosts_are_those_of_the_cpu(
-    hosts: list[list[int]], cache: float, tmp_path: Path
+    cache: float, hosts: list[list[int]], tmp_path: Path
 ) -> None:
     meta = partitioned(mixed_graph(), tmp_path, 2)
     ranks = run_ranks(sum(map(len, hosts)), rows_of_hosts, meta, hosts, cache, torch.bfloat16)

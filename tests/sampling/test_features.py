@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,8 @@ HOSTS = [[[0], [1], [2]], [[0, 1], [2]], [[0, 2], [1]], [[0, 1, 2]]]
 def test_gather_from_every_rank(resident: bool, tmp_path: Path) -> None:
     data = mixed_graph()
     meta = partitioned(data, tmp_path, 2)
-    cases = [
-        (meta, hosts, cache, dtype, resident)
-        for hosts in HOSTS
-        for cache in ((0.3,) if resident else (0.0, 0.3, 1.0))
-        for dtype in DTYPES
-    ]
+    caches, dtypes = (0.3,) if resident else (0.0, 0.3, 1.0), cycle(DTYPES)
+    cases = [(meta, hosts, cache, next(dtypes), resident) for hosts in HOSTS for cache in caches]
     # node → degrees and weights as they are without hosts
     plain: dict[tuple[str, int], torch.Tensor] = {}
     for (_, hosts, cache, dtype, _), ranks in zip(cases, run_each(3, gather, cases)):

@@ -15,6 +15,7 @@ from raygnn.sampling import kernels
 from raygnn.sampling.drawing import DrawBias, RowLists, count_banned, draw_rows, sample_rows, spans
 from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists
 from raygnn.util.hashing import mix_int
+from tests.support.builders import stored
 
 
 def csc(degrees: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +36,9 @@ def sampled(
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets of each row's neighbours, and the neighbours; check their positions."""
-    given = RowLists(*spans(indptr, rows), src, keys), fanout, replace, np.uint64(key)
+    lists = stored(src, np.int32), keys.astype(np.int32)
+    span = spans(stored(indptr, np.int64), rows)
+    given = RowLists(*span, *lists), fanout, replace, np.uint64(key)
     out, neighbors, places = sample_rows(*given, True)
     assert np.array_equal(src[places], neighbors)
     _, same, nothing = sample_rows(*given, False)
@@ -57,10 +60,12 @@ def drawn(
     banned: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same as `sampled` for lists with weights or banned entries."""
-    span = spans(indptr, rows)
-    alias = alias_tables(indptr, weight) if len(weight) else np.empty(0, np.uint64)
+    whole, weight = stored(indptr, np.int64), stored(weight, np.float32)
+    span = spans(whole, rows)
+    alias = stored(alias_tables(whole, weight) if len(weight) else [], np.uint64)
     bans = banned or (np.zeros(len(rows) + 1, np.int64), NOBODY)
-    lists, bias = RowLists(*span, src, keys), DrawBias(*span, weight, alias, *bans)
+    lists = RowLists(*span, stored(src, np.int32), keys.astype(np.int32))
+    bias = DrawBias(*span, weight, alias, *bans)
     given = lists, bias, fanout, replace, np.uint64(key)
     out, neighbors, places = draw_rows(*given, True)
     assert np.array_equal(src[places], neighbors)
@@ -218,7 +223,8 @@ def test_banned_entries_are_counted_as_often_as_they_occur() -> None:
     indptr, src = np.array([0, 4, 6, 7]), np.array([5, 2, 5, 9, 5, 5, 2])
     rows = np.array([2, 0, 1, 0])
     banned = np.array([0, 1, 3, 3, 4]), np.array([3, 2, 5, 2])
-    assert count_banned(*spans(indptr, rows), src, *banned).tolist() == [0, 3, 0, 1]
+    span = spans(stored(indptr, np.int64), rows)
+    assert count_banned(*span, stored(src, np.int32), *banned).tolist() == [0, 3, 0, 1]
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -270,13 +276,12 @@ def test_chances_are_those_of_successive_draws(
 def test_a_hub_costs_what_its_sample_costs() -> None:
     """Its list of a million entries is not read."""
     degree = 1_000_000
-    indptr, src = np.array([0, degree]), np.arange(degree, dtype=np.int32)
-    weight = np.ones(degree, np.float32)
-    alias = alias_tables(indptr, weight)
+    indptr, weight = stored([0, degree], np.int64), np.ones(degree, np.float32)
+    alias = stored(alias_tables(indptr, stored(weight, np.float32)), np.uint64)
     weight[5000:] = np.nan
-    one, span = np.zeros(1, np.int64), spans(indptr, np.zeros(1, np.int64))
+    weight, span = stored(weight, np.float32), spans(indptr, np.zeros(1, np.int64))
     bias = DrawBias(*span, weight, alias, np.array([0, 1000]), np.arange(1000))
-    lists = RowLists(*span, src, one)
+    lists = RowLists(*span, stored(range(degree), np.int32), np.zeros(1, np.int32))
     _, neighbors, _ = draw_rows(lists, bias, 10, False, np.uint64(3), False)
     assert len(neighbors) == 10
     assert neighbors.min() > 5000
@@ -286,7 +291,7 @@ def test_a_hub_costs_what_its_sample_costs() -> None:
 def test_alias_tables_give_every_entry_its_share(lists: list[list[float]]) -> None:
     weight = np.array([w for one in lists for w in one], np.float32)
     indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
-    table = alias_tables(indptr, weight)
+    table = alias_tables(stored(indptr, np.int64), stored(weight, np.float32))
     for low, high in pairwise(indptr):
         total, degree = weight[low:high].sum(dtype=np.float64), high - low
         kept = (table[low:high] >> np.uint64(32)).astype(np.float64) / 2**32

@@ -19,6 +19,7 @@ from raygnn.sampling.drawing import DrawBias, RowLists, draw_rows, spans, spans_
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler, Timing
+from tests.support.builders import stored
 from tests.support.graphs import ITEM, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.support.ranks import run_each, run_ranks
 
@@ -38,7 +39,8 @@ def test_spans_before(lists: list[list[int]], bound: int, window: int) -> None:
     times = np.array([t for one in lists for t in sorted(one)], np.int32)
     indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
     rows = np.arange(len(lists))
-    start, degree = spans_before(indptr, times, rows, np.full(len(rows), bound), window)
+    known = stored(indptr, np.int64), stored(times, np.int64)
+    start, degree = spans_before(*known, rows, np.full(len(rows), bound), window)
     for one, low, count in zip(lists, start, degree):
         permitted = [t for t in sorted(one) if t < bound and (window < 0 or t >= bound - window)]
         assert times[low : low + count].tolist() == permitted
@@ -51,10 +53,11 @@ def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
     low = data.draw(st.integers(0, len(weight) - 1))
     high = data.draw(st.integers(low, len(weight)))
     fanout, replace = data.draw(st.integers(1, 5)), data.draw(st.booleans())
-    indptr, one = np.array([0, len(weight)]), np.zeros(1, np.int64)
+    indptr, one = stored([0, len(weight)], np.int64), np.zeros(1, np.int64)
+    weight = stored(weight, np.float32)
     part = np.array([low]), np.array([high - low])
-    lists = RowLists(*part, np.arange(len(weight)), one)
-    weights = weight, alias_tables(indptr, weight)
+    lists = RowLists(*part, stored(range(len(weight)), np.int32), one.astype(np.int32))
+    weights = weight, stored(alias_tables(indptr, weight), np.uint64)
     bias = DrawBias(*spans(indptr, one), *weights, np.zeros(2, np.int64), np.empty(0, np.int64))
     how = fanout, replace, np.uint64(data.draw(st.integers(0, 2**60))), False
     _, drawn, _ = draw_rows(lists, bias, *how)

@@ -88,6 +88,13 @@ def assert_damage_is_harmless(
     run()
 
 
+def stored(values: Any, dtype: Any) -> Any:
+    """Return an array as a shard has it: read-only, so that no kernel is compiled for it alone."""
+    array = np.array(values, dtype)
+    array.setflags(write=False)
+    return array
+
+
 def assert_not_imported(code: str, *modules: str) -> None:
     """Check that a new process that runs the code loads none of these modules."""
     code += f"\nimport sys\nassert not {set(modules)} & sys.modules.keys()\n"

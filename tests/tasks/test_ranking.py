@@ -147,11 +147,17 @@ def ranked(
     return ranker.metrics(decoder, own, sources, rows, torch.device("cpu"), candidates)
 
 
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("kind", ["dot", "distmult"])
-@pytest.mark.parametrize("at_once", [1, 1 << 24])
+@pytest.mark.parametrize(
+    ("at_once", "kind", "typed"),
+    [
+        (1, "dot", False),
+        (1, "distmult", True),
+        (1 << 24, "dot", True),
+        (1 << 24, "distmult", False),
+    ],
+)
 def test_ranks_equal_those_of_numpy(
-    typed: bool, kind: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: int, kind: str, typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranking, "_SCORES", at_once * 500)
     monkeypatch.setattr(ranking, "_NODES", 7 if at_once == 1 else 1 << 18)
@@ -165,11 +171,12 @@ def test_ranks_equal_those_of_numpy(
             assert found == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.parametrize("filtered", [False, True])
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("at_once", [1, 1 << 24])
+@pytest.mark.parametrize(
+    ("at_once", "typed", "filtered"),
+    [(1, False, True), (1, True, False), (1 << 24, True, True), (1 << 24, False, False)],
+)
 def test_ranks_among_some_nodes_equal_those_of_numpy(
-    filtered: bool, typed: bool, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: int, typed: bool, filtered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Link-prediction metrics equal numpy's to 1e-12 for any number of ranks."""
     monkeypatch.setattr(ranking, "_SCORES", at_once * 70)
@@ -258,8 +265,7 @@ def of_equal_rows(exchange: Exchange, meta: PartitionMeta) -> dict[tuple[str, in
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("nodes", [7, 13, 300, 1037])
+@pytest.mark.parametrize(("nodes", "workers"), [(7, 1), (1037, 1), (13, 2), (300, 2)])
 def test_equal_rows_tie_in_products_of_any_shape(nodes: int, workers: int, tmp_path: Path) -> None:
     """The true node has the mean rank of all nodes, or of those that form no known edge with the
     other end."""

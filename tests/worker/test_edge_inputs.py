@@ -127,7 +127,7 @@ def exact(run: Run, config: Config, data: GraphData) -> Tensor:
 @pytest.mark.parametrize("name", ["sage", "gin", "gatv2"])
 def test_any_ranks_draw_and_compute_the_same(name: str, tmp_path: Path) -> None:
     found, runs = [], []
-    for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False), (3, 2, False)):
+    for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False)):
         config = make(
             tmp_path,
             f"{workers}-{replicated}",

@@ -157,7 +157,7 @@ def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_p
     config = make(tmp_path)
     (wanted,) = run_ranks(1, expected, job_of(config), fresh=True)
     assert len(wanted) > len(DEALS)
-    for workers in (1, 3, 4):
+    for workers in (1, 3, 4) if make is nodes else (3,):
         for replicated in (True, False) if workers == 3 and make is not graphs else (True,):
             for gradients in run_ranks(workers, reduced, job_of(config, replicated), fresh=True):
                 assert len(gradients) == len(wanted)
@@ -168,7 +168,7 @@ def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_p
                         assert torch.allclose(own[name], values, rtol=0, atol=1e-10), name
 
 
-@pytest.mark.parametrize("comm", [{}, {"overlap": False}, {"debug": True}])
+@pytest.mark.parametrize("comm", [{}, {"overlap": False}])
 def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
     comm: dict[str, Any], make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,11 +105,11 @@ def test_a_dataset_through_the_command(data_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.dgl
-@pytest.mark.parametrize(("workers", "norm"), [(2, "none"), (3, "none"), (3, "batch")])
-def test_as_many_ranks_as_you_like(workers: int, norm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_as_many_ranks_as_you_like(norm: str, tmp_path: Path) -> None:
     """At the end of an epoch, there may be more ranks than graphs in a batch."""
     curves = []
-    for count, size in ((1, 6), (workers, 6 // workers)):
+    for count, size in ((1, 6), (3, 2)):
         config = make(
             tmp_path,
             name=f"on-{count}",

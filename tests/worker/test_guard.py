@@ -665,15 +665,14 @@ def normed(accumulate: int, bad: dict[int, int], left_out: Collection[int] = ())
     return change
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("accumulate", "bad", "window"),
+    ("accumulate", "bad", "window", "rank"),
     [
-        (1, 1, {1}),
-        (1, 4, {4}),
-        (2, 2, {2, 3}),
-        (2, 3, {2, 3}),
-        (2, 4, {4}),  # the last window, which has one batch
+        (1, 1, {1}, 0),
+        (1, 4, {4}, 1),
+        (2, 2, {2, 3}, 1),
+        (2, 3, {2, 3}, 0),
+        (2, 4, {4}, 1),  # the last window, which has one batch
     ],
 )
 @pytest.mark.parametrize("later", [False, True])

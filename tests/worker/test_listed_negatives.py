@@ -127,8 +127,8 @@ def test_the_protocol_of_ogb(name: str, tmp_path: Path) -> None:
     parts = dict(zip(("val", "test"), link_splits(name)[1:]))
     files = {split: in_a_file(tmp_path / f"{split}.npz", part) for split, part in parts.items()}
     found = []
-    for workers in (1, 2, 3):
-        run = train_on_ranks(ogb_config(tmp_path, name, workers), replicated=workers < 3)
+    for workers in (1, 3):
+        run = train_on_ranks(ogb_config(tmp_path, name, workers), replicated=False)
         for split, part in parts.items():
             file = {"file": str(files[split])}
             config = ogb_config(tmp_path, name, workers, ranking=file)
@@ -178,7 +178,7 @@ def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> 
         "fault": {"checkpoint_every": 3},
     }
     found = []
-    for workers, parts, replicated in ((1, 1, True), (2, 2, True), (2, 2, False), (3, 2, False)):
+    for workers, parts, replicated in ((1, 1, True), (2, 2, False)):
         config = config_of(
             tmp_path,
             f"{workers}-{replicated}",
@@ -193,7 +193,6 @@ def test_hard_negatives_are_the_same_on_any_ranks(kind: str, tmp_path: Path) -> 
     for other, metrics in found[1:]:
         assert np.abs(other - found[0][0]).max() < 1e-4
         assert metrics == pytest.approx(found[0][1], abs=1e-3)
-    assert (found[1][0] == found[2][0]).all()
     assert found[0][1]["test/hits@20"] <= found[0][1]["test/hits@50"] == 1  # of 20 or 21 nodes
 
     shared = {"sampling": {"fanout": [-1, -1], "batch_size": 60}, "cluster": {"workers": 2}}
@@ -224,7 +223,7 @@ def test_a_resume_wants_the_lists_it_began_with(tmp_path: Path) -> None:
 def test_drawn_candidates_are_the_same_on_any_ranks(tmp_path: Path) -> None:
     """The fraction of candidates above an edge is about that among all nodes."""
     found = []
-    for workers, parts in ((1, 1), (2, 2), (3, 2)):
+    for workers, parts in ((1, 1), (3, 2)):
         config = config_of(
             tmp_path,
             f"{workers}",
@@ -240,10 +239,9 @@ def test_drawn_candidates_are_the_same_on_any_ranks(tmp_path: Path) -> None:
         again = ask(run, config, workers, split="test", rows=False)
         assert again == {k: v for k, v in run.summary["metrics"].items() if k in again}
     assert found[0] == pytest.approx(found[1], abs=1e-3)
-    assert found[0] == pytest.approx(found[2], abs=1e-3)
     exact = config_of(tmp_path, "1", parts=1, task={**LINKS}, model={"hidden": 8})
     every = ask(run, exact, 1, split="test", rows=False)
-    assert every["test/mrr"] < found[2]["test/mrr"]
+    assert every["test/mrr"] < found[1]["test/mrr"]
 
 
 @pytest.mark.parametrize("case", ["true", "no edge", "no list", "pairs to train", "pairs"])
@@ -364,7 +362,7 @@ def test_lists_in_time_and_among_several_tasks(tmp_path: Path) -> None:
     frame = {"source": visits["user"], "target": visits["shop"], "target_neg": target}
     pd.DataFrame(frame).to_parquet(tmp_path / "lists.parquet")
     found = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         config = timed_jobs.config_of(tmp_path, graph, f"{workers}", cluster={"workers": workers})
         values = config.to_dict()
         file = {"file": str(tmp_path / "lists.parquet")}

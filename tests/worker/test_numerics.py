@@ -67,12 +67,6 @@ def test_sampled_training_is_the_same_for_any_topology(make_job: JobFactory) -> 
         assert np.allclose(curves[0], curve, atol=1e-4), curves
 
 
-@pytest.mark.parametrize("kind", slow_but("gatv2", ["gcn", "sage", "gat", "gatv2"]))
-def test_typed_graph(kind: str, make_job: JobFactory) -> None:
-    config = make_job(graph={"typed": True}, model={"kind": kind}, train=LONG)
-    assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
-
-
 @pytest.mark.parametrize("kind", slow_but("sage", ["sage", "gat"]))
 def test_precision(kind: str, make_job: JobFactory) -> None:
     """The model learns in each precision, and its weights are kept in the expected dtype."""

@@ -157,11 +157,3 @@ _COMMON: dict[str, Any] = {
 @given(whole_jobs())
 def test_a_few_runs(sections: dict[str, Any]) -> None:
     _check(sections)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=200, **_COMMON)
-@given(whole_jobs())
-def test_many_runs(sections: dict[str, Any]) -> None:
-    _check(sections)

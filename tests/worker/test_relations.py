@@ -65,7 +65,7 @@ def test_any_workers_and_topology_learn_what_relations_tell(
     regularizer: dict[str, Any], tmp_path: Path
 ) -> None:
     curves = []
-    for workers, replicated in ((1, True), (2, True), (2, False), (3, False)):
+    for workers, replicated in ((1, True), (2, True), (3, False)):
         job = config(
             tmp_path,
             name=f"run-{workers}-{replicated}",
