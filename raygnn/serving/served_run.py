@@ -158,6 +158,7 @@ class ServedModel:
             "weights": self.served.request.weights.sha256,
             "task": config.task.kind,
             "nodes": {t: self.served.partition.num_nodes(t) for t in ntypes},
+            "ids": {t: "integer" if self.ids(t).whole else "string" for t in ntypes},
             "layers": config.model.depth,
         }
 

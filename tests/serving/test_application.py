@@ -32,6 +32,7 @@ from raygnn.serving.application import LARGEST
 from raygnn.serving.serve_command import _check_port
 from raygnn.serving.serve_command import serve as serve_until_stopped
 from tests.support.commands import Command
+from tests.support.pages import CHECKOUT
 from tests.support.postgres import free_port
 from tests.support.small_jobs import job, until
 
@@ -110,6 +111,20 @@ def test_answers(port: int, place: Path) -> None:
     (row,) = post(port, "/predict", {"ids": [5], "explain": 2})[1]["rows"]
     assert row["explanation"]["score"] == pytest.approx(row["probability"], abs=1e-5)
     assert [len(row["explanation"][of]) for of in ("features", "nodes", "edges")] == [2, 2, 2]
+
+
+def test_the_client_of_the_examples(port: int, place: Path) -> None:
+    (place / "ids.txt").write_text("5\n3\n1999\n")
+    client = [sys.executable, "examples/serving/client.py", f"http://127.0.0.1:{port}"]
+    client += ["--ids", str(place / "ids.txt"), "--token-file", str(place / "token")]
+    done = subprocess.run(client, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows == known(place, "one", [5, 3, 1999])
+    (place / "ids.txt").write_text("2000\n")
+    done = subprocess.run(client, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert "RuntimeError: 400: " in done.stderr
+    assert "there is no 2000" in done.stderr
 
 
 @pytest.mark.parametrize(
