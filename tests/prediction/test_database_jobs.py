@@ -36,7 +36,7 @@ edges:
 """
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_a_job_on_a_database(engine: str, tmp_path: Path) -> None:
     with postgres() as server:

@@ -10,17 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
-from ray.tune.search.optuna import OptunaSearch
 
 import raygnn
-from raygnn.config.load import load_config
 from raygnn.runs.run import Run
-from raygnn.search import tune_thread as module
 from raygnn.search.record import SearchResult
+from tests.search.test_optuna import suggestions
 from tests.support.commands import Command
 from tests.support.hosts import hosts, needs_hosts
 from tests.support.ray_cluster import ray_cluster
@@ -200,6 +197,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert len(list((shared / "runs" / "partitions").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_optuna(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
     """A search that is killed and resumed suggests what one without interruption would."""
     path = tmp_path / "runs" / "test"
@@ -229,13 +227,3 @@ def test_optuna(raygnn_command: Callable[..., Command], tmp_path: Path) -> None:
     assert (
         suggestions(path, search, seed=8).suggest("a")["trial"]["settings"] != trials[0]["settings"]
     )
-
-
-def suggestions(path: Path, search: dict[str, Any], seed: int) -> OptunaSearch:
-    """Return Optuna's suggestions outside of a search."""
-    module.TuneThread.current = Mock()
-    searcher = module._Optuna(seed=seed)
-    section = load_config(job(path, search=search)).search
-    assert section is not None
-    searcher.set_search_properties("val/accuracy", "max", module._domains(section))
-    return searcher
