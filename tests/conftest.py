@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import re
 import signal
+import tempfile
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
 
 import pytest
 from hypothesis import settings
+from numba.core.dispatcher import Dispatcher
 
 from raygnn.graph import dgl
 
@@ -30,6 +34,26 @@ from raygnn.graph import dgl
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
 
+LOCKS, COMPILING, COMPILE = tempfile.gettempdir(), threading.local(), Dispatcher.compile
+
+
+def compile_once(self: Any, signature: Any) -> Any:
+    """Compile a kernel for types, or load it where another process has compiled it meanwhile: ranks
+    call it at the same time."""
+    if getattr(COMPILING, "now", False):  # another kernel, which calls this one
+        return COMPILE(self, signature)
+    name = f"raygnn-{os.getuid()}-{self.py_func.__module__}-{self.py_func.__name__}.lock"
+    with open(os.path.join(LOCKS, name), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        COMPILING.now = True
+        try:
+            return COMPILE(self, signature)
+        finally:
+            COMPILING.now = False
+
+
+Dispatcher.compile = compile_once
+os.fsync = lambda _: None  # no test cuts the power
 gc.set_threshold(50_000, 20, 20)  # most of what the tests' modules make on import stays
 
 pytest_plugins = ["tests.support.small_jobs", "tests.support.stores"]

@@ -316,7 +316,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
     return partitioned(typed_graph(30, 12), tmp_path_factory.mktemp("shared"), 2)
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(
     name=st.sampled_from(FILES),
     hits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-import subprocess
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables.description import TextColumn
 from raygnn.graph.texts import needs_model
 from raygnn.runs import trust
-from tests.budget import CHECKOUT
+from raygnn.sampling.exchange import Exchange
 from tests.graph.test_outofcore import assert_as_in_memory, contents, missing, out_of_core
+from tests.support import own_encoders
 from tests.support.own_encoders import Tiny
+from tests.support.ranks import run_ranks
 from tests.support.tables_builder import SPEC, write_shop
 
 text = pytest.importorskip("sklearn.feature_extraction.text")
@@ -72,10 +74,9 @@ def test_hashing_is_that_of_scikit_learn(kind: str, tmp_path: Path) -> None:
     assert list(data.nodes["item"].data) == ["feat", "words", "brand"]
 
 
-@pytest.mark.parametrize("encoder", ["hashing", OWN])
-@pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize(("rows", "encoder"), [(1, "hashing"), (2, OWN), (100, OWN)])
 def test_out_of_core_as_in_memory(
-    encoder: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int, encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_BATCH", rows)
     monkeypatch.setattr(texts, "_ROWS", rows)
@@ -124,29 +125,18 @@ def test_edges_that_are_dropped_and_nodes_that_are_added(
         assert_as_in_memory(graph, tmp_path / which, 2)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import tests.support.own_encoders as own
-from raygnn.config.graph import TablesGraph
-from raygnn.graph import texts
-from tests.graph.test_outofcore import missing, out_of_core
+def build(_: Exchange, directory: Path, left: int) -> None:
+    """Build the partition, by a process that is killed after so many batches."""
+    counts, call = iter(range(left)), own_encoders.Counting.__call__
 
-texts._BATCH = 2
-root, left = Path(sys.argv[1]), 3
-call = own.Counting.__call__
+    def killed(encoder: Any, rows: list[str]) -> Any:
+        if next(counts, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(encoder, rows)
 
-def killed(self, rows):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return call(self, rows)
-
-own.Counting.__call__ = killed
-graph = TablesGraph(format="tables", path=root / "shop.yaml")
-out_of_core(missing(graph, root / "p", 2))
-"""
+    own_encoders.Counting.__call__ = killed  # type: ignore[method-assign]
+    graph = TablesGraph(format="tables", path=directory / "shop.yaml")
+    out_of_core(missing(graph, directory / "p", 2))
 
 
 def test_a_killed_build_does_not_encode_again(
@@ -156,8 +146,8 @@ def test_a_killed_build_does_not_encode_again(
     calls = tmp_path / "calls"
     monkeypatch.setenv("RAYGNN_TEST_CALLS", str(calls))
     graph = shop(tmp_path, "parquet", {"encoder": "tests.support.own_encoders:Counting"})
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=CHECKOUT)
-    assert killed.returncode == -9
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        run_ranks(1, build, tmp_path, 3, fresh=True)
     assert calls.read_text().split() == ["1", "2", "2"]  # the empty text, and four rows of five
     (vectors,) = tmp_path.glob(".p.stages-*/text-0/0")
     with vectors.open("ab") as file:
@@ -172,16 +162,15 @@ def test_a_killed_build_does_not_encode_again(
     assert not list(tmp_path.glob(".*.stages-*"))
 
 
-def test_an_encoder_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
+def test_an_encoder_that_ends_its_process_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be tried forever: Ray starts the process again."""
+    monkeypatch.setattr(texts, "_ATTEMPTS", 1)
     shop(tmp_path, nodes={"encoder": "tests.support.own_encoders:Dying"})
-    program = KILLED.replace("left = Path(sys.argv[1]), 3", "left = Path(sys.argv[1]), 99")
-    program = program.replace("texts._BATCH = 2", "texts._ATTEMPTS = 1")
-    run = [sys.executable, "-c", program, str(tmp_path)]
-    ended = [subprocess.run(run, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [each.returncode for each in ended] == [1, 1]
-    assert "DataError" not in ended[0].stderr
-    assert re.search(r"text\.words: the process .* was killed 1 times at", ended[1].stderr)
+    for found in ("exit code 1", r"DataError: .*text\.words: the process .* was killed 1 times at"):
+        with pytest.raises(RuntimeError, match=found):
+            run_ranks(1, build, tmp_path, 0, fresh=True)
 
 
 def test_attempts_with_progress_are_not_counted(

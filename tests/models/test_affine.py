@@ -39,11 +39,13 @@ def leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
     return [t.clone().requires_grad_(some) for t, some in zip(tensors, wanted)]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 165, 700])
-@pytest.mark.parametrize("widths", [(5,), (3, 9)])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("out", [4, 30])
+@pytest.mark.parametrize(
+    ("rows", "widths", "biased", "relu", "out"),  # each pair of values once
+    [(0, (5,), False, False, 4), (0, (3, 9), True, True, 30),
+     (1, (5,), False, True, 30), (1, (3, 9), True, False, 4),
+     (165, (5,), True, False, 30), (165, (3, 9), False, True, 4),
+     (700, (5,), True, True, 4), (700, (3, 9), False, False, 30)],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_affine_is_torchs(
     rows: int,

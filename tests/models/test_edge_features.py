@@ -311,8 +311,8 @@ def test_hgt_has_one_attention_over_edges_with_and_without_features(kernels: Ker
 
 @KERNELS
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("degrees", [[3, 0, 1, 7, 0], [0], [0, 0], []])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("degrees", [[3, 0, 1, 7, 0], [0, 0], []])
 def test_rows_of_edges_are_combined_by_destination(
     kernels: Kernels, reduce: Reduce, dtype: torch.dtype, degrees: list[int]
 ) -> None:
@@ -389,10 +389,11 @@ class TestWholeGraphs:
         whole.same(together, model(batch_of(BONDED, others)))
 
     @EVERY
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("recompute", [True, False])
+    @pytest.mark.parametrize(
+        ("recompute", "dtype"), [(True, torch.bfloat16), (False, torch.float32)]
+    )
     def test_every_parameter_gets_a_gradient(
-        self, family: dict[str, Any], dtype: torch.dtype, recompute: bool
+        self, family: dict[str, Any], recompute: bool, dtype: torch.dtype
     ) -> None:
         settings = {**family, **EDGES, "recompute": recompute}
         model = whole.network(settings, BONDED, dropout=0.5).to(dtype).train()

@@ -43,7 +43,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"kind": "gin", "columns": "learned"},
 ]
 names = {"ids": lambda f: "-".join(map(str, f.values()))}
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def network(family: dict[str, Any], schema: GraphSchema, **other: Any) -> GraphNetwork:

@@ -68,7 +68,8 @@ def test_losses_do_not_depend_on_the_stored_dtype(precision: str, tmp_path: Path
     curves = []
     for number, dtypes in enumerate((["fp32"], ["bf16"], ["fp64", "bf16", "fp16", "fp32"])):
         graph = {**dataset(**DATASET, dtypes=dtypes), "val": 0.0, "test": 0.0}
-        config = make(tmp_path, precision, graph=graph, name=f"run{number}")
+        train = {"epochs": 2, "lr": 0.02}
+        config = make(tmp_path, precision, graph=graph, name=f"run{number}", train=train)
         curves.append(losses(train_on_ranks(config)).tolist())
     assert curves[0] == curves[1] == curves[2]
 
