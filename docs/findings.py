@@ -192,11 +192,6 @@ ABOUT = {
         "Open all ports between the nodes, give all interfaces one MTU, or name the interface of "
         "another network in `comm.env.GLOO_SOCKET_IFNAME`.",
     ),
-    "network_bandwidth": About(
-        "Gradients and features go over it in each step.",
-        "Send less: `comm.compression`, `train.accumulate`, `sampling.cache`. "
-        "[performance.md](performance.md#the-keys) explains them.",
-    ),
     "name_free": About(
         "`raygnn train` would refuse the name.",
         "Choose another `name`, or pass `--overwrite` or `--resume`.",

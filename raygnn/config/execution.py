@@ -48,7 +48,6 @@ NODE_CHECKS = (
     "interfaces_there",
     "debug_level_safe",
     "network_reach",
-    "network_bandwidth",
 )
 # Those of a job on them.
 JOB_CHECKS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from packaging.version import InvalidVersion, Version
 
@@ -17,7 +17,6 @@ from raygnn.config.comm_plan import Interface
 from raygnn.config.places import size
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding, JobFacts, error, info, some, warn
-from raygnn.preflight.links import Link
 
 # package → oldest and first unsupported version, as in pyproject.toml
 SUPPORTED: dict[str, tuple[str, str | None]] = {
@@ -30,7 +29,6 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
 }
 # Package → first version whose private names were not compared, see `raygnn.compat`.
 UNSEEN = {"torch": "2.16", "ray": "2.61", "lightning": "2.7"}
-LOW_MBITS = 9_000.0  # a line of 10 Gbit/s carries 9,400
 
 # variables with a value for each node
 _PER_NODE = (
@@ -249,62 +247,26 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
 def network_reach(job: JobFacts) -> Iterator[Finding]:
     """Each node reaches the next one in a ring over TCP, with small and large messages."""
     # a link without any answer is worse than one that carries small messages
-    bad = [link for link in job.links if link.problem]
-    bad.sort(key=lambda link: bool(link.latency_ms))
+    bad = sorted((link for link in job.links if link.problem), key=lambda link: link.only_small)
     if not bad:
         return
+    first = bad[0]
     remedy = (
         "let the nodes open TCP connections to each other on any port (firewall, security "
         "group); if they share another network, name its interface with "
         "--set comm.env.GLOO_SOCKET_IFNAME=NAME"
     )
-    if bad[0].latency_ms is not None:
+    if first.only_small:
         remedy = (
             "small messages pass and large ones do not: give the interfaces of both nodes, and "
             f"all between them, the same MTU; else {remedy}"
         )
+    also = f"; it is so on {len(bad)} of {len(job.links)} links" if len(bad) > 1 else ""
     yield error(
-        f"{_way(bad[0])} does not work: {bad[0].problem}{_others(bad, job.links)}",
+        f"the connection from {first.source} to {first.target} fails: {first.problem}{also}",
         remedy,
-        _ends(bad),
+        list(dict.fromkeys(node for link in bad for node in (link.source, link.target))),
     )
-
-
-def network_bandwidth(job: JobFacts) -> Iterator[Finding]:
-    """One connection to the next node has the bandwidth of a 10 Gbit/s link."""
-    links = [link for link in job.links if not link.local]
-    slow = {link: rate for link in links if (rate := link.mbits) is not None and rate < LOW_MBITS}
-    bad = sorted(slow, key=lambda link: slow[link])
-    if not bad:
-        return
-    advice = [
-        f"more batches per exchange (--set train.accumulate={2 * job.config.train.accumulate})"
-    ]
-    if job.config.comm.compression == "none":
-        advice.insert(0, "half the bytes (--set comm.compression=bf16, or fp16)")
-    yield warn(
-        f"one connection {_way(bad[0])} carries {_speed(slow[bad[0]])}, less than "
-        f"{_speed(LOW_MBITS)}{_others(bad, links)}",
-        f"send less: {', '.join(advice)}",
-        _ends(bad),
-    )
-
-
-def _way(link: Link) -> str:
-    return f"from {link.source} to {link.target}"
-
-
-def _others(bad: Sequence[Link], links: Sequence[Link]) -> str:
-    """Return the number of links like the one in the sentence."""
-    return f"; it is so on {len(bad)} of {len(links)} links" if len(bad) > 1 else ""
-
-
-def _ends(links: Sequence[Link]) -> list[str]:
-    return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
-
-
-def _speed(mbits: float) -> str:
-    return f"{mbits / 1000:.3g} Gbit/s" if mbits >= 1000 else f"{mbits:.3g} Mbit/s"
 
 
 def supported(version: str | None, oldest: str, limit: str | None) -> bool:

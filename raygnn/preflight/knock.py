@@ -12,11 +12,8 @@ import sys
 from raygnn import compat
 from raygnn.errors import PreflightError, wrong_token
 
-_REACH = 5.0  # seconds for a head node to accept a connection, and again for its first bytes
+_REACH = 5.0  # seconds for a head node to accept a connection
 _ADMIT = 30.0  # seconds for a process to import Ray and to be accepted
-# HTTP/2 of gRPC: the client's preface, and the type of the server's first frame
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_HEADER, _SETTINGS = 9, 4
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
 
 
@@ -25,7 +22,7 @@ class Knock:
     other forms, which Ray resolves, are not checked.
 
     Raises:
-        PreflightError: the name does not resolve, nothing listens there, or it is not Ray.
+        PreflightError: the name does not resolve, or nothing listens there.
     """
 
     def __init__(self, address: str):
@@ -38,7 +35,7 @@ class Knock:
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit()):
             return
-        _see_grpc_server(address, host.strip("[]"), int(port))
+        _connect(address, host.strip("[]"), int(port))
         self._process = subprocess.Popen(
             [sys.executable, "-c", compat.KNOCK, address],
             stdin=subprocess.DEVNULL,
@@ -59,8 +56,10 @@ class Knock:
         except subprocess.TimeoutExpired:
             raise _unreachable(
                 self._address,
-                f"no answer from this head node within {_ADMIT:g} s",
-                "look at its load and at gcs_server.out in its logs (/tmp/ray/session_latest/logs)",
+                f"no answer from a head node of Ray within {_ADMIT:g} s",
+                "give the address that `ray start --head` printed, whose port is 6379 by default; "
+                "if it is this one, look at its load, and at gcs_server.out in its logs "
+                "(/tmp/ray/session_latest/logs)",
             ) from None
         finally:
             self.close()
@@ -80,30 +79,15 @@ class Knock:
             self._process.wait()
 
 
-def _see_grpc_server(address: str, host: str, port: int) -> None:
-    """Raise PreflightError if no gRPC server listens there."""
-    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+def _connect(address: str, host: str, port: int) -> None:
+    """Raise PreflightError if nothing listens there."""
     try:
-        with socket.create_connection((host, port), timeout=_REACH) as connection:
-            if encrypted:
-                return
-            try:
-                connection.sendall(_PREFACE)
-                said = connection.recv(_HEADER, socket.MSG_WAITALL)
-            except OSError:
-                said = b""
+        socket.create_connection((host, port), timeout=_REACH).close()
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise _unreachable(
             address, f"no connection to Ray: {reason}", "check the address, and that Ray runs there"
         ) from None
-    if len(said) < _HEADER or said[3] != _SETTINGS:
-        raise _unreachable(
-            address,
-            "what listens there is not the head node of a Ray",
-            "give the address that `ray start --head` printed; its port is 6379 by default, and "
-            "neither the dashboard's nor the client's",
-        )
 
 
 def _unreachable(address: str, what: str, remedy: str) -> PreflightError:

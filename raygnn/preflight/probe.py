@@ -1,4 +1,4 @@
-"""Probes of the nodes: software, hardware, storage, partition, and the links between them.
+"""Probes of the nodes: software, hardware, storage, partition, and whether they reach each other.
 
 This machine is probed in this process. In a cluster, every node gets one actor that needs no CPU
 and has a deadline: a node that does not answer is a fact, too.
@@ -7,7 +7,6 @@ and has a deadline: a node that does not answer is a fact, too.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
-from raygnn.preflight.links import TOKEN_BYTES, Link, Responder, measure, pairs
+from raygnn.preflight.links import Link, listen, reach
 from raygnn.preflight.partition_facts import StoredFiles, stored_files
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.util.files import is_away, retry
@@ -39,7 +38,7 @@ _SHM = Path("/dev/shm")
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
 _FIRST = 30.0  # seconds for the first answer: Python starts slowly on busy or remote disks
-_NETWORK = 8.0  # seconds for one round of measurements between nodes
+_NETWORK = 20.0  # seconds for the connections between nodes
 _AWAY = 2.0  # seconds for storage that is away
 
 
@@ -89,8 +88,8 @@ def probe_local(
 
 class Probes:
     """Actors on all living nodes of the connected Ray, as a context manager. They are kept between
-    questions, since each is a Python process. The links between the nodes are measured after the
-    first answers."""
+    questions, since each is a Python process. The nodes connect to each other after the first
+    answers."""
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
@@ -161,7 +160,7 @@ class Probes:
             # nodes without CPUs and GPUs hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
             answered = [n for n in facts if n.problem is None and n.node in given]
-            self._links = tuple(_measure(answered, self._actors))
+            self._links = tuple(_reach(answered, self._actors))
         return Survey(tuple(facts), _cluster(alive, names), self._links)
 
 
@@ -174,27 +173,15 @@ def probe_resources(config: Config, local: bool) -> Resources:
 
 
 class _Prober:
-    def __init__(self) -> None:
-        self._responder: Responder | None = None
-
     def facts(self, question: Question, name: str, id: str, address: str) -> NodeFacts:
         look = partial(node_facts, question, name, id, address)
         return retry(look, _AWAY, is_away)
 
-    def listen(self, address: str, token: bytes) -> int:
-        self.close()
-        self._responder = Responder(address, token, lifetime=_NETWORK)
-        return self._responder.port
+    def listen(self, address: str) -> int:
+        return listen(address)
 
-    def measure(
-        self, source: str, target: str, address: str, port: int, token: bytes, bind: str
-    ) -> Link:
-        return measure(source, target, address, port, token, bind=bind)
-
-    def close(self) -> None:
-        if self._responder is not None:
-            self._responder.close()
-            self._responder = None
+    def reach(self, *link: Any) -> Link:
+        return reach(*link)
 
 
 def _start(node: dict[str, Any]) -> Any:
@@ -208,32 +195,29 @@ def _start(node: dict[str, Any]) -> Any:
     return ray.remote(_Prober).options(**options).remote()
 
 
-def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
-    """Measure each node to the next one around a ring, in rounds that do not share a node."""
+def _reach(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
+    """Connect each node to the next one around a ring."""
     import ray
     from ray.exceptions import RayError
 
-    by_name = {node.node: node for node in nodes}
-    for round_of_pairs in pairs(list(by_name)):
-        token = secrets.token_bytes(TOKEN_BYTES)
-        tasks = {}
-        for source, target in round_of_pairs:
-            address = by_name[target].network.address
-            port = probers[by_name[target].id].listen.remote(address, token)
-            tasks[source, target] = probers[by_name[source].id].measure.remote(
-                *(source, target, address, port, token, by_name[source].network.address)
-            )
-        done, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=_NETWORK)
-        finished = set(done)
-        for (source, target), task in tasks.items():
-            if task not in finished:
-                problem = f"not measured within {_NETWORK:g} s"
-                yield Link(source, target, None, None, problem)
-                continue
-            try:
-                yield ray.get(task, timeout=_NETWORK)
-            except RayError as error:
-                yield Link(source, target, None, None, _last_line(error))
+    if len(nodes) < 2:
+        return
+    ports = {n.node: probers[n.id].listen.remote(n.network.address) for n in nodes}
+    tasks = {
+        (one.node, other.node): probers[one.id].reach.remote(
+            *(one.node, other.node, other.network.address, ports[other.node], one.network.address)
+        )
+        for one, other in zip(nodes, [*nodes[1:], nodes[0]])
+    }
+    _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=_NETWORK)
+    for (source, target), task in tasks.items():
+        if task in late:
+            yield Link(source, target, f"no answer within {_NETWORK:g} s")
+            continue
+        try:
+            yield ray.get(task, timeout=_NETWORK)
+        except RayError as error:
+            yield Link(source, target, _last_line(error))
 
 
 def _local(config: Config, cpus: int, gpus: int) -> Resources:

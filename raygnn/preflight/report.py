@@ -45,7 +45,7 @@ class Report:
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("node", "address", "python", "torch", "dgl", "ray", "processor", "CPUs", "GPUs"),
-        *("memory", "disk", "link to the next"),
+        *("memory", "disk"),
     )
     COMPARED: ClassVar[range] = range(2, 9)  # python … GPUs
 
@@ -90,10 +90,9 @@ class Report:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row per node, under `COLUMNS`. Memory and disk are free space; the link is one
-        TCP connection to the next node around a ring. Unknown values are empty."""
-        links = {link.source: link for link in self.links}
-        return [_row(node, links.get(node.node)) for node in self.nodes]
+        """Return a row per node, under `COLUMNS`. Memory and disk are free space; unknown values
+        are empty."""
+        return [_row(node) for node in self.nodes]
 
 
 def refuse(findings: Sequence[Finding], config: Config) -> None:
@@ -172,7 +171,7 @@ def resolve_workers(config: Config, resources: Resources) -> int:
     return fit if most is None else min(fit, most)
 
 
-def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:
+def _row(node: NodeFacts) -> tuple[str, ...]:
     if node.problem:
         return (node.node, node.problem, *[""] * (len(Report.COLUMNS) - 2))
     processor = node.cpu or ""
@@ -189,17 +188,7 @@ def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:
         ", ".join(f"{count} × {model}" for model, count in models.items()) or "0",
         size(node.memory_available),
         size(node.disk_free),
-        _link(link),
     )
-
-
-def _link(link: Link | None) -> str:
-    if link is None:
-        return ""
-    if link.mbits is None or link.latency_ms is None:
-        return "none"
-    rate = f"{link.mbits / 1000:.1f} Gbit/s" if link.mbits >= 1000 else f"{link.mbits:.0f} Mbit/s"
-    return f"{rate}, {link.latency_ms:.2g} ms"
 
 
 class DisplayTable(NamedTuple):

@@ -515,11 +515,8 @@ SPEAKS = {
         "warn cache_space: takes up to 10 KiB | has 1 KiB free | (on b)",
         nodes=two(cache_free=2**10),
     ),
-    "a slow link": speaks(
-        "warn network_bandwidth: 100", nodes=two(), links=(Link("a", "b", 0.1, 100.0),)
-    ),
     "no way between nodes": speaks(
-        "error network_reach: refused", nodes=two(), links=(Link("a", "b", None, None, "refused"),)
+        "error network_reach: refused", nodes=two(), links=(Link("a", "b", "refused"),)
     ),
     "bf16 on old GPUs": speaks(
         "warn bf16_is_there: V100 | bf16",
@@ -882,7 +879,7 @@ def test_a_thousand_nodes_are_judged_one_by_one() -> None:
         for i in range(1000)
     )
     given = make_resources(*((node.node, 2, 0) for node in nodes))
-    links = tuple(Link(f"n{i}", f"n{(i + 1) % 1000}", 20.0, 100.0) for i in range(1000))
+    links = tuple(Link(f"n{i}", f"n{(i + 1) % 1000}", "timed out") for i in range(1000))
     report = preflight(make_config(), make_partition(), Survey(nodes, given, links))
     assert {f.check for f in report.findings} >= {"environment_uniform", "hardware_uniform"}
     assert len([f for f in report.findings if f.check == "hardware_uniform"]) == 1

@@ -114,7 +114,7 @@ def test_two_hosts_that_are_alike_are_ready(cluster: Cluster, shared: Path) -> N
     report = json.loads(done.stdout)
     assert [node["network"]["interface"] for node in report["nodes"]] == ["lan0", "lan1"]
     assert len(report["links"]) == 2
-    assert all(link["problem"] is None and link["mbits"] > 100 for link in report["links"])
+    assert all(link["problem"] is None for link in report["links"])
     assert len(report["communication"]["nodes"]) == 2
     assert not [f for f in report["findings"] if f["severity"] == "error"]
 
@@ -215,17 +215,3 @@ def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
         words += ["OMP_NUM_THREADS: 1 on host0, 64 on host1", "comm.env.OMP_NUM_THREADS"]
         words += ["NCCL_ALGO: not set on host0, Tree on host1"]
         refused(cluster, shared, config(shared), *words)
-
-
-@pytest.mark.alone
-def test_a_slow_line_is_measured(shared: Path) -> None:
-    with hosts(2, rate="100mbit", share=[shared]) as group, ray_cluster(group) as cluster:
-        argv = [sys.executable, "-m", "raygnn", "check", "--json"]
-        done = cluster.run(argv, timeout=LIMIT, cwd=shared)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    rates = [link["mbits"] for link in report["links"]]
-    assert len(rates) == 2
-    assert all(75 < rate < 125 for rate in rates), rates
-    (finding,) = [f for f in report["findings"] if f["check"] == "network_bandwidth"]
-    assert "comm.compression" in finding["remedy"]

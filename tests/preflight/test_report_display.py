@@ -6,36 +6,32 @@ from dataclasses import replace
 
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding
-from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import DisplayTable, Report, display_blocks, inspect, preflight
 from tests.support.facts import make_config, make_node, make_partition, make_resources, two
 
 
-def report(*given: NodeFacts, links: tuple[Link, ...] = ()) -> Report:
+def report(*given: NodeFacts) -> Report:
     resources = make_resources(*((node.node, 2, 0) for node in given))
-    return preflight(make_config(), make_partition(), Survey(given, resources, links))
+    return preflight(make_config(), make_partition(), Survey(given, resources))
 
 
 def test_a_single_node_is_a_line() -> None:
     line, table = display_blocks(report(make_node()))
     assert isinstance(line, str)
     assert line.startswith("node a: address 10.0.0.1, python 3.11.7, torch 2.13.0+cpu, ")
-    assert "link" not in line
     assert isinstance(table, DisplayTable)
     assert table.columns == ("variable", "value", "reason")
 
 
 def test_facts_shared_by_all_nodes_are_shown_once() -> None:
-    links = (Link("a", "b", 0.023, 14_900.0), Link("b", "a", 0.03, 9_000.0))
-    line, table, _ = display_blocks(report(*two(python="3.11.9"), links=links))
+    line, table, _ = display_blocks(report(*two(python="3.11.9")))
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: torch 2.13.0+cpu, dgl 2.1.0, ray 2.60.0, ")
     assert isinstance(table, DisplayTable)
     # the disk of made-up nodes is known, their memory too
-    assert table.columns == ["node", "address", "python", "memory", "disk", "link to the next"]
+    assert table.columns == ["node", "address", "python", "memory", "disk"]
     assert table.rows[1][:3] == ("b", "10.0.0.2", "3.11.9")
-    assert table.rows[0][-1] == "14.9 Gbit/s, 0.023 ms"
 
 
 def test_nodes_that_do_not_answer_are_findings() -> None:

@@ -110,10 +110,10 @@ def preflight(nodes: int) -> dict[str, Any]:
         "verdict": "ready: 1 warning",
         "findings": [
             {
-                "check": "network_bandwidth",
+                "check": "cache_space",
                 "severity": "warn",
-                "what": "one connection from host1 to host0 carries 942 Mbit/s",
-                "remedy": "send less: half the bytes (--set comm.compression=bf16)",
+                "what": "staging.path has 942 MiB free",
+                "remedy": "free space there",
                 "nodes": ["host0", "host1"],
                 "values": {},
             }
@@ -126,7 +126,7 @@ def preflight(nodes: int) -> dict[str, Any]:
                 "CPUs": "8",
                 "GPUs": "0",
                 "memory": "24.0 GiB",
-                "link to the next": "",
+                "disk": "",
             }
             for node in range(nodes)
         ],
