@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import Problem, nearest, show
@@ -333,10 +333,7 @@ class FaultConfig(Section):
 
 
 class GuardConfig(Section):
-    """Comparison of the ranks, and limits on bad batches.
-
-    ``guard: deep`` is short for ``guard: {mode: deep}``.
-    """
+    """Comparison of the ranks, and limits on bad batches."""
 
     mode: Literal["on", "deep", "off"] = Field(
         "on",
@@ -355,16 +352,6 @@ class GuardConfig(Section):
         description="Consecutive steps with a non-finite gradient that all ranks skip "
         "together; one more fails the run.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_mode(cls, value: Any) -> Any:
-        if isinstance(value, (str, bool)):
-            value = {"mode": value}
-        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
-            # what YAML 1.1 makes of on and off, where another reader than ours was used
-            value = {**value, "mode": "on" if value["mode"] else "off"}
-        return value
 
 
 Loggers: TypeAlias = Annotated[

@@ -17,7 +17,6 @@ from raygnn.config.values import (
     Section,
     Text,
     UserClass,
-    class_problems,
     classes_of,
 )
 from raygnn.config.yaml_text import KeyPath
@@ -188,10 +187,6 @@ class DatasetGraph(GraphSplit, ReversibleGraph):
     split: int = Field(
         0, ge=0, le=10**6, description="Which column of masks with several splits, from 0."
     )
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        yield from class_problems(self.dataset, (*at, "dataset"))
-        yield from super()._conflicts(at)
 
 
 class ManyGraphs(GraphSplit, _Graph):

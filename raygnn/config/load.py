@@ -19,13 +19,12 @@ from raygnn.config.problems import (
     dotted,
     nearest,
     one_of,
-    our_name,
     show,
     unknown_key,
     wanted,
     wrong_value,
 )
-from raygnn.config.rules import contradictions, missing_paths
+from raygnn.config.rules import contradictions
 from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.values import Duration, Section, classes_of, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
@@ -41,10 +40,6 @@ _PATHS = (
     ("staging", "path"),
     ("storage",),
 )
-
-
-# sections for which one of their keys may stand alone
-_SHORT = {("guard",): "mode", ("train", "schedule"): "kind"}
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,6 @@ class Document:
         for depth, part in enumerate(key[:-1], start=1):
             if target.get(part) is None:
                 target[part] = {}
-            if (name := _SHORT.get(key[:depth])) and not isinstance(target[part], dict):
-                target[part] = {name: target[part]}
             target = target[part]
             if not isinstance(target, dict):
                 raise ConfigError(
@@ -271,7 +264,7 @@ def load_config(
     Raises:
         ConfigError: with all problems found: file, key path, value and remedy of each.
     """
-    return _load(source, overrides, sections, here=True)[0]
+    return _load(source, overrides, sections)[0]
 
 
 def as_config(config: ConfigSource) -> Config:
@@ -292,7 +285,7 @@ def load_for_elsewhere(
     Raises:
         ConfigError: as `load_config`.
     """
-    config, document = _load(source, overrides, {}, here=False)
+    config, document = _load(source, overrides, {})
     return config, frozenset(map(dotted, document.relative))
 
 
@@ -300,20 +293,14 @@ def _load(
     source: str | Path | Mapping[str, Any],
     overrides: Overrides | None,
     sections: Mapping[str, Any],
-    *,
-    here: bool,
 ) -> tuple[Config, Document]:
-    """``here``: whether what it names has to be on this machine."""
     document = read_mapping(source) if isinstance(source, Mapping) else read_file(source)
     for override in [*_parse(overrides or ()), *_parse(sections)]:
         document.apply(override)
     document.resolve_paths()
     config = document.checked(Config)
     config._file = document.file
-    problems = contradictions(config)
-    if here:
-        problems += missing_paths(config)
-    if problems:
+    if problems := contradictions(config):
         raise document.error(problems)
     return config, document
 
@@ -434,11 +421,10 @@ def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
         return Problem(key, what, remedy)
     problem = unknown_key(key, keys)
     if root is Config and not nearest(word, keys):
-        ours = our_name(word)
         places: dict[str, list[type[Section]]] = {"": [Config], **SECTIONS}
         for name, classes in places.items():
-            if any(ours in section.model_fields for section in classes):
-                elsewhere = f"{name}.{ours}".lstrip(".")
+            if any(word in section.model_fields for section in classes):
+                elsewhere = f"{name}.{word}".lstrip(".")
                 remedy = f"did you mean {elsewhere}? known here: {', '.join(keys)}"
                 return replace(problem, remedy=remedy)
     return problem

@@ -20,7 +20,6 @@ from raygnn.config.values import (
     Text,
     UserClass,
     by_kind,
-    class_problems,
     classes_of,
     tag_of,
     to_tuple,
@@ -233,9 +232,6 @@ class UserModelConfig(_FixedWidth, _EdgeFeatures):
         "sampled graph, as PyG modules take them; pyg_layers = x and one edge_index per "
         "layer, from its sources to its targets.",
     )
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        return class_problems(self.kind, (*at, "kind"))
 
 
 class FamilyConfig(_Layers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -121,17 +120,6 @@ def nearest_existing(path: Path) -> Path:
             continue
         return part
     return path  # a relative path, in a directory that is gone
-
-
-def unreachable(path: Path) -> str | None:
-    """Why it cannot even be seen whether the path exists; None where that can be seen."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)
-    return None
 
 
 def unwritable(path: Path) -> str | None:

@@ -37,46 +37,6 @@ _EXPECTATIONS = {
 }
 
 
-# What other libraries call what is called otherwise here; difflib finds the nearer ones.
-_SYNONYMS = {
-    other: ours
-    for ours, others in {
-        "lr": "learning_rate learningrate",
-        "epochs": "num_epochs n_epochs max_epochs",
-        "max_steps": "num_steps total_steps max_iterations",
-        "hidden": "hidden_dim hidden_size hidden_channels hidden_features num_hidden width",
-        "layers": "num_layers n_layers depth",
-        "heads": "num_heads n_heads num_attention_heads",
-        "dropout": "dropout_rate dropout_p drop_rate",
-        "norm": "normalization batch_norm layer_norm",
-        "activation": "activation_fn nonlinearity",
-        "aggregator": "aggr aggregation",
-        "weight_decay": "wd l2",
-        "clip": "grad_clip clip_norm max_grad_norm gradient_clip_val",
-        "accumulate": "gradient_accumulation_steps accumulate_grad_batches",
-        "schedule": "scheduler lr_scheduler lr_schedule",
-        "patience": "early_stopping",
-        "fanout": "fan_out fanouts num_neighbors num_neighbours neighbors",
-        "workers": "num_workers num_trainers world_size",
-        "parts": "num_parts num_partitions",
-        "gcn": "graphconv graph_conv gcnconv",
-        "sage": "graphsage graph_sage sageconv",
-        "gat": "gatconv",
-        "gatv2": "gatv2conv",
-        "gin": "ginconv gine gineconv",
-        "edge_features": "edge_feats edge_attr edge_dim",
-        "rgcn": "relgraphconv rgcnconv",
-        "none": "mlp linear",
-        "fp32": "float32 float",
-        "bf16": "bfloat16",
-        "ntype": "node_type target_node_type",
-        "tables": "csv parquet table",
-        "split": "masks",
-    }.items()
-    for other in others.split()
-}
-
-
 @dataclass(frozen=True)
 class Problem:
     """Problem with the value at ``key``, and its remedy."""
@@ -121,18 +81,10 @@ def _short(text: str, limit: int = 60) -> str:
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` is another name of, or most resembles, if any."""
+    """The known word that ``word`` most resembles, if any."""
     by_letters = {other.casefold(): other for other in known}
-    if (ours := our_name(word)) in by_letters:
-        return by_letters[ours]
     close = difflib.get_close_matches(str(word)[:100].casefold(), by_letters, n=1, cutoff=0.6)
     return by_letters[close[0]] if close else None
-
-
-def our_name(word: Any) -> str:
-    """Return our name for another library's."""
-    text = str(word)[:100].casefold().replace("-", "_")
-    return _SYNONYMS.get(text, text)
 
 
 def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from raygnn.config.execution import MOST_DRAWN
 from raygnn.config.graph import (
     DatasetGraph,
-    DglGraph,
     GraphSplit,
     ManyGraphs,
     PlantedGraph,
     TablesGraph,
-    TriplesGraph,
 )
 from raygnn.config.model import (
     AttentionConfig,
@@ -27,8 +22,7 @@ from raygnn.config.model import (
     NoLayersConfig,
     UserModelConfig,
 )
-from raygnn.config.places import unreachable
-from raygnn.config.problems import Problem, dotted, nearest, show
+from raygnn.config.problems import Problem, dotted, show
 from raygnn.config.schema import Config
 from raygnn.config.split import TrainingTable
 from raygnn.config.task import (
@@ -40,7 +34,6 @@ from raygnn.config.task import (
     NodeClassification,
     NodeTaskConfig,
 )
-from raygnn.config.values import class_problems
 from raygnn.config.yaml_text import KeyPath
 
 
@@ -77,9 +70,7 @@ def _graph(config: Config) -> Iterator[Problem]:
 
 def _task(config: Config) -> Iterator[Problem]:
     task, graph = config.task, config.graph
-    if task.own_class is not None:
-        yield from class_problems(task.own_class, ("task", "kind"))
-    else:
+    if task.own_class is None:
         yield from task.unused(("task",), "args", why=f"task.kind is {task.kind}")
     if task.of_graphs and graph is not None and not isinstance(graph, GraphSplit):
         message = f"{task.kind} is of many graphs, and graph.format {graph.format} is one"
@@ -371,75 +362,6 @@ def not_drawn_on_gpu(config: Config) -> str | None:
         f"a fanout is above {MOST_DRAWN:,}": any(n > MOST_DRAWN for hop in hops for n in hop),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def missing_paths(config: Config) -> list[Problem]:
-    """Return inputs that are missing or of the wrong kind, and a storage that is no directory."""
-    storage = config.storage
-    there = _storage(storage) if isinstance(storage, Path) else ()
-    return [*_input_paths(config), *there]
-
-
-def _input_paths(config: Config) -> Iterator[Problem]:
-    graph, partition = config.graph, config.partition.path
-    if isinstance(graph, (DglGraph, TablesGraph)):
-        yield from _input(("graph", "path"), graph.path, only_file=True)
-    elif isinstance(graph, (TriplesGraph, ManyGraphs)):
-        yield from _input(("graph", "path"), graph.path)
-    if not isinstance(partition, Path):
-        return  # null, or a URI: looked at by whoever can open it
-    if problem := _unseen(("partition", "path"), partition):
-        yield problem
-        return
-    if graph is None and not partition.exists():
-        yield _missing(("partition", "path"), partition)
-    if partition.is_file() and partition.suffix != ".json":
-        message = f"{partition} is a file, not a directory or a partition's .json"
-        remedy = "name the directory that dgl.distributed.partition_graph or raygnn wrote"
-        yield Problem(("partition", "path"), message, remedy)
-
-
-def _input(key: tuple[str, ...], path: Path, *, only_file: bool = False) -> Iterator[Problem]:
-    if problem := _unseen(key, path):
-        yield problem
-    elif not path.exists():
-        yield _missing(key, path)
-    elif only_file and not path.is_file():
-        yield Problem(key, f"{path} is a directory, expected a file", "name the file in it")
-    elif not os.access(path, os.R_OK):
-        yield Problem(key, f"{path} may not be read", "change its permissions, or run as its owner")
-
-
-def _unseen(key: tuple[str, ...], path: Path) -> Problem | None:
-    if (why := unreachable(path)) is None:
-        return None
-    return Problem(key, f"{path} cannot be looked at: {why}", "correct it, or its permissions")
-
-
-def _missing(key: tuple[str, ...], path: Path) -> Problem:
-    if path.is_symlink():
-        return Problem(
-            key, f"{path} is a link to {os.readlink(path)}, which does not exist", "correct it"
-        )
-    parent = next(parent for parent in path.parents if parent.is_dir())
-    if parent != path.parent:
-        return Problem(key, f"{path} does not exist", f"nor does its directory; {parent} does")
-    with suppress(PermissionError):  # its names may not be read
-        names = (entry.name for entry in os.scandir(parent))
-        if close := nearest(path.name, names):
-            return Problem(key, f"{path} does not exist", f"did you mean {parent / close}?")
-    return Problem(key, f"{path} does not exist", f"check the name; {parent} exists")
-
-
-def _storage(storage: Path) -> Iterator[Problem]:
-    if problem := _unseen(("storage",), storage):
-        yield problem
-        return
-    there = next(path for path in (storage, *storage.parents) if path.exists())
-    if not there.is_dir():
-        yield Problem(
-            ("storage",), f"{there} is not a directory", "name a directory that can be made"
-        )
 
 
 # How long, where, how watched, how fast, and what to do about what goes wrong. All else decides

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr
 
 from raygnn.config.execution import (
     PRECISIONS,
@@ -54,7 +54,6 @@ from raygnn.config.values import (
     Stretch,
     Text,
     TimeSpan,
-    class_problems,
     sections_in,
 )
 from raygnn.config.yaml_text import KeyPath
@@ -184,10 +183,7 @@ class SamplingConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """Learning-rate schedule.
-
-    ``schedule: cosine`` is short for ``schedule: {kind: cosine}``.
-    """
+    """Learning-rate schedule."""
 
     read_if: ClassVar[Conditions] = {
         "every": ("kind", "step"),
@@ -200,8 +196,7 @@ class ScheduleConfig(Section):
         "constant",
         description="cosine: decays to the floor at the end of the run; step: multiplied by gamma "
         "at fixed intervals; plateau: multiplied by gamma when the validation metric stops "
-        "improving by train.min_delta; one_cycle: rises and falls once. `schedule: cosine` is "
-        "short for `schedule: {kind: cosine}`.",
+        "improving by train.min_delta; one_cycle: rises and falls once.",
     )
     warmup: Stretch | None = Field(
         None,
@@ -219,11 +214,6 @@ class ScheduleConfig(Section):
     floor: Fraction | None = Field(
         None, description="Lowest rate, as a share of the highest (cosine, plateau); null = 0."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_kind(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
 
 
 class TrainConfig(Section):
@@ -286,10 +276,6 @@ class TrainConfig(Section):
         "runs in this order: a list, or a mapping of each to its keyword arguments.",
     )
 
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        for spec in self.callbacks:
-            yield from class_problems(spec, (*at, "callbacks"))
-
 
 class Config(Section):
     """Complete configuration of a job. Get one from :func:`raygnn.load_config`."""
@@ -332,8 +318,7 @@ class Config(Section):
     )
     guard: GuardConfig = Field(
         GuardConfig(),
-        description="Comparison of the ranks, and limits on bad batches. `guard: deep` is "
-        "short for `guard: {mode: deep}`.",
+        description="Comparison of the ranks, and limits on bad batches.",
     )
     comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster that the job runs on.")

@@ -23,7 +23,6 @@ from raygnn.config.values import (
     UserClass,
     UserFunction,
     by_kind,
-    class_problems,
     classes_of,
     must,
     or_say,
@@ -249,11 +248,9 @@ class _Task(Section):
         return {key: name for key, name in named.items() if name and ":" in name}
 
     def _own_problems(self, at: KeyPath) -> Iterator[Problem]:
-        for key, spec in self.own.items():
-            yield from class_problems(spec, (*at, key), "function")
-            if key == "metric" and self.chosen_metric in (*self.metrics, *LOWER_IS_BETTER):
-                message = f"{self.chosen_metric} is the name of another metric"
-                yield Problem((*at, key), message, "give your function another name")
+        if "metric" in self.own and self.chosen_metric in (*self.metrics, *LOWER_IS_BETTER):
+            message = f"{self.chosen_metric} is the name of another metric"
+            yield Problem((*at, "metric"), message, "give your function another name")
 
 
 class ClassTask(_Task):

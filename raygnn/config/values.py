@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
@@ -35,7 +34,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from raygnn.config.places import SCHEMES, Uri
-from raygnn.config.problems import Problem, dotted, nearest, show
+from raygnn.config.problems import Problem, dotted, show
 from raygnn.config.yaml_text import KeyPath
 
 # Key → another key of the section, and the values of that with which the key is read; where there
@@ -504,35 +503,6 @@ Environment: TypeAlias = dict[
 ]
 
 
-def class_problems(spec: str, at: KeyPath, kind: str = "class") -> Iterator[Problem]:
-    """Yield the problem of a ``package.module:Class``, or of another ``kind`` than a class, if any.
-
-    The module is searched on the Python path with the current directory first, as Python does
-    for a script there. Its source is parsed, not run. A module without source, or with a star
-    import or a module-level ``__getattr__``, is accepted.
-    """
-    module, _, name = spec.partition(":")
-    source = find_module(module)
-    if isinstance(source, str):
-        message = f"there is no module {source} to import {name} from"
-        remedy = (
-            "correct the name, install the package, or start in the directory that holds "
-            f"{source.split('.')[0]} (now {Path.cwd()})"
-        )
-        yield Problem(at, f"{show(spec)}: {message}", remedy)
-    elif source.origin and source.origin.endswith(".py"):
-        try:
-            names = _defined(ast.parse(Path(source.origin).read_bytes()))
-        except (OSError, SyntaxError, ValueError) as error:
-            message = f"{source.origin} cannot be read as Python: {error}"
-            yield Problem(at, f"{show(spec)}: {message}", "correct the file")
-            return
-        if names.isdisjoint((name, "*", "__getattr__")):
-            close = nearest(name, names)
-            remedy = f"did you mean {module}:{close}?" if close else f"define {kind} {name} there"
-            yield Problem(at, f"{show(spec)}: {source.origin} has no {name}", remedy)
-
-
 def find_user_modules() -> None:
     """Find package.module:Class in the current directory, as Python does for a script."""
     if os.getcwd() not in sys.path:
@@ -554,20 +524,3 @@ def find_module(module: str) -> ModuleSpec | str:
         path = list(inside) if inside is not None else None
     assert spec is not None
     return spec
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    """Names bound at the top level of a module, also under ``if`` and ``try``."""
-    names: set[str] = set()
-    pending: list[ast.AST] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update(alias.asname or alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        else:
-            pending.extend(ast.iter_child_nodes(node))
-    return names

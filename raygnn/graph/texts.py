@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.config.graph import GraphConfig, TablesGraph
-from raygnn.config.values import class_problems, find_module, find_user_modules
+from raygnn.config.values import find_module, find_user_modules
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.outofcore.disk_graph import Appended, DiskArray
@@ -65,10 +65,10 @@ def _identity(column: TextColumn, file: Path, key: str) -> dict[str, Any]:
         digest = hashlib.sha256(_hashing(column.dim)([_PROBE]).tobytes()).hexdigest()
         return {"encoder": name, "dim": column.dim, "version": version, "digest": digest}
     if not name.startswith(SENTENCES):
-        for problem in class_problems(name, ()):
-            raise ConfigError(problem.what, where=where, remedy=problem.remedy)
-        origin = getattr(find_module(name.partition(":")[0]), "origin", None)
-        return {"encoder": name, "digest": sha256(Path(origin)) if origin else ""}
+        module = find_module(name.partition(":")[0])
+        if isinstance(module, str):
+            raise ConfigError(f"{name}: there is no module {module}", where=where)
+        return {"encoder": name, "digest": sha256(Path(module.origin)) if module.origin else ""}
     package = "sentence-transformers"
     version = _version(package, "sentence_transformers", package, where)
     try:

@@ -1,4 +1,4 @@
-"""The section ``guard`` in all its spellings."""
+"""The section ``guard``, and keys that whole graphs do not use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,6 @@ JOB: dict[str, Any] = {
     "graph": {"format": "planted", "nodes": 1000},
     "model": {"kind": "gcn"},
 }
-
-
-@pytest.mark.parametrize(
-    ("given", "mode"),
-    [
-        ("deep", "deep"),
-        ("off", "off"),
-        (False, "off"),  # PyYAML's value of off
-        (True, "on"),
-        ({"mode": True, "every": 3}, "on"),
-        ({"mode": "deep"}, "deep"),
-        ({}, "on"),
-    ],
-)
-def test_spellings(given: Any, mode: str) -> None:
-    assert load_config({**JOB, "guard": given}).guard.mode == mode
-
-
-def test_from_the_command_line() -> None:
-    assert load_config(JOB, ["guard=deep"]).guard.mode == "deep"
-    assert load_config(JOB, ["guard.every=7"]).guard.every == 7
 
 
 @pytest.mark.parametrize("given", ["dep", 3, {"mode": "strict"}, {"every": 0}, {"skip": 1}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from pydantic import ValidationError
 import raygnn
 from raygnn.config.graph import DglGraph, PlantedGraph
 from raygnn.config.load import load_config
-from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, FamilyConfig
-from raygnn.config.problems import _SYNONYMS, nearest
-from raygnn.config.schema import SECTIONS as CLASSES
+from raygnn.config.model import FamilyConfig
 from raygnn.config.schema import Config
 from raygnn.config.values import Duration
 from raygnn.config.yaml_text import write_yaml
@@ -323,23 +320,6 @@ def test_any_other_file_is_a_config_error(content: bytes, tmp_path: Path) -> Non
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"job\.yaml"):
         load_config(path)
-
-
-@pytest.mark.parametrize(
-    ("word", "ours"),
-    [
-        *(("learning_rate", "lr"), ("num_epochs", "epochs"), ("hidden_dim", "hidden")),
-        *(("hidden_size", "hidden"), ("num_layers", "layers"), ("dropout_rate", "dropout")),
-        *(("weight-decay", "weight_decay"), ("fan_out", "fanout"), ("fanouts", "fanout")),
-        *(("num_neighbors", "fanout"), ("num_workers", "workers"), ("graphconv", "gcn")),
-    ],
-)
-def test_names_of_other_libraries_suggest_ours(word: str, ours: str) -> None:
-    names = {*Config.model_fields, *MODEL_FAMILIES}
-    for section in chain(*CLASSES.values()):
-        names |= {*section.model_fields}
-    assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16", "tables"}
-    assert nearest(word, sorted(names)) == ours
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ nothing, and must not take the time of importing torch.
 
 from __future__ import annotations
 
-import errno
 import resource
 import subprocess
 import sys
@@ -87,30 +86,6 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         )
         for found in ("[3, 2]", "[0, 2]", "[1]", "[1, 2, 3]", "[]", "[1, 'auto']", "[1.5, 2]", "0")
     },
-    "tables called by a file's format": (
-        GOOD.replace("format: dgl", "format: csv"),
-        ("graph.format (line", "unknown format 'csv'", "did you mean tables?"),
-    ),
-    # Files that are not there.
-    "missing graph": (
-        GOOD.replace("graph.dgl", "graf.dgl"),
-        ("graph.path (line 4)", "graf.dgl does not exist", "did you mean", "graph.dgl?"),
-    ),
-    "directory for a file": (GOOD.replace("graph.dgl", "."), ("graph.path", "is a directory")),
-    "missing partition": (
-        "name: a\nmodel: {kind: gcn}\npartition: {path: parts}\n",
-        ("partition.path", "parts does not exist"),
-    ),
-    "missing module": (model("{kind: 'nowhere.models:Net'}"), ("model.kind", "no module nowhere")),
-    "graph of an endless name": (
-        GOOD.replace("graph.dgl", "a" * 300),
-        ("graph.path (line 4)", "cannot be looked at: File name too long"),
-    ),
-    "storage of an endless name": (GOOD + f"storage: {'a' * 300}\n", ("storage", "too long")),
-    "partition of an endless name": (
-        GOOD + f"partition: {{path: {'a' * 300}}}\n",
-        ("partition.path", "too long"),
-    ),
     # Keys that contradict each other.
     "relations of whole graphs": (
         "name: small\ngraph: {format: graphs, path: graph.dgl}\n"
@@ -131,8 +106,6 @@ ADDED: dict[str, tuple[str, ...]] = {
     "? [a]\n: 2": ("line 7", "key"),
     "trian: {lr: 1}": ("trian (line 7)", "did you mean train?"),
     "epochs: 3": ("epochs", "did you mean train.epochs?"),
-    "train: {learning_rate: 1}": ("train.learning_rate (line 7)", "did you mean train.lr?"),
-    "sampling: {num_neighbors: [9]}": ("mean sampling.fanout?",),
     '"a\\e[31m": 1': ("\\x1b",),
     "train: [lr, 1]": ("train (line 7)", "section", "['lr', 1]"),
     "train: {lr: fast}": ("train.lr", "number", "'fast'", "0.003"),
@@ -190,7 +163,6 @@ ADDED: dict[str, tuple[str, ...]] = {
     "cluster: {workers: [1, 2000000000]}": ("cluster.workers", "from 1 to 1048576"),
     "cluster: {address: 'http://head:8265'}": ("cluster.address", "http://head:8265", "HOST:PORT"),
     "partition: {path: graph.dgl}": ("partition.path", "graph.path"),
-    "storage: graph.dgl/runs": ("storage", "not a directory"),
     "sampling: {fanout: [5, 5, 5]}": ("sampling.fanout", "[5, 5, 5]", "2 model.layers"),
     "train: {momentum: 0.9}": ("train.momentum", "0.9", "sgd"),
     "comm: {backend: nccl}": ("comm.backend", "gpus_per_worker is 0"),
@@ -204,15 +176,12 @@ ADDED: dict[str, tuple[str, ...]] = {
 # Its model → what the message must contain.
 MODELS: dict[str, tuple[str, ...]] = {
     "{kind: gcn, hiden: 3}": ("model.hiden", "did you mean model.hidden?"),
-    "{kind: gcn, learning-rate: 1}": ("model.learning-rate", "did you mean train.lr?"),
     "{kind: gcn, edge_features: [w]}": ("model.edge_features", "a key of model.kind sage, gat"),
-    "{kind: gin, edge_attr: [w]}": ("model.edge_attr", "did you mean model.edge_features?"),
     "{kind: GraphSAGE}": ("model.kind", "did you mean sage?"),
     "{kind: gatv3}": ("model.kind", "did you mean gatv2?"),
     "{hidden: 3}": ("model.kind (line 5)", "'kind' is missing"),
     "{kind: gcn, dropout: 1}": ("model.dropout", "below 1", "got 1"),
     "{kind: transformer}": ("model.kind", "'transformer'", "gatv2"),
-    "{kind: 'json.decoder:JSONDecodr'}": ("json.decoder:JSONDecoder?",),
     "{kind: gat, hidden: 30, heads: 8}": ("model.hidden", "30", "8 heads"),
     "{kind: gcn, heads: 4}": ("model.heads", "gatv2, han", "(4): model.kind is gcn"),
     "{kind: hgt, hidden: 30, heads: 8}": ("model.hidden", "30", "8 heads"),
@@ -228,9 +197,6 @@ MODELS: dict[str, tuple[str, ...]] = {
 GRAPHS: dict[str, tuple[str, ...]] = {
     "{format: planted, nodes: 100, path: x}": ("graph.path (line 2)", "dgl"),
     "{format: dataset, dataset: Planetoid}": ("graph.dataset", "package.module:Class"),
-    "{format: dataset, dataset: 'torch_geometric.datasets:Planetiod'}": (
-        "did you mean torch_geometric.datasets:Planetoid?",
-    ),
     "{format: dataset, dataset: 'json:JSONDecoder', folds: 3}": ("graph.folds", "task.kind is"),
     "{path: graph.dgl}": ("graph.format (line 2)", "'format' is missing", "dataset"),
     "{format: dgl}": ("graph.path (line 2)", "'path' is missing", "dgl.save_graphs"),
@@ -318,40 +284,6 @@ def test_malformed_config(case: str, here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("link", "link cannot be looked at: Too many levels of symbolic links"),
-        ("nothing", "link is a link to nothing, which does not exist"),
-    ],
-)
-def test_links_that_lead_nowhere(
-    target: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "link").symlink_to(target)
-    (here / "job.yaml").write_text(GOOD.replace("graph.dgl", "link"))
-    assert main(["check", "job.yaml"]) == 2
-    check_message(capsys.readouterr().err, ("graph.path (line 4)", said))
-
-
-@pytest.mark.parametrize("key", ["graph.path", "partition.path", "storage"])
-def test_paths_without_permission(
-    key: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Permission is refused by a patch, since the user who runs the tests may be root."""
-    stat = Path.stat
-
-    def refuse(path: Path, **options: object) -> object:
-        if path.name == "x":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return stat(path, **options)
-
-    monkeypatch.setattr(Path, "stat", refuse)
-    (here / "job.yaml").write_text(GOOD)
-    assert main(["check", "job.yaml", "--set", f"{key}=x"]) == 2
-    check_message(capsys.readouterr().err, (key, "x cannot be looked at: Permission denied"))
-
-
-@pytest.mark.parametrize(
     "env",
     [
         *("MY_TOKEN: [hunter2]", "MY_TOKEN: 12.5", "GITHUB_PAT: {hunter2: 1}"),
@@ -403,7 +335,7 @@ def test_all_problems_are_reported_together(here: Path, capsys: pytest.CaptureFi
 # As a command of its own: those that could take long, and one of each other kind.
 @pytest.mark.parametrize(
     "case",
-    ["empty file", "deep nesting", "alias bomb", "too large", "unknown key", "missing module"],
+    ["empty file", "deep nesting", "alias bomb", "too large", "unknown key"],
 )
 def test_command_is_quick_and_loads_nothing_heavy(case: str, here: Path) -> None:
     content, fragments = CASES[case]

@@ -252,7 +252,7 @@ def test_a_section_that_comes_or_goes_is_named() -> None:
         {"cluster": {"workers": 1}},
         {"comm": {"timeout": 99, "compression": "bf16"}},
         {"fault": {"keep": 9}},
-        {"guard": "deep"},
+        {"guard": {"mode": "deep"}},
         {"name": "another"},
     ],
 )

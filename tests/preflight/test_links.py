@@ -32,7 +32,7 @@ def program(answer: bytes, *, silent: bool) -> Iterator[int]:
             peer, _ = server.accept()
             with peer:
                 peer.sendall(answer)
-                while silent and peer.recv(2**16):
+                while peer.recv(2**16) and silent:
                     pass
 
     with socket.create_server((HERE, 0)) as server:

@@ -68,7 +68,7 @@ def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     ("optimizer", "train"),
     [
         ("adam", {}),
-        ("adagrad", {"accumulate": 3, "clip": 0.3, "schedule": "constant"}),
+        ("adagrad", {"accumulate": 3, "clip": 0.3, "schedule": {"kind": "constant"}}),
         ("adam", {"accumulate": 2, "clip": 0.3, "regular": True}),
     ],
 )

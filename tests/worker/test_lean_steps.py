@@ -15,7 +15,7 @@ from tests.support.small_jobs import JobFactory, losses, selected, train_on_rank
 OWN = "tests.support.own_steps"
 
 JOBS: dict[str, dict[str, Any]] = {
-    "a schedule": {"train": {"optimizer": "sgd", "clip": 0.01, "schedule": "cosine"}},
+    "a schedule": {"train": {"optimizer": "sgd", "clip": 0.01, "schedule": {"kind": "cosine"}}},
     "a window of one batch at the end": {"train": {"accumulate": 3}, "model": {"norm": "batch"}},
     "mixed precision": {"precision": "bf16-mixed"},
     "a plateau": {"train": {"schedule": {"kind": "plateau", "patience": 1}, "lr": 0.5}},

@@ -160,11 +160,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_it_starts(
-    case: str, make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_before_it_starts(case: str, make_job: JobFactory, tmp_path: Path) -> None:
     callbacks, words = REFUSED[case]
-    monkeypatch.setattr("raygnn.config.schema.class_problems", lambda *_: [])
     said = outcome(make_job(train={"callbacks": callbacks}), tmp_path)
     assert said is not None
     assert re.search(words, said["what"]), said

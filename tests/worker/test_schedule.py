@@ -140,7 +140,7 @@ def test_a_run_has_the_rates_and_goes_on_with_them(make_job: JobFactory) -> None
             "accumulate": 2,
             "max_steps": 12,
             "lr": 0.5,
-            "schedule": "one_cycle",
+            "schedule": {"kind": "one_cycle"},
         },
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
@@ -154,7 +154,7 @@ def test_a_run_has_the_rates_and_goes_on_with_them(make_job: JobFactory) -> None
 
 def test_a_longer_run_has_the_longer_schedule(make_job: JobFactory) -> None:
     def config(steps: int) -> Config:
-        train = {"epochs": 9, "max_steps": steps, "lr": 1.0, "schedule": "cosine"}
+        train = {"epochs": 9, "max_steps": steps, "lr": 1.0, "schedule": {"kind": "cosine"}}
         return make_job(train={**train, "optimizer": "sgd"}, fault={"checkpoint_every": 1})
 
     train_on_ranks(config(4))
@@ -190,7 +190,9 @@ def test_the_threshold_of_a_plateau_is_a_difference() -> None:
 
 
 def test_plateau_needs_a_validation(make_job: JobFactory) -> None:
-    config = make_job(graph={"val": 0.0}, train={"schedule": "plateau"}, cluster={"workers": 1})
+    config = make_job(
+        graph={"val": 0.0}, train={"schedule": {"kind": "plateau"}}, cluster={"workers": 1}
+    )
     with pytest.raises(RuntimeError, match="the validation split is empty"):
         train_on_ranks(config)
 

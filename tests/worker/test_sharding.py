@@ -63,7 +63,7 @@ def test_the_same_losses(case: str, make_job: JobFactory) -> None:
 @pytest.mark.slow
 def test_the_same_in_bf16(make_job: JobFactory) -> None:
     """Parameters and gradients in bf16 are rounded differently; ranks compare collectives."""
-    options: dict[str, Any] = {"precision": "bf16", "guard": "deep", "graph": SMALL}
+    options: dict[str, Any] = {"precision": "bf16", "guard": {"mode": "deep"}, "graph": SMALL}
     runs = [
         train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
         for shard in ("none", "optimizer")

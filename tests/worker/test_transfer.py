@@ -132,7 +132,7 @@ def test_a_resume_is_bitwise_without_the_other_run(shard: str, make_job: JobFact
     there = base(make_job)
     init = {"run": "base", "freeze": ["layers.0.bias*"], "lr_scale": {"layers.0.*": 0.1}}
     options: dict[str, Any] = {
-        "train": {"epochs": 3, "lr": 0.05, "schedule": "cosine", "init": init},
+        "train": {"epochs": 3, "lr": 0.05, "schedule": {"kind": "cosine"}, "init": init},
         "fault": {"checkpoint_every": 1, "keep": 20},
         "comm": {"shard": shard},
     }
