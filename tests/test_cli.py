@@ -127,6 +127,7 @@ def test_check_is_told_of_the_cluster(driver: Driver) -> None:
         ["train"],
         ["train", "job.yaml", "--overwrite", "--resume"],
         ["train", "job.yaml", "--over"],
+        ["train", "job.yaml", "--epochs", "3"],
         ["train", "job.yaml", "--set"],
         ["runs", "job.yaml"],
         ["tune", "job.yaml", "--overwrite", "--resume"],
@@ -610,55 +611,6 @@ def test_the_tasks_metric_is_listed(storage: Path, capsys: pytest.CaptureFixture
     assert "test/mrr 0.5000" in capsys.readouterr().out
 
 
-def test_logs_of_a_run_here(
-    storage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    logs = storage / "first" / "logs"
-    logs.mkdir(exist_ok=True)
-    command = ["logs", "first", "--storage", str(storage)]
-    assert main(command) == 2
-    assert "no rank has logged yet" in capsys.readouterr().err
-    for rank in (0, 1, 10):
-        (logs / f"rank-{rank}.log").write_bytes(b"one of %d\n\xff\n" % rank)
-    (logs / "rank-11.log").write_bytes(b"\tmine\x1b]0;owned\x07\n")
-    assert main(command) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[:3] == ["rank 0: one of 0", "rank 0: \ufffd", "rank 1: one of 1"]
-    assert shown[4] == "rank 10: one of 10"
-    assert shown[6] == "rank 11: \tmine\\x1b]0;owned\\x07"
-    assert main([*command, "--rank", "1", "--follow"]) == 0  # until it is over, which it is
-    assert capsys.readouterr().out.splitlines() == ["one of 1", "\ufffd"]
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["logs"]["10"] == "one of 10\n\ufffd\n"
-    assert main([*command, "--rank", "2"]) == 2
-    assert "ranks with a log: 0, 1, 10, 11" in capsys.readouterr().err
-
-
-def test_logs_are_followed_until_the_run_is_over(
-    storage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    with RunDir.create(str(storage), "fourth") as run:
-        run.begin({"name": "fourth"})
-        log = run.path / "logs" / "rank-0.log"
-        log.parent.mkdir(exist_ok=True)
-        log.write_text("one\ntw")
-        looks = []
-
-        def pause(seconds: float) -> None:
-            looks.append(capsys.readouterr().out)
-            with log.open("a") as file:
-                file.write("o\n" if len(looks) == 1 else "three\n")
-            if len(looks) == 2:
-                run.update_summary(status="done")
-
-        monkeypatch.setattr("time.sleep", pause)
-        assert main(["logs", "fourth", "--storage", str(storage), "-f", "--rank", "0"]) == 0
-    assert looks == ["one\n", "two\n"]
-    assert capsys.readouterr().out == "three\n"
-
-
 def test_diagnose(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (["first", "--storage", str(storage)], [str(storage / "first")]):
         assert main(["diagnose", *name]) == 0
@@ -776,26 +728,6 @@ def test_only_the_process_that_holds_a_run_is_stopped(
             assert other.poll() is None
             other.kill()
     assert f"process {other.pid}, which its lock names, does not hold" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        (["--epochs", "3"], "; did you mean --set train.epochs=…?"),
-        (["--batch-size=3"], "; did you mean --set sampling.batch_size=…?"),
-        (["--overwrit"], "; did you mean --overwrite?"),
-        (["--unheard"], ""),
-    ],
-)
-def test_options_that_are_keys_or_misspelt(
-    given: list[str], meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "job.yaml", *given])
-    assert f"unrecognized arguments: {' '.join(given)}{meant}\n" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["trian"])
-    assert "; did you mean train?\n" in capsys.readouterr().err
 
 
 def test_control_characters_of_a_jobs_output_are_escaped(

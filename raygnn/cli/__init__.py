@@ -6,15 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
-from typing import Any, NoReturn
 
 from raygnn import __version__
 from raygnn.cli import job_commands, run_commands, train_commands
@@ -112,33 +109,9 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     return error.exit_code
 
 
-class Parser(argparse.ArgumentParser):
-    """Parser that suggests the nearest command or option, or ``--set`` for an option that is a key
-    of the configuration."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and name unknown options with the usage of their command."""
-        known, rest = super().parse_known_args(args, namespace)
-        return self.error(f"unrecognized arguments: {' '.join(rest)}") if rest else (known, rest)
-
-    def error(self, message: str) -> NoReturn:
-        from raygnn.config.schema import SECTIONS
-
-        found = re.search(r"(?:unrecognized arguments: --|invalid choice: ')([\w-]+)", message)
-        name = found[1] if found else ""
-        choices = re.findall(r"[\w-]+", message.partition("(choose from ")[2])
-        options = {option[2:]: option for option in re.findall(r"--[\w-]+", self.format_usage())}
-        meant = [options.get(each, each) for each in get_close_matches(name, choices or options, 1)]
-        for section, classes in SECTIONS.items():
-            if not choices and any(name.replace("-", "_") in one.model_fields for one in classes):
-                meant = [f"--set {section}.{name.replace('-', '_')}=…"]
-                break
-        super().error(f"{message}; did you mean {meant[0]}?" if meant else message)
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="raygnn",
         description="Train graph neural networks on partitioned DGL graphs over a Ray cluster.",
         epilog=_EXIT_CODES,

@@ -1,12 +1,10 @@
-"""Commands about jobs on a cluster: submit, logs, stop; the last two also for local runs."""
+"""Commands about jobs on a cluster: submit, logs, stop; the last one also for local runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,6 @@ from raygnn.cli.options import (
 )
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.output import printable, say
-from raygnn.runs.run_directory import RankLogs
 from raygnn.util.locks import LOCK, is_held_by
 
 if TYPE_CHECKING:
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 _ADDRESS = """the head node's job server, http://HOST:8265 (default: RAY_API_SERVER_ADDRESS, else
 this machine's)"""
 _STOP = 300.0  # seconds
-_NARROWEST = 60  # columns
-_POLL = 0.5  # seconds
 _NAMED = 8  # skipped files in a message
 
 
@@ -55,18 +50,12 @@ def add(commands: Any) -> None:
     )
     shown.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
 
-    logs = command(
-        commands,
-        "logs",
-        _logs,
-        "show what a job has printed, or the ranks of a run of this machine",
-    )
+    logs = command(commands, "logs", _logs, "show what a job has printed")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
-    logs.add_argument("--rank", type=int, metavar="N", help="of a run: the log of one rank alone")
     stop = command(commands, "stop", _stop, "have a job or a run write a checkpoint and end")
+    storage(stop, "where a run of this machine is, if there is no --address (default: runs)")
     for parser in (logs, stop):
         parser.add_argument("job", metavar="JOB", help="its id, or the name of its run")
-        storage(parser, "where a run of this machine is, if there is no --address (default: runs)")
     for parser in (submit, logs, stop):
         parser.add_argument("--address", metavar="URL", help=_ADDRESS)
 
@@ -90,9 +79,7 @@ def _submit(args: argparse.Namespace) -> int:
     if secrets := contents.secrets:
         names = ", ".join(secrets[:_NAMED]) + ", …" * (len(secrets) > _NAMED)
         tell(f"skipped, likely secrets: {names} (!NAME in a .rayignore includes one)")
-    shown = not args.detach and not args.json and sys.stdout.isatty()
-    width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
-    job = send(package, server, overwrite=args.overwrite, resume=args.resume, width=width)
+    job = send(package, server, overwrite=args.overwrite, resume=args.resume)
     tell(f"job {job.id} on {server.address}")
     if args.detach or (args.json and not args.follow):
         tell(f"follow it with raygnn logs {job.id} --follow, end it with raygnn stop {job.id}")
@@ -125,15 +112,6 @@ def _job(args: argparse.Namespace) -> SubmittedJob:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    elsewhere = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
-    if not elsewhere and _logs_here(args):
-        return 0
-    if args.rank is not None:
-        raise InputError(
-            "a job's output is not divided by ranks",
-            where=args.job,
-            remedy="leave out --rank, or ask for a run of this machine, without --address",
-        )
     job = _job(args)
     if args.follow:
         return _follow(args, job)
@@ -142,27 +120,6 @@ def _logs(args: argparse.Namespace) -> int:
     else:
         say(printable(job.logs()), end="")
     return 0
-
-
-def _logs_here(args: argparse.Namespace) -> bool:
-    """Show the rank logs of a local run; returns False if there is none."""
-    from raygnn.runs.run import open_run
-
-    try:
-        run = open_run(args.job, args.storage)
-    except InputError:
-        return False
-    logs = RankLogs(run.files, args.rank)
-    if args.json:
-        print_json(args, {"run": run.name, "path": run.shown, "logs": logs.texts()})
-        return True
-    while True:
-        over = not args.follow or run.status != "running"  # before the last poll
-        for line in logs.news():
-            say(printable(line))
-        if over:
-            return True
-        time.sleep(_POLL)
 
 
 def _stop(args: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from raygnn.cli import carry_out, parser
@@ -52,7 +51,7 @@ def _end_with_parent() -> None:
 
 
 def submitted(argv: Sequence[str]) -> int:
-    """Run ``raygnn train`` with these arguments, after checks of the package of `ray job submit`;
+    """Run ``raygnn train`` with these arguments, after a check of the job of `ray job submit`;
     returns its exit code."""
     started = time.time()
     open_streams()
@@ -62,9 +61,7 @@ def submitted(argv: Sequence[str]) -> int:
     def run(args: argparse.Namespace) -> int:
         if os.environ.get(_IN_A_JOB):
             from raygnn.jobs.submit import check_storage
-            from raygnn.jobs.upload import check_unpacked
 
-            check_unpacked(Path.cwd())
             check_storage(args.config, args.set)
         code: int = train(args)
         return code

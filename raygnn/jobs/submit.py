@@ -24,7 +24,7 @@ from raygnn.jobs import upload
 from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
 from raygnn.runs.comparison import age, row_of
-from raygnn.runs.display import WIDTH, Display
+from raygnn.runs.display import Display
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB, read_storage
@@ -145,12 +145,8 @@ def send(
     *,
     overwrite: bool = False,
     resume: bool = False,
-    width: int | None = None,
 ) -> SubmittedJob:
     """Submit a package; see `submit`.
-
-    Args:
-        width: of the terminal that shows the job's output.
 
     Raises:
         InputError: a job of this run has not ended.
@@ -176,11 +172,7 @@ def send(
             Path(target),
             job=job,
             # grace of the job server for a job that it stops
-            env={
-                "RAY_JOB_STOP_WAIT_TIME_S": str(grace),
-                JOB: job,
-                **({WIDTH: str(width)} if width else {}),
-            },
+            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace), JOB: job},
             metadata={RUN: config.name, STORAGE: storage, VERSION: __version__},
         )
     return SubmittedJob(server, job, config.name, storage)
@@ -220,15 +212,13 @@ class SubmittedJob(Handle):
         return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
 
     def follow(self, show: Display) -> JobInfo:
-        """Show its output until it is over, and return its last state. On a terminal, the progress
-        of training is a bar, as in `raygnn train`. Raises PreflightError if the job server does not
-        answer any more; the job may still run."""
+        """Show its output until it is over, and return its last state. Raises PreflightError if
+        the job server does not answer any more; the job may still run."""
         told_why = False
-        with show.remote_lines() as live:
-            for line in tail(self._server, self.id):
-                self.told = ProgressLine.read(line) or self.told
-                told_why |= line.startswith("error: ")
-                live(line)
+        for line in tail(self._server, self.id):
+            self.told = ProgressLine.read(line) or self.told
+            told_why |= line.startswith("error: ")
+            show.note(line.rstrip())
         info = self.info
         if info.state == "failed" and not told_why:
             show.note(f"{self.id}: {' '.join(info.message.split())[:_LONGEST]}")

@@ -141,20 +141,6 @@ def pack(contents: Contents, job: dict[str, object], name: str, target: Path) ->
         (target / name).write_text(write_yaml(job), encoding="utf-8")
 
 
-def check_unpacked(directory: Path) -> None:
-    """Raise InputError if the package of `ray job submit` is too large or holds a repository; for
-    jobs that raygnn did not pack, on the node that runs them."""
-    contents = contents_of(directory, data=[directory])
-    git = sum(size for name, size in contents.files.items() if ".git" in Path(name).parts[:-1])
-    if git:
-        raise InputError(
-            f"the job's package carries a .git of {places.size(git)}",
-            where=str(directory),
-            remedy="name .git in a .rayignore, or submit with raygnn submit",
-        )
-    contents.check()
-
-
 class _Rules:
     """Rules of an ignore file for the files below its directory."""
 

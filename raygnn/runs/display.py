@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -17,10 +16,9 @@ from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -29,13 +27,11 @@ from rich.text import Text
 from raygnn.errors import RaygnnError
 from raygnn.runs.metrics_files import of_class
 from raygnn.runs.output import Output, printable
-from raygnn.runs.progress_line import ProgressLine, TrainingProgress
+from raygnn.runs.progress_line import TrainingProgress
 from raygnn.runs.run_directory import LOGS, REPORT
 from raygnn.runs.tracebacks import shown
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
-# variable with the width of the terminal from which this command is followed
-WIDTH = "RAYGNN_WIDTH"
 _FILE_WIDTH = 200  # no table is folded in a file
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
@@ -65,7 +61,7 @@ class Display:
         """Print a line per row, the names aligned."""
         width = max(map(len, rows), default=0)
         for name, value in rows.items():
-            self._line((f"{name:<{width}}  ", "bold"), value, indent=width + 2)
+            self._line((f"{name:<{width}}  ", "bold"), value)
         self._line("")
 
     def note(self, text: str) -> None:
@@ -134,68 +130,21 @@ class Display:
                 progress.on_line = self._line
                 yield progress
         finally:
-            if line := progress.unsaid(self._room):
+            if line := progress.unsaid():
                 self._line(line)
 
-    @contextmanager
-    def remote_lines(self) -> Iterator[Callable[[str], None]]:
-        """Show another command's output; yields a function to call with each of its lines, of which
-        those of its progress become one live line on a terminal."""
-        if not self.console.is_interactive:
-            yield lambda line: self._line(line.rstrip())
-            return
-        last: ProgressLine | None = None
-        with Live(Text(""), console=self.console, refresh_per_second=4, transient=True) as live:
-
-            def settle() -> None:
-                nonlocal last
-                if last is not None:
-                    self._line(last.fitting(self.console.width))
-                    live.update(Text(""))
-                last = None
-
-            def show(line: str) -> None:
-                nonlocal last
-                if (progress := ProgressLine.read(line)) is not None:
-                    last = progress
-                    live.update(progress)
-                else:
-                    settle()
-                    self._line(line.rstrip())
-
-            yield show
-            settle()
-
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table; columns of numbers are flush right, integers grouped by thousands. Cells
-        are folded between words only; if a word is too wide, each row is a block of lines."""
+        """Print a table; columns of numbers are flush right, integers grouped by thousands."""
         cells = [[_cell(value) for value in row] for row in rows]
-        layout = _layout([columns, *cells], self.console.width)
         self._line((title, "bold"))
-        if layout is None:
-            self._blocks(columns, cells)
-            return
-        padding, widths = layout
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, padding))
-        for index, (column, width) in enumerate(zip(columns, widths)):
+        table = Table(box=box.SIMPLE_HEAD)
+        for index, column in enumerate(columns):
             numeric = all(isinstance(row[index], Real) for row in rows) and len(rows) > 0
-            table.add_column(
-                self._safe(column),
-                justify="right" if numeric else "left",
-                overflow="fold",
-                width=width,
-            )
+            justify: Literal["left", "right"] = "right" if numeric else "left"
+            table.add_column(self._safe(column), justify=justify, overflow="fold")
         for row in cells:
             table.add_row(*map(self._safe, row))
         self.console.print(table)
-
-    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        for row in rows:
-            self._line("")
-            for name, value in zip(columns, row):
-                if value:
-                    self._line(f"{'' if name == columns[0] else '  '}{name}: {value}")
-        self._line("")
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
         """Print the outcome of a run.
@@ -264,41 +213,23 @@ class Display:
             self._line("", to=self.error_console)
             stack = [] if self.verbose else shown(trace)
             text = "\n".join(f"  {frame}" for frame in stack) or str(trace).rstrip()
-            self._line((text, "dim"), to=self.error_console, fold=False)
+            self._line((text, "dim"), to=self.error_console)
             if stack:
                 rank = getattr(error, "rank", None)
                 log = os.path.join(run, LOGS, f"rank-{rank}.log") if run else None
                 whole = f"in {log}" if log and os.path.exists(log) else "shown with -v"
-                self._line(f"  the whole trace is {whole}", to=self.error_console, fold=False)
+                self._line(f"  the whole trace is {whole}", to=self.error_console)
         if run:
             self._line("", to=self.error_console)
             self._line(f"  → raygnn diagnose {shlex.quote(run)}", to=self.error_console)
 
-    def _line(
-        self,
-        *parts: str | tuple[str, str],
-        to: Console | None = None,
-        indent: int | None = None,
-        fold: bool = True,
-    ) -> None:
-        """Print text without markup, never truncated; folded between words on a terminal only.
-
-        Args:
-            indent: blanks before folded lines; by default two more than before the first.
-        """
-        console = to or self.console
-        text = Text()
+    def _line(self, *parts: str | tuple[str, str], to: Console | None = None) -> None:
+        """Print text without markup; the terminal itself breaks long lines."""
+        console, text = to or self.console, Text()
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
             text.append(_safe(content, console), style)
-        if fold and console.is_terminal:
-            text = _folded(text, console.width, indent)
         console.print(text, soft_wrap=True, highlight=False)
-
-    @property
-    def _room(self) -> int | None:
-        """Columns of a line; None for a file."""
-        return self.console.width if self.console.is_terminal else None
 
     def _safe(self, text: str) -> Text:
         return Text(_safe(text, self.console))
@@ -321,48 +252,8 @@ def _console(stderr: bool = False) -> Console:
     output = Output(sys.stderr, loud=False) if stderr else Output(sys.stdout)
     console = Console(file=cast(IO[str], output), stderr=stderr, highlight=False)
     if not console.is_terminal:
-        given = os.environ.get(WIDTH, "")
-        console.width = int(given) if given.isdecimal() else _FILE_WIDTH
+        console.width = _FILE_WIDTH
     return console
-
-
-def _layout(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]] | None:
-    """The padding of a table's cells and the widths of its columns, none below that of a word in
-    it; None where the words have no room. What is left goes to the columns that lack least."""
-    columns = ["\n".join(column) for column in zip(*rows)]
-    widths = [max(map(cell_len, column.split()), default=0) for column in columns]
-    lacking = [
-        max(map(cell_len, column.split("\n"))) - width for column, width in zip(columns, widths)
-    ]
-    for padding in (1, 0):
-        spare = room - sum(widths) - len(widths) * (2 * padding + 1) - 1
-        if spare >= 0:
-            order = sorted(range(len(widths)), key=lacking.__getitem__)
-            for position, index in enumerate(order):
-                extra = min(lacking[index], spare // (len(order) - position))
-                widths[index] += extra
-                spare -= extra
-            return padding, widths
-    return None
-
-
-def _folded(text: Text, width: int, indent: int | None) -> Text:
-    """Fold the text at that width; a wider word is not split."""
-    lines = []
-    for line in text.split("\n", allow_blank=True):
-        plain = line.plain
-        blanks = len(plain) - len(plain.lstrip()) + 2 if indent is None else indent
-        offsets, column = [], 0
-        for word in re.finditer(r"\s*(\S+)", plain):
-            if column > blanks and column + cell_len(word[0]) > width:
-                offsets.append(word.start(1))
-                column = blanks + cell_len(word[1])
-            else:
-                column += cell_len(word[0])
-        for number, piece in enumerate(line.divide(offsets)):
-            piece.rstrip()
-            lines.append(Text.assemble(" " * blanks, piece) if number else piece)
-    return Text("\n").join(lines)
 
 
 def _safe(text: str, console: Console) -> str:

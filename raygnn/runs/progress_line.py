@@ -145,25 +145,16 @@ class TrainingProgress:
             columns.append(f"{clock((self._total - self._step) * rate)} left")
         return _GAP.join(columns)
 
-    def unsaid(self, width: int | None = None) -> str:
-        """Return the last line; empty if ``on_line`` was called with it.
-
-        Args:
-            width: maximum columns of characters; None for any number.
-        """
+    def unsaid(self) -> str:
+        """Return the last line; empty if ``on_line`` was called with it."""
         line = self.line()
-        if line == self._last_line:
-            return ""
-        return line if width is None else self._progress_line().fitting(width)
-
-    def _progress_line(self) -> ProgressLine:
-        return ProgressLine(self.line(), self._step, self._total)
+        return "" if line == self._last_line else line
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._first is None:
             yield Text("waiting for the first step", no_wrap=True, overflow="crop")
         else:
-            yield self._progress_line()
+            yield ProgressLine(self.line(), self._step, self._total)
 
 
 def clock(seconds: float) -> str:

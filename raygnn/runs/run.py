@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import datetime
 from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError, TrainingError, error_of
@@ -43,7 +43,6 @@ from raygnn.util.locks import LOCK, Holder, holder
 
 if TYPE_CHECKING:
     import pandas
-    import plotly.graph_objects
 
 _LARGEST_SEARCH = 2**26  # bytes
 _SHOWN = 200  # characters of a name that is too long
@@ -146,15 +145,6 @@ class Run:
         records = chain.from_iterable(iter(MetricsTail(self.files / RANKS).poll, []))
         return pandas.DataFrame.from_records(list(long(records)), columns=list(columns))
 
-    def plot(self) -> plotly.graph_objects.Figure:
-        """Plot loss, metrics, throughput and the parts of a step's time as a plotly figure.
-
-        Curves of missing or damaged files are omitted.
-        """
-        from raygnn.runs.report.page import figure
-
-        return figure(self.files)
-
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html``, or the file ``out``, and return its path. Raises InputError if it
         cannot be written."""
@@ -165,23 +155,7 @@ class Run:
             (self.replica.place / file.name).upload(file)
         return file
 
-    def predict(
-        self,
-        split: str | None = None,
-        *,
-        task: str | None = None,
-        scores: bool = False,
-        calibrated: bool = False,
-        ids: Sequence[int] | Sequence[str] | None = None,
-        rows: str | Path | pandas.DataFrame | None = None,
-        fanout: Sequence[int] | None = None,
-        at: int | str | date | None = None,
-        since: int | str | date | None = None,
-        new_data: bool = False,
-        trust: bool = False,
-        overrides: Sequence[str] = (),
-        timeout: float = 3600.0,
-    ) -> pandas.DataFrame:
+    def predict(self, split: str | None = None, **options: Any) -> pandas.DataFrame:
         """Predict with the tested weights: a row per node or graph, in order of the id.
 
         Runs ``raygnn predict`` in a separate process. For predictions that do not fit into this
@@ -189,16 +163,10 @@ class Run:
 
         Args:
             split: ``train``, ``val``, ``test`` or ``all``; None: see `raygnn.predict`.
-            task: name of the task in multi-task learning.
-            scores: also return a probability for each class.
-            ids: nodes or graphs to predict for.
-            rows: rows in place of the training table's, or their file; see `raygnn.predict`.
-            fanout: sampled neighbours per hop, from the seeds outward; None = all.
-            at: time before which events are visible; None: see `raygnn.predict`.
-            new_data: predict for data that the model was not trained on, given by ``overrides``.
-            since, trust: see `raygnn.predict`.
-            overrides: such as ``cluster.workers=1``.
-            timeout: seconds.
+            options: ``task``, ``scores``, ``calibrated``, ``ids``, ``rows`` (a file or a data
+                frame), ``fanout``, ``at``, ``since``, ``new_data`` and ``trust``, see
+                `raygnn.predict`; ``overrides``, such as ``["cluster.workers=1"]``; and ``timeout``
+                in seconds (default: 3600).
 
         Returns:
             Columns of `raygnn.predict`; an unknown label is NaN.
@@ -206,127 +174,50 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        options: dict[str, Any] = {"split": split, "task": task, "scores": scores}
-        options |= {"calibrated": calibrated, "trust": trust}
-        options |= {"ids": ids, "rows": rows, "at": at, "since": since, "new_data": new_data}
-        options["fanout"] = ",".join(map(str, fanout)) if fanout is not None else None
-        return self._rows("predict", overrides, timeout, **options)
+        return self._rows("predict", split=split, **options)
 
-    def recommend(
-        self,
-        k: int = 10,
-        *,
-        ids: Sequence[int] | Sequence[str] | None = None,
-        candidates: Sequence[int] | Sequence[str] | str | None = None,
-        known: Literal["exclude", "keep"] = "exclude",
-        relation: str | int | None = None,
-        task: str | None = None,
-        at: int | str | date | None = None,
-        new_data: bool = False,
-        trust: bool = False,
-        overrides: Sequence[str] = (),
-        timeout: float = 3600.0,
-    ) -> pandas.DataFrame:
-        """Return the ``k`` best targets of each source, by a run of link prediction.
+    def recommend(self, k: int = 10, **options: Any) -> pandas.DataFrame:
+        """Return the ``k`` best targets of each source, by a run of link prediction; ``options``
+        (``ids``, ``candidates``, ``known``, ``relation``, …), columns and errors as of
+        `raygnn.recommend`, with ``overrides`` and ``timeout`` as of `predict`."""
+        return self._rows("recommend", k=k, **options)
 
-        Args:
-            ids: sources; None = all.
-            candidates: targets to choose from, or ``array:NAME``; None = all.
-            known, relation, task, at, new_data, trust: see `raygnn.recommend`.
-            overrides, timeout: see `predict`.
-
-        Returns:
-            Columns of `raygnn.recommend`.
-
-        Raises:
-            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.recommend`.
-        """
-        options: dict[str, Any] = {"k": k, "ids": ids, "candidates": candidates, "known": known}
-        options |= {"relation": relation, "task": task, "at": at, "new_data": new_data}
-        return self._rows("recommend", overrides, timeout, trust=trust, **options)
-
-    def explain(
-        self,
-        *ids: int | str,
-        overrides: Sequence[str] = (),
-        timeout: float = 3600.0,
-        **options: Any,
-    ) -> pandas.DataFrame:
+    def explain(self, *ids: int | str, **options: Any) -> pandas.DataFrame:
         """Return how much features, neighbours and edges contribute to predictions for nodes;
         ``options`` (``k``, ``fanout``, ``task``, ``at``, ``trust``) and columns as of
-        `raygnn.explain`."""
-        if options.get("fanout") is not None:
-            options["fanout"] = ",".join(map(str, options["fanout"]))
-        return self._rows("explain", overrides, timeout, ids=ids, **options)
+        `raygnn.explain`, with ``overrides`` and ``timeout`` as of `predict`."""
+        return self._rows("explain", ids=ids, **options)
 
-    def embed(
-        self,
-        ntype: str | None = None,
-        *,
-        split: str = "all",
-        at: int | str | date | None = None,
-        new_data: bool = False,
-        trust: bool = False,
-        overrides: Sequence[str] = (),
-        timeout: float = 3600.0,
-    ) -> pandas.DataFrame:
-        """Compute embeddings of nodes or graphs: the tested model's output before its last layer.
+    def embed(self, ntype: str | None = None, **options: Any) -> pandas.DataFrame:
+        """Compute embeddings of nodes or graphs, the tested model's output before its last layer.
 
-        Args:
-            ntype: node type; None = that of the task.
-            split, at, new_data, trust, overrides, timeout: see `predict`.
-
-        Returns:
-            Columns of `raygnn.embed`.
-
-        Raises:
-            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.embed`.
+        ``ntype`` is a node type, None = that of the task. ``options`` (``split``, ``at``,
+        ``new_data``, ``trust``), columns and errors are those of `raygnn.embed`, with
+        ``overrides`` and ``timeout`` as of `predict`.
         """
-        options = {"split": split, "ntype": ntype or None, "at": at, "trust": trust}
-        return self._rows("embed", overrides, timeout, new_data=new_data, **options)
+        return self._rows("embed", ntype=ntype, **options)
 
-    def evaluate(
-        self,
-        split: str | None = None,
-        *,
-        task: str | None = None,
-        rows: str | Path | pandas.DataFrame | None = None,
-        at: int | str | date | None = None,
-        new_data: bool = False,
-        trust: bool = False,
-        overrides: Sequence[str] = (),
-        timeout: float = 3600.0,
-    ) -> dict[str, float]:
+    def evaluate(self, split: str | None = None, **options: Any) -> dict[str, float]:
         """Evaluate the tested weights on a split; metrics are named as in `summary`.
 
-        Args:
-            split: ``train``, ``val`` or ``test``; None: see `raygnn.evaluate`.
-            task: name of the task in multi-task learning; None = all.
-            rows: other rows than the training table's, see `raygnn.evaluate`.
-            at, new_data, trust, overrides, timeout: see `predict`.
-
-        Raises:
-            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
+        ``split`` is ``train``, ``val`` or ``test``, None: see `raygnn.evaluate`. ``options``
+        (``task``, ``rows``, ``at``, ``new_data``, ``trust``) and errors are those of
+        `raygnn.evaluate`, with ``overrides`` and ``timeout`` as of `predict`.
         """
-        options: dict[str, Any] = {"split": split, "task": task, "rows": rows, "at": at}
-        metrics: dict[str, float] = self._ask(
-            "evaluate", overrides, timeout, new_data=new_data, trust=trust, **options
-        )["metrics"]
+        metrics: dict[str, float] = self._ask("evaluate", split=split, **options)["metrics"]
         return metrics
 
-    def _rows(
-        self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
-    ) -> pandas.DataFrame:
+    def _rows(self, verb: str, **options: Any) -> pandas.DataFrame:
         """Return the rows that a verb writes."""
         import pandas
 
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:
             out = Path(directory) / "out.parquet"
-            self._ask(verb, overrides, timeout, out=out, **options)
+            self._ask(verb, out=out, **options)
             return pandas.read_parquet(out)
 
     def _ask(
-        self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
+        self, verb: str, overrides: Sequence[str] = (), timeout: float = 3600.0, **options: Any
     ) -> dict[str, Any]:
         """Run a verb on this run. Options that are None or False are omitted; lists of ids and
         frames become files."""
@@ -335,6 +226,8 @@ class Run:
             for name, value in options.items():
                 if value is None or value is False:
                     continue
+                if name == "fanout":
+                    value = ",".join(map(str, value))
                 if name in ("ids", "candidates", "rows") and not isinstance(value, (str, Path)):
                     value = _as_file(name, value, Path(directory) / f"{name}.parquet")
                 option = "--" + name.replace("_", "-")

@@ -29,7 +29,6 @@ from raygnn.storage.remote import RemotePath, Stat
 from raygnn.storage.replica import Publisher, bring, clear, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
-    open_regular,
     plain,
     read_json,
     read_regular,
@@ -69,7 +68,6 @@ _LARGEST_CONFIG = 2**20  # bytes
 _LARGEST_SUMMARY = 4 * 2**20
 _MOST_WAITING = 2**20  # bytes of events
 RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # prefix of a rank's files in logs/
-_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 
 # variable with the id of the Ray job that runs this command
 JOB = "RAYGNN_JOB"
@@ -510,55 +508,3 @@ class Events:
         """Close the file; unwritten events are dropped."""
         with self._lock:
             self._file.close()
-
-
-class RankLogs:
-    """Reader of ``logs/rank-<r>.log``, also while the run trains.
-
-    Args:
-        run: run directory.
-        rank: read this rank only.
-
-    Raises:
-        InputError: there is no log, or none of that rank.
-    """
-
-    def __init__(self, run: Path, rank: int | None = None):
-        self._logs = run / LOGS
-        self._rank = rank
-        self._offsets: dict[int, int] = {}
-        if not self._files():
-            self._rank = None
-            ranks = ", ".join(str(rank) for rank, _ in self._files()) or "none"
-            raise InputError(
-                "no rank has logged yet" if rank is None else f"rank {rank} has logged nothing",
-                where=str(self._logs),
-                remedy=f"ranks with a log: {ranks}",
-            )
-
-    def texts(self) -> dict[int, str]:
-        return {rank: self._read(path, 0).decode(errors="replace") for rank, path in self._files()}
-
-    def news(self) -> list[str]:
-        """Return the lines completed since the last call, prefixed with the rank if of several."""
-        lines = []
-        for rank, path in self._files():
-            content = self._read(path, self._offsets.get(rank, 0))
-            content = content[: content.rfind(b"\n") + 1]
-            self._offsets[rank] = self._offsets.get(rank, 0) + len(content)
-            name = f"rank {rank}: " if self._rank is None else ""
-            lines += [name + line for line in content.decode(errors="replace").splitlines()]
-        return lines
-
-    def _files(self) -> list[tuple[int, Path]]:
-        matches = ((_RANK_LOG.fullmatch(path.name), path) for path in self._logs.glob("rank-*.log"))
-        files = sorted((int(match[1]), path) for match, path in matches if match)
-        return [(rank, path) for rank, path in files if self._rank in (None, rank)]
-
-    def _read(self, path: Path, offset: int) -> bytes:
-        try:
-            with open_regular(path) as file:
-                file.seek(offset)
-                return bytes(file.read())
-        except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error

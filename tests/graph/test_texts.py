@@ -207,8 +207,8 @@ def test_wrong_encoders(encoder: str, message: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean tests\.support\.own_encoders:Tiny"):
-        load_graph(shop(tmp_path, nodes={"encoder": "tests.support.own_encoders:Tin"}))
+    with pytest.raises(ConfigError, match=r"there is no module tests\.support\.mine"):
+        load_graph(shop(tmp_path, nodes={"encoder": "tests.support.mine:Tiny"}))
     with pytest.raises(ConfigError, match="expected hashing, sentence-transformers/NAME, or"):
         load_graph(shop(tmp_path, nodes={"encoder": "bert"}))
     with pytest.raises(ConfigError, match="dim 8 would be ignored: the encoder is"):

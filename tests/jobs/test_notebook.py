@@ -42,8 +42,8 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "val/accuracy" in card["text/html"]
     assert "<progress value='1.0000'" in card["text/html"]
     assert "\x1b" not in card["text/html"], "no colours of a terminal, which kernels ask for"
-    (figure,) = outputs["run.plot()"]
-    assert "application/vnd.plotly.v1+json" in figure
+    (page,) = outputs["run.report()  # a page with all curves: its path"]
+    assert "report.html" in page["text/plain"]
     (table,) = outputs["predictions = run.predict()"]
     assert "probability" in table["text/html"]
     (accuracy,) = outputs['test = predictions[predictions["split"] == "test"]']

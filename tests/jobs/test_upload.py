@@ -14,7 +14,7 @@ from ray._private.runtime_env.packaging import create_package
 
 from raygnn.errors import ConfigError, InputError
 from raygnn.jobs.submit import Package, prepare
-from raygnn.jobs.upload import _NEVER, check_unpacked, contents_of, pack
+from raygnn.jobs.upload import _NEVER, contents_of, pack
 
 JOB = """
 name: small
@@ -156,13 +156,6 @@ def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raygnn.jobs.upload._COUNTED", 2)
     with pytest.raises(InputError, match="more than"):
         prepare("job.yaml")
-
-
-def test_a_repository_that_came_is_refused(work: Path) -> None:
-    """The entry script refuses it if Ray's own command packed it."""
-    with pytest.raises(InputError, match=r"a \.git of 5 B") as error:
-        check_unpacked(work)
-    assert "rayignore" in str(error.value.remedy)
 
 
 def test_data_travels_by_relative_names_only(work: Path) -> None:

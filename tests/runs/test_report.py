@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -188,7 +187,6 @@ def test_whatever_is_left_has_a_page(run: Path, damage: dict[str, str | None]) -
     page = _Text(write_report(run))
     assert "made" in page.text
     assert ("not readable as JSON" in page.text) == (damage == {"summary.json": "{"})
-    Run(run).plot().to_dict()
 
 
 def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
@@ -256,22 +254,6 @@ def test_the_verb(
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "other.html")}
     assert (tmp_path / "other.html").read_text().startswith("<!doctype html>")
     assert main(["report", str(tmp_path)]) == 2
-
-
-def test_a_figure_for_notebooks(run: Path, tmp_path: Path) -> None:
-    figure = Run(run).plot()
-    assert [note.text for note in figure.layout.annotations] == [
-        "Loss",
-        "Metrics",
-        "Throughput, seeds per second",
-        "A step's time, milliseconds, mean over the ranks",
-    ]
-    names = {trace.name for trace in figure.data}
-    assert {"training", "validation", "accuracy, validation", "seeds/s", "peers"} <= names
-    shutil.rmtree(run / "logs")
-    for name in ("metrics.jsonl", "ranks.jsonl"):
-        (run / name).unlink()
-    assert Run(run).plot().layout.title.text == "no records yet"
 
 
 def test_ranks_as_a_table(run: Path) -> None:

@@ -175,7 +175,6 @@ def test_callbacks_of_a_configuration(make_job: JobFactory) -> None:
     assert load_config(config.to_dict()).train.callbacks == config.train.callbacks
     assert "/tests/support/own_steps.py" in own_modules(config.to_dict())
     for callbacks, words in (
-        ([f"{OWN}:Bounds"], "did you mean tests.support.own_steps:Bound"),
         ([f"{OWN}:Bound", f"{OWN}:Bound"], "each name once"),
         ("tests.support.own_steps:Bound", "a list of names"),
         ({"Bound": {}}, "package.module:Class"),
@@ -293,7 +292,6 @@ def test_tasks_of_a_configuration(make_job: JobFactory) -> None:
     assert load_config(config.to_dict()).task == config.task
     several = {"one": {"kind": f"{OWN}:Plain"}, "other": {"kind": "node_regression"}}
     for sections, words in (
-        ({"task": {"kind": f"{OWN}:Plan"}}, "did you mean tests.support.own_steps:Plain"),
         ({"task": {"kind": f"{OWN}:Plain", "like": "nodes"}}, "unknown like 'nodes'"),
         ({"task": {"args": {"x": 1}}}, "args a section would be ignored"),
         ({"tasks": several}, "several tasks share"),

@@ -1,4 +1,4 @@
-"""``report.html``: a run on one page that opens anywhere, without a network; and its figure."""
+"""``report.html``: a run on one page that opens anywhere, without a network."""
 
 from __future__ import annotations
 
@@ -138,42 +138,3 @@ def as_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def figure(run: Path) -> Any:
-    """Return the curves and the parts of a step as one plotly figure, for a notebook."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    source = Source.read(run)
-    rows = [
-        charts.loss(source.records),
-        charts.metrics(source.records),
-        charts.speed(source.records),
-        *charts.step_charts(source.ranks, sections.hosts(source))[:1],
-    ]
-    if not (shown := [chart for chart in rows if chart is not None]):
-        return go.Figure(layout={"title": {"text": "no records yet"}})
-    fig = make_subplots(
-        rows=len(shown),
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.25 / (len(shown) + 1),
-        subplot_titles=[chart.title for chart in shown],
-    )
-    for row, chart in enumerate(shown, start=1):
-        legend = f"legend{row if row > 1 else ''}"
-        for trace in chart.traces:
-            fig.add_trace({**trace, "legend": legend}, row=row, col=1)
-        fig.update_yaxes(chart.layout.get("yaxis", {}), row=row, col=1)
-        domain = fig.layout[f"yaxis{row if row > 1 else ''}"].domain
-        fig.update_layout({legend: {"y": domain[1], "yanchor": "top"}})
-    fig.update_xaxes(title_text="step", row=len(shown), col=1)
-    fig.update_layout(
-        height=90 + 240 * len(shown),
-        barmode="stack",
-        template="plotly_white",
-        hovermode="x unified",
-        margin={"l": 60, "r": 20, "t": 60, "b": 50},
-    )
-    return fig
