@@ -21,7 +21,6 @@ from raygnn.runs import interrupts
 from raygnn.runs.display import Display
 from raygnn.runs.run_directory import TRIALS, Mode, RunDir
 from raygnn.search.record import SearchRecord, SearchResult
-from raygnn.search.search_page import PAGE
 from raygnn.search.space import metric_of, sample, search_of, speed_search
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def tune(
         run.update_summary(status="done", metrics={metric[0]: best["value"]}, best=best["id"])
     result = SearchResult(path)
     result.show(show)
-    show.note(f"the best trial, {best['id']}: {path / TRIALS / best['id']}; all: {path / PAGE}")
+    show.note(f"the best trial: {path / TRIALS / best['id']}")
     return result
 
 

@@ -24,7 +24,6 @@ from raygnn.driver.train import train
 from raygnn.errors import Interrupted, RaygnnError
 from raygnn.runs.run_directory import TRIALS, is_run, read_status
 from raygnn.search.record import SearchRecord, trial_id
-from raygnn.search.search_page import write_page
 from raygnn.search.space import SPEED, search_of, trial_config
 
 _STATE = ".tune"  # directory of Ray Tune's state in that of the search
@@ -196,8 +195,6 @@ class TuneThread(threading.Thread):
         self._note(self._record.update(number, status="failed", error=text), f"failed: {text}")
 
     def _note(self, trial: dict[str, Any], text: str) -> None:
-        with suppress(Exception):  # it must not fail the trial
-            write_page(self._config.run_dir)
         ended = sum(one["status"] in ("done", "stopped", "failed") for one in self._record.trials)
         settings = " ".join(f"{key}={value}" for key, value in trial["settings"].items())
         count = search_of(self._config).count
