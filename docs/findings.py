@@ -155,10 +155,6 @@ ABOUT = {
         "Correct `sampling.time.edges`, `sampling.time.seeds` or `task.split.time`; the finding "
         "lists what there is. For other data `predict --at` sets one time for all.",
     ),
-    "batch_size_fits": About(
-        "An epoch is then one step with fewer seeds, and as many epochs as usual train little.",
-        "Lower `sampling.batch_size`, which is of one worker, or train for more epochs.",
-    ),
     "edge_arrays_read": About(
         "Features, weights and times of edges are stored with the graph, and have an effect where "
         "the model (`model.edge_features`), the sampler (`sampling.edge_weight`, `sampling.time`) "

@@ -45,29 +45,29 @@ LINES = {
 }
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
-    "": 255,
+    "": 248,
     "compat": 830,
     "util": 716,
-    "config": 4_867,
+    "config": 4_559,
     "graph": 14_329,
     "sampling": 5_724,
     "models": 4_416,
     "tasks": 3_083,
-    "preflight": 3_110,
+    "preflight": 2_754,
     "storage": 773,
     "checkpoint": 1_847,
     "worker": 8_781,
-    "driver": 4_343,
+    "driver": 4_253,
     "prediction": 1_433,
-    "search": 1_084,
+    "search": 840,
     "serving": 1_490,
-    "runs": 5_201,
-    "jobs": 1_385,
-    "cli": 1_055,
-    "package": 64_715,
-    "tests": 60_299,
+    "runs": 4_821,
+    "jobs": 1_333,
+    "cli": 974,
+    "package": 63_204,
+    "tests": 59_467,
 }
-MODULES, MODULES_TODAY = 189, 246
+MODULES, MODULES_TODAY = 189, 245
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15

@@ -235,7 +235,7 @@ def test_predictions_are_given_their_arguments(
     assert main(["embed", "first", "--out", "a.parquet", "--ntype", "item"]) == 0
     assert calls.pop() == ("embed", "first", {**what, **file, "split": "all", "ntype": "item"})
     assert main(["evaluate", "first", "--task", "kind", "--json"]) == 0
-    asked = {"split": None, "task": "kind", "display": False}
+    asked = {"split": None, "task": "kind", "rows": None, "display": False}
     assert calls.pop() == ("evaluate", "first", {**what, **asked})
     printed = {"split": "val", "metrics": {"val/loss": 0.5}}
     assert json.loads(capsys.readouterr().out) == printed
@@ -248,12 +248,12 @@ def test_tune_is_given_its_arguments(
     calls: list[Any], driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", "job.yaml"]) == 0
-    more = ["--resume", "-v", "--set", "name=b", "--json", "--objective", "speed"]
+    more = ["--resume", "-v", "--set", "name=b", "--json"]
     assert main(["tune", "job.yaml", *more]) == 0
     plain = {"overwrite": False, "resume": False, "verbose": False, "display": True}
     assert [(config.name, options) for _, config, options in calls] == [
-        ("small", {**plain, "objective": None}),
-        ("b", {"objective": "speed", **plain, "resume": True, "verbose": True, "display": False}),
+        ("small", plain),
+        ("b", {**plain, "resume": True, "verbose": True, "display": False}),
     ]
     assert json.loads(capsys.readouterr().out) == {"rows": 3, "path": "a"}
 

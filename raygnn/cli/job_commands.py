@@ -89,7 +89,6 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
-    """Show a job until it is over; returns its exit code."""
     from raygnn.runs.display import Display, NullDisplay
 
     try:

@@ -50,7 +50,6 @@ def add(commands: Any) -> None:
 
 
 def _add_models(commands: Any) -> None:
-    """Add the commands that use a trained model."""
     predict = run_command(
         commands,
         "predict",
@@ -352,7 +351,6 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The arguments of these names, and those of all, as their functions take them."""
     names += ("at", "trust", "storage", "verbose", "started")
     options = {name: getattr(args, name) for name in names}
     return {**options, "overrides": args.set, "display": not args.json}

@@ -70,12 +70,8 @@ class CommPlan:
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
     def variables(self, network: NodeNetwork, present: Mapping[str, str]) -> tuple[Variable, ...]:
-        """Return all variables of the ranks on a node, sorted by name.
-
-        Args:
-            network: the node's.
-            present: variables of the node; only ``env`` replaces those about its network.
-        """
+        """Return all variables of the ranks on a node, sorted by name; of those ``present`` there,
+        only ``env`` replaces those about its network."""
         planned: dict[str, Variable] = {}
         for variable in self.common:
             before = present.get(variable.name, variable.value)
@@ -100,11 +96,7 @@ class CommPlan:
         return {n: v for n, v in values.items() if not is_secret(n, v) and "$" not in v}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
-        """Return rows of node, name, value, reason; common variables once, as of node "all".
-
-        Args:
-            names: Ray's node id → name.
-        """
+        """Return rows of node, name, value, reason; common variables once, as of node "all"."""
         nodes = {node: [v.shown() for v in variables] for node, variables in self.nodes.items()}
         everywhere = set.intersection(*map(set, nodes.values())) if nodes else set()
         by_place = [("all", sorted(everywhere, key=lambda variable: variable.name))]
@@ -161,12 +153,8 @@ class CommPlan:
 def make_comm_plan(
     config: Config, nodes: Mapping[str, tuple[NodeNetwork, Mapping[str, str]]]
 ) -> CommPlan:
-    """Return the plan for ranks on these nodes.
-
-    Args:
-        nodes: Ray's id of each node that may hold workers and answered → its network, and the
-            variables that are set there already.
-    """
+    """Return the plan for ranks on nodes that may hold workers and answered: Ray's id → network,
+    and the variables that are set there already."""
     comm, gpus = config.comm, config.cluster.gpus_per_worker
     if comm.backend != "auto":
         backend, why = comm.backend, "comm.backend says so"

@@ -66,7 +66,6 @@ JOB_CHECKS = (
     "nodes_to_train_on",
     "splits_agree",
     "times_usable",
-    "batch_size_fits",
     "edge_arrays_read",
     "memory_fits",
     "disk_space",

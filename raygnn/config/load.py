@@ -200,13 +200,7 @@ def read_text(path: Path, label: str) -> str:
         with path.open("rb") as file:
             content = file.read(4 * MAX_CHARACTERS)
     except FileNotFoundError:
-        parent = path.parent
-        names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-        close = nearest(path.name, names)
-        remedy = (
-            f"did you mean {parent / close}?" if close else f"check the name (from {Path.cwd()})"
-        )
-        raise error("there is no such file", remedy) from None
+        raise error("there is no such file", f"check the name (from {Path.cwd()})") from None
     except (OSError, ValueError) as cause:
         reason = getattr(cause, "strerror", None) or str(cause)
         raise error(
@@ -276,15 +270,8 @@ def as_config(config: ConfigSource) -> Config:
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:
-    """Read a configuration for a job on other machines: its inputs need not exist here.
-
-    Returns:
-        The configuration, and the keys of paths that were relative, such as ``graph.path``, or
-        not set.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
+    """Read a configuration for a job on other machines. Returns it, and the keys of paths that were
+    relative, such as ``graph.path``, or not set."""
     config, document = _load(source, overrides, {})
     return config, frozenset(map(dotted, document.relative))
 
@@ -340,8 +327,6 @@ _SECRETIVE = (("comm", "env"), ("logging", "loggers"))
 
 @dataclass
 class _Place:
-    """Location of a value."""
-
     key: KeyPath  # its key path
     section: type[Section]  # section around it
     key_info: FieldInfo | None = None  # key of that section that it belongs to, or None
@@ -378,7 +363,6 @@ def _place(root: type[Section], loc: KeyPath) -> _Place:
 
 
 def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
-    """Translate an error of pydantic's."""
     error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
     key, field = place.key, place.key_info
     if error.startswith("union_tag"):

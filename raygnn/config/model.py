@@ -480,7 +480,6 @@ class InitConfig(Section):
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches the name of a weight, with ``encoder.`` or without."""
     return any(fnmatchcase(each, pattern) for each in (name, name.removeprefix("encoder.")))
 
 

@@ -114,18 +114,8 @@ def one_of(word: Any, known: Iterable[str]) -> str:
 
 
 def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
-    """The likely slip if there is one, else the key's meaning and default."""
+    """The nearest choice if there is one, else the key's meaning and default."""
     kind, value = detail["type"], detail["input"]
-    if kind == "string_type" and isinstance(value, (bool, int, float)):
-        return f'put it in quotes: "{show(value)}"'
-    if kind in ("list_type", "tuple_type") and isinstance(value, str) and value.isidentifier():
-        return f"put it in brackets: [{value}]"
-    if kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
-        return f"remove the quotes: {show(value.strip())[1:-1]}"
-    if kind == "bool_type" and value in ("yes", "Yes", "on", "On", 1):
-        return "write true"
-    if kind == "bool_type" and value in ("no", "No", "off", "Off", 0):
-        return "write false"
     if field is None:
         return "correct the value"
     if close := nearest(
@@ -135,14 +125,6 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return f"correct it: {field.description}"
     return f"correct it or leave it out (default {show(field.default)}): {field.description}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _choices(annotation: Any) -> list[str]:

@@ -123,12 +123,7 @@ def _tasks(config: Config) -> Iterator[Problem]:
 
 
 def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]:
-    """Yield contradictions between an edge task and its decoder.
-
-    Args:
-        config: configuration of this task alone.
-        task_at, at: key paths of the task and of the decoder.
-    """
+    """Yield contradictions between an edge task, at ``task_at``, and its decoder, at ``at``."""
     task, model, decoder = config.task, config.model, config.model.decoder
     name, task_name = ".".join(map(str, at)), ".".join(map(str, task_at))
     if isinstance(task, LinkPrediction) and not (
@@ -232,7 +227,6 @@ def _time(config: Config) -> Iterator[Problem]:
 
 
 def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
-    """Yield the same of one task; ``at``: its key path."""
     task, time = config.task, config.sampling.time
     split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
     if isinstance(task, NodeTaskConfig) and task.table is not None:
@@ -279,7 +273,6 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
 def _table(
     config: Config, task: NodeTaskConfig, table: TrainingTable, at: KeyPath
 ) -> Iterator[Problem]:
-    """Yield contradictions of a training table with the task and its times."""
     here = (*at, "table")
     if task.ntype is None:
         message = "it is not said of which node type the entities are"

@@ -119,13 +119,8 @@ def tag_of(kind: Any) -> str:
 def by_kind(
     classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
 ) -> BeforeValidator:
-    """Prepare a section whose keys depend on the value of one of them: a key of another kind that
-    has its default there is left out.
-
-    Args:
-        classes: gives the sections by kind.
-        default: the kind where none is given.
-    """
+    """Prepare a section whose keys depend on its kind (``default`` where none is given): a key of
+    another kind that has its default there is left out."""
 
     def prepare(value: Any) -> Any:
         if not isinstance(value, dict):

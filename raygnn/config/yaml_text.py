@@ -116,19 +116,11 @@ def write_yaml(value: Any) -> str:
 
 
 def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Parse one YAML document.
+    """Parse one YAML document, called ``where`` in errors.
 
-    Args:
-        text: the document.
-        where: what to call it in errors, such as the name of its file.
-
-    Returns:
-        Its value (dict, list, str, int, float, bool or None), and the line, from 1, on which
-        each key path in it stands.
-
-    Raises:
-        ConfigError: for bad syntax (with line and column), a duplicate key, a key that is not
-            text, a tag, or a document that is too large or too deeply nested.
+    Returns its value, and the line, from 1, of each key path. Raises ConfigError for bad syntax
+    (with line and column), a duplicate key, a key that is not text, a tag, or a document that is
+    too large or too deeply nested.
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(

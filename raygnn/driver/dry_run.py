@@ -163,7 +163,6 @@ def _outcome(
 
 
 def _death(code: int, directory: Path, config: Config) -> Finding:
-    """Return the finding for a process that left no outcome."""
     how = f"with exit status {code}"
     if code < 0:
         with contextlib.suppress(ValueError):

@@ -136,7 +136,6 @@ class Heartbeat:
         self._endings = [ending for ending in self._endings if not ending.is_over()]
 
     def _begin(self, attempt: int) -> None:
-        """Remove the records of ranks that froze in earlier attempts."""
         for failure in faults.recorded(self._run_dir):
             if failure.kind == FROZEN and failure.attempt != attempt:
                 file_of(self._run_dir / "logs", failure.rank, FAILURE).unlink(missing_ok=True)
@@ -216,7 +215,6 @@ class _Ending:
         return True
 
     def _tell(self) -> None:
-        """Report the frozen rank to the user, and record its failure."""
         self._told = True
         rank = self._progress
         phase = f"phase {rank.phase}" if rank.phase else "no phase yet"
@@ -245,17 +243,12 @@ class _Ending:
 
 
 def send(state_file: Path, pid: int, number: int) -> bool:
-    """Send a signal to a rank on this host; 0 only checks that it exists.
+    """Send a signal to a rank on this host, 0 only to check that it exists; returns True if the
+    process exists and is the rank's. Raises PermissionError if this user may not.
 
     A pid does not identify a process: it may have been reused, or belong to another container. The
     process is the rank's if it holds the rank's state file open, which the rank does from its start
     to its end, and any other process only while it reads it.
-
-    Returns:
-        True if the process exists and is the rank's.
-
-    Raises:
-        PermissionError: it is, but this user may not send it signals.
     """
     try:
         if not _holds(pid, state_file):
@@ -267,7 +260,6 @@ def send(state_file: Path, pid: int, number: int) -> bool:
 
 
 def _holds(pid: int, file: Path) -> bool:
-    """Return True if a process has the file open."""
     descriptors = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(descriptors):

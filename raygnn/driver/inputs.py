@@ -126,15 +126,9 @@ def read_input(
 ) -> Input:
     """Find the job's input, or read and validate the files from which it is to be built.
 
-    A graph that is too large for memory is partitioned at once.
-
-    Args:
-        early: the graph as `read_early` read it.
-        only_look: do not partition; a graph that is too large for memory is an `UnreadGraph`.
-
-    Raises:
-        InputError: bad input.
-        PreflightError: reading or partitioning needs more memory than is available.
+    A graph that is too large for memory is partitioned at once, or with ``only_look`` returned as
+    an `UnreadGraph`. ``early`` is the graph as `read_early` read it. Raises InputError for bad
+    input, PreflightError if reading or partitioning needs more memory than is available.
     """
     if config.task.of_graphs:
         with show.stage("graphs"):
@@ -157,16 +151,9 @@ def read_input(
 
 
 def read_early(config: Config, workers: int, show: Display) -> PartitionInput | None:
-    """Find or read the job's graph to decide on the number of workers.
-
-    Returns:
-        The graph; None for graph-level tasks, for a graph of more than 1 GiB to read, and for one
-        that is partitioned out of core.
-
-    Raises:
-        InputError: bad input.
-        PreflightError: reading needs more memory than is available.
-    """
+    """Find or read the job's graph to decide on the number of workers; None for graph-level tasks,
+    for a graph of more than 1 GiB to read, and for one that is partitioned out of core. Raises as
+    `read_input` does."""
     if config.task.of_graphs or config.partition.engine == "ray":
         return None
     if config.graph is not None and reading_bytes(config.graph) > _EARLY:
@@ -311,7 +298,6 @@ class PartitionInput(Input):
         return read_ids(self.meta, ntype), self.nodes[ntype]
 
     def _check_numbers(self, config: Config, where: str) -> None:
-        """Raise ConfigError if a regression target holds numbers of categories."""
         task = config.task
         if task.classifies or task.several_labels or task.of_links or config.table is not None:
             return

@@ -56,14 +56,10 @@ def count_workers(
 ) -> tuple[Config, int, PartitionInput | None]:
     """Count a job's workers; queries a running cluster and reads the graph if that decides.
 
-    Returns:
-        The configuration, with ``cluster.workers`` 1 in place of ``auto`` if the graph has few
-        nodes; the maximum number of workers, for which the batch and the partition are built; and
-        the graph, if it was read.
-
-    Raises:
-        InputError: bad input.
-        PreflightError: no connection to the cluster, or too little memory to read the graph.
+    Returns the configuration, with ``cluster.workers`` 1 in place of ``auto`` if the graph has few
+    nodes; the maximum number of workers, for which the batch and the partition are built; and the
+    graph, if it was read. Raises InputError and PreflightError as `read_early`, and the latter
+    without a connection to the cluster.
     """
     if config.cluster.limits is not None:
         return config, config.cluster.limits[1], None

@@ -188,14 +188,12 @@ class Launch:
         return result
 
     def _lost(self) -> list[ray_nodes.Lost]:
-        """Return the ranks whose nodes are gone; none if Ray itself is."""
         if not self.cluster.local:
             with contextlib.suppress(Exception):  # it must not hide the error
                 return ray_nodes.lost(self.snapshot.workers)
         return []
 
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
-        """Record that a process of Ray died, for `raygnn diagnose`, and return the error."""
         trace = plain(cause) if cause is not None else ""
         if MemoryKill.from_text(trace) is not None:
             error = explain(cause, [])
@@ -309,7 +307,6 @@ class Launch:
 
 
 def _kill(text: str) -> TrainingError | None:
-    """Return the error for a process that Ray killed for memory, if a traceback is of one."""
     if (kill := MemoryKill.from_text(text)) is None:
         return None
     what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"

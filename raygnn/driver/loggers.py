@@ -173,7 +173,6 @@ class LoggerThread(threading.Thread):
             pause = _PAUSE if worked else min(2 * pause, _LONGEST_PAUSE)
 
     def _try(self, last: bool) -> bool:
-        """Log the available records, and return True if that succeeded."""
         self._since = time.monotonic()
         try:
             self._log()
@@ -209,7 +208,6 @@ class LoggerThread(threading.Thread):
         self._unflushed = False
 
     def _read(self) -> bool:
-        """Read new records, and return True if there are any to log."""
         if self._first is None:
             self._first = -1 if self._backend.fresh else self._step
         while records := self._tail.poll():

@@ -48,18 +48,9 @@ def make_out_of_core(
     config: Config, missing: Missing, cluster: RayCluster, show: Display, *, only_look: bool = False
 ) -> PartitionMeta | None:
     """Build the partition on Ray, as a stage; by ``stream`` in place of METIS, which needs the
-    complete graph in memory.
-
-    Args:
-        only_look: only check that it would fit.
-
-    Returns:
-        The partition; None if there is none with ``only_look``.
-
-    Raises:
-        InputError: the graph is bad, or cannot be written.
-        PreflightError: memory or disk are too small, or there is no Ray.
-    """
+    complete graph in memory. With ``only_look`` only check that it would fit, and return None if
+    there is none. Raises InputError if the graph is bad or cannot be written, PreflightError if
+    memory or disk are too small, or there is no Ray."""
     if missing.method == "metis":
         partition = config.partition.model_copy(update={"method": "stream"})
         config = config.model_copy(update={"partition": partition})
@@ -109,7 +100,6 @@ def make_out_of_core(
 
 
 def _check(config: Config, missing: Missing, expected: Needs) -> None:
-    """Raise PreflightError unless memory and disk suffice."""
     check_available(config, "partitioning the graph out of core", expected.memory)
     place = next(path for path in missing.draft.absolute().parents if path.exists())
     free = shutil.disk_usage(place).free + _held(missing.stages)
@@ -140,13 +130,8 @@ class RayTasks:
         gpus: float | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield ``(number of the task, its result)`` as tasks finish. With ``gpus``, tasks run in
-        actors that stay, and have so many GPUs.
-
-        Raises:
-            RaygnnError: error of the first failed task, by number, among those that had begun.
-            DataError: a task's process died again and again.
-            PreflightError: Ray did not start, or ended, or had no resources free for an actor.
-        """
+        actors that stay, and have so many GPUs. Raises the error of the first failed task, by
+        number; DataError if its process died again and again; PreflightError without Ray."""
         self._cluster.wait()
         if gpus is not None:
             yield from self._in_actors(function, tasks, gpus)
@@ -243,8 +228,6 @@ class RayTasks:
 
 
 class _Actor:
-    """Runs tasks of `RayTasks`, one after the other."""
-
     def __call__(self, batch: Any) -> dict[str, list[bytes]]:
         number, function, task = pickle.loads(batch["item"][0].as_py())
         try:
@@ -255,7 +238,6 @@ class _Actor:
 
 
 def _ours(error: BaseException) -> BaseException:
-    """Return a task's error as it was raised there."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, (RaygnnError, OSError, MemoryError)):
         return cause

@@ -387,7 +387,6 @@ class RayCluster:
 
 
 def _connected() -> bool:
-    """Return True if this process is connected to Ray, which it may be importing just now."""
     asked = getattr(sys.modules.get("ray"), "is_initialized", None)
     return asked is not None and bool(asked())
 
@@ -408,7 +407,6 @@ def _our_sigterm() -> Iterator[Callable[[], object]]:
 
 
 def _own_directory() -> tuple[str, IO[str]]:
-    """Create a directory for an embedded Ray, and a file that is locked while it is in use."""
     directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
     draft = Path(directory, f"{_OWNER}.tmp")
     owned = open(draft, "w")  # noqa: SIM115
@@ -418,7 +416,6 @@ def _own_directory() -> tuple[str, IO[str]]:
 
 
 def _sweep() -> None:
-    """Remove the directories of commands that were killed."""
     for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
         # any user may create files there, such as a FIFO, whose open would block
         with contextlib.suppress(OSError), open_regular(owner) as file:

@@ -103,13 +103,8 @@ def find_start(
 
 def initial_weights(config: Config, start: StartPoint | None = None) -> InitialWeights | None:
     """Find the weights of the run that ``train.init`` names; None without it, or if the run resumes
-    from a checkpoint, which has them.
-
-    Raises:
-        ConfigError: the run is this one, has another precision or no such weights.
-        InputError: there is no such run, or it has no selected weights.
-        DataError: its weights are damaged.
-    """
+    from a checkpoint, which has them. Raises InputError if the run, its weights or its precision do
+    not fit."""
     init = config.train.init
     if init is None or (start is not None and start.checkpoint is not None):
         return None
@@ -161,9 +156,6 @@ def _newest(config: Config, run: RunDir, show: Display) -> tuple[Checkpoint | No
 
     A checkpoint in an object store is downloaded; a local one that an earlier command could not
     upload is uploaded.
-
-    Raises:
-        InputError: the directory or the object store cannot be read or written.
     """
     remote = RemoteCheckpoints.from_config(config)
     with storage_errors(run.checkpoints, InputError):
@@ -219,7 +211,6 @@ def finished(config: Config, plan: Plan, run: RunDir, start: StartPoint) -> str:
 
 
 def _recorded(run: RunDir) -> dict[str, Any]:
-    """Return the run's recorded config; empty if its file is damaged."""
     try:
         return Run(run.path).config
     except RaygnnError:

@@ -188,7 +188,6 @@ class Scaling(FixedScalingPolicy):
             self._request = None
 
     def _lost(self, snapshot: Snapshot) -> str:
-        """Return the ranks lost with their nodes, each after a semicolon."""
         lost = ray_nodes.lost(snapshot.workers) if snapshot.workers else []
         return "".join(f"; {rank}" for rank in lost[:_NAMED])
 

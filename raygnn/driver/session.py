@@ -101,15 +101,8 @@ class Session:
 
     def make_plan(self, global_batch: int, place: str | None = None) -> None:
         """Plan the job and run its preflight; nothing is written but the partition or collection.
-
-        Args:
-            global_batch: seeds per batch, over all ranks.
-            place: shown name of the location of the results; None = the run directory.
-
-        Raises:
-            InputError: bad input.
-            PreflightError: the job cannot run here.
-        """
+        ``place`` names the location of the results, None = the run directory. Raises InputError for
+        bad input, PreflightError if the job cannot run here."""
         config, show, cluster = self.config, self.show, self.cluster
         place = place or self.run.shown
         show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
@@ -134,18 +127,9 @@ class Session:
             self.show.note(finding.text)
 
     def launch(self, watch: Callable[[Session, Launch], None], **job: Any) -> dict[str, Any]:
-        """Run the ranks; a missing partition is built while Ray starts.
-
-        Args:
-            watch: shows progress, until the job ends.
-            job: attributes of the `Job`.
-
-        Returns:
-            Rank 0's result, and ``parts``.
-
-        Raises:
-            TrainingError: with the first cause, which is in the summary, too.
-        """
+        """Run the ranks, a missing partition being built while Ray starts; ``watch`` shows progress
+        until the job ends. Returns rank 0's result, and ``parts``. Raises TrainingError with the
+        first cause, which is in the summary, too."""
         try:
             return self._launch(watch, job)
         except Exception as error:
@@ -212,7 +196,6 @@ class Session:
                 self.run.write(PARTITION, {"directory": place, "parts": parts})
 
     def _note_failure(self, error: Exception) -> None:
-        """Write the failure to the summary, and find its cause if no rank recorded it."""
         with suppress(TrainingError):  # a full disk must not become another error
             self.run.update_summary(status="failed", error=str(error))
         if isinstance(error, TrainingError):
@@ -244,16 +227,8 @@ def session_beside(
     purpose: str | None = None,
 ) -> Iterator[Session]:
     """Begin a session in ``<storage>/<place>/<name>``, without touching the run of that name: for
-    predictions. Nothing is uploaded to an object store.
-
-    Args:
-        place: a name that no run can have.
-        interrupted: returns the message after Ctrl-C.
-
-    Raises:
-        InputError: the directory is a link; and see `raygnn.train`.
-        PreflightError, TrainingError, Interrupted: see `raygnn.train`.
-    """
+    predictions. Nothing is uploaded to an object store. ``place`` is a name that no run can have.
+    Raises InputError if the directory is a link, and as `raygnn.train` does."""
     beside = config.local_storage / place
     if beside.is_symlink():  # it may lead to other runs, which would be removed
         raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")

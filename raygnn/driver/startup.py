@@ -232,7 +232,6 @@ class Startup:
 
 
 def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
-    """Return the requested resources of a worker, and the free ones of the cluster, as text."""
     import ray
 
     has, free = ray.cluster_resources(), ray.available_resources()
@@ -242,7 +241,6 @@ def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
 
 
 def _stillborn(logs: Path) -> int:
-    """Count the worker processes that ended before they had a log."""
     count = 0
     for pid, worker in _STARTED.findall(_end_of(logs / "raylet.out")):
         has_log = any(logs.glob(f"worker-{worker}-*"))

@@ -155,12 +155,7 @@ def opened(path: str | Path) -> Run | None:
 
 
 def card(name: str, status: str, told: ProgressLine | None, log: str) -> str:
-    """Return a training as HTML: its state, progress, and its last lines.
-
-    Args:
-        told: its last progress line, if any.
-        log: the end of its output.
-    """
+    """Return a training as HTML: its state, its progress line, if any, and its last lines."""
     parts = [
         f"<b>{escape(name)}</b> <span style='color:#fff;background:{_COLOURS[status]};"
         f"padding:0 6px;border-radius:3px'>{escape(status)}</span>"

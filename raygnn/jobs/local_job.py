@@ -185,7 +185,6 @@ class LocalJob(Handle):
 
 
 def _connected() -> str | None:
-    """Return the address of the Ray that this process is connected to, if any."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

@@ -116,14 +116,8 @@ class JobServer:
         env: Mapping[str, str],
         metadata: Mapping[str, str],
     ) -> None:
-        """Upload the directory, and run the command in a copy of it on the head node.
-
-        Args:
-            job: its id.
-
-        Raises:
-            PreflightError: the server refuses it.
-        """
+        """Upload the directory, and run the command in a copy of it on the head node, as a job of
+        this id. Raises PreflightError if the server refuses it."""
         self._ask(
             lambda: self._client.submit_job(
                 entrypoint=entrypoint,
@@ -272,7 +266,6 @@ def _info(job: JobDetails) -> JobInfo:
 
 
 def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
-    """Turn an exception of Ray or requests into an error with a remedy."""
     import requests
     from ray.exceptions import AuthenticationError
 

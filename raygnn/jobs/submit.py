@@ -277,7 +277,6 @@ def _row(job: JobInfo) -> dict[str, str]:
 
 
 def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
-    """Open the run directory of a job; None if it is not visible from here."""
     run = None
     if storage and name:
         kept = read_storage(storage)

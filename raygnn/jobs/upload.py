@@ -90,14 +90,10 @@ def contents_of(
     directory: Path, data: Sequence[Path] = (), without: Path | None = None
 ) -> Contents:
     """Select the files of a directory to upload: without version control, environments, caches,
-    likely secrets, and what a ``.gitignore`` or ``.rayignore`` names; as for Ray, each is about the
-    files below it. Small files are searched for private keys. Raises InputError if it is no
-    directory, or cannot be read.
-
-    Args:
-        data: files and directories within it that are uploaded in spite of ignore files.
-        without: a directory that is not.
-    """
+    likely secrets, the directory ``without``, and what a ``.gitignore`` or ``.rayignore`` names; as
+    for Ray, each is about the files below it. ``data`` within it is uploaded in spite of those.
+    Small files are searched for private keys. Raises InputError if it is no directory, or cannot be
+    read."""
     if not directory.is_dir():
         raise InputError("there is no such directory", where=str(directory))
     files, secrets = dict[str, int](), dict[str, None]()
@@ -124,13 +120,8 @@ def contents_of(
 
 
 def pack(contents: Contents, job: dict[str, object], name: str, target: Path) -> None:
-    """Copy the files and the job into an empty directory. Raises InputError if a file cannot be
-    read, or there is no free space.
-
-    Args:
-        job: the configuration, plain JSON types.
-        name: of its file; replaces a file of that name.
-    """
+    """Copy the files, and the job as a file of this name, into an empty directory. Raises
+    InputError if a file cannot be read, or there is no free space."""
     with storage_errors(target, InputError, "set TMPDIR to another place"):
         for file in contents.files:
             copy = target / file
@@ -142,8 +133,6 @@ def pack(contents: Contents, job: dict[str, object], name: str, target: Path) ->
 
 
 class _Rules:
-    """Rules of an ignore file for the files below its directory."""
-
     def __init__(self, base: Path, lines: Iterable[str]):
         self._base = base
         patterns = list[Any]()
@@ -159,7 +148,6 @@ class _Rules:
 
 
 def _travelling(directory: Path, rules: list[_Rules], without: Path | None) -> Iterator[Path]:
-    """Yield the files, and links to directories, that no rule ignores."""
     rules = [*rules, *(_Rules(directory, lines) for lines in _ignore_files(directory))]
     for path in sorted(directory.iterdir()):
         descend = path.is_dir() and not path.is_symlink()
@@ -172,7 +160,6 @@ def _travelling(directory: Path, rules: list[_Rules], without: Path | None) -> I
 
 
 def _below(data: Path) -> Iterator[Path]:
-    """Yield the data's file, or all files of its directory."""
     if data.is_file():
         yield data
         return
@@ -209,7 +196,6 @@ def _secret(path: Path, name: str, size: int, allowed: GitIgnoreSpec) -> str | N
 
 
 def _size(path: Path, directory: Path) -> int | None:
-    """Return the bytes of a regular file within the directory; None for all else."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):  # a link to nothing, or to itself

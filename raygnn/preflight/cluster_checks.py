@@ -210,7 +210,6 @@ def _several_addresses(job: JobFacts) -> bool:
 
 
 def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool) -> str | None:
-    """Return the problem with ``GLOO_SOCKET_IFNAME``: gloo opens a device on each name."""
     for name in given.split(","):
         if name not in interfaces:
             return f"there is no interface {name!r}; there are: {', '.join(sorted(interfaces))}"

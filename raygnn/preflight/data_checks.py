@@ -77,7 +77,6 @@ def arrays_usable(job: JobFacts) -> Iterator[Finding]:
 
 
 def _of_task(name: str, finding: Finding) -> Finding:
-    """Return the finding of one task, worded for a run with several."""
     if not name:
         return finding
     what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (finding.what, finding.remedy))
@@ -85,7 +84,6 @@ def _of_task(name: str, finding: Finding) -> Finding:
 
 
 def _seeds(job: JobFacts) -> Iterator[Finding]:
-    """Check that there is one target type of nodes or edges."""
     task, columns = job.config.task, job.partition.columns
     if isinstance(job.edges, tuple):
         yield error(*job.edges)
@@ -395,21 +393,6 @@ def _when(kind: str, name: str, key: str, arrays: Mapping[str, ArrayType]) -> It
     if not _is_number(arrays[name], whole=True):
         what = f"array {name!r} of {kind} ({key}) is {arrays[name]}, expected one whole number each"
         yield error(what, f"set {key} to an array of whole numbers")
-
-
-def batch_size_fits(job: JobFacts) -> Iterator[Finding]:
-    """A batch has at most as many seeds as the training set."""
-    train, size = job.partition.splits.get("train"), job.config.sampling.batch_size
-    if not train or not job.config.trains or job.config.tasks or train >= size * job.most:
-        return
-    seeds, enough = job.config.task.seeds, -(-train // job.most)
-    yield info(
-        f"a batch of {job.most} × {size:,} seeds is larger than the {train:,} training {seeds}: "
-        "every epoch is one step",
-        f"set sampling.batch_size to less than {enough} for more steps"
-        if enough > 1
-        else f"use fewer cluster.workers, or mark more {seeds} for training, for more steps",
-    )
 
 
 def edge_arrays_read(job: JobFacts) -> Iterator[Finding]:

@@ -42,7 +42,6 @@ class Finding:
 
 
 def _finding(severity: Severity, what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
-    """Return a finding for a check to yield; `run_checks` names the check."""
     return Finding("", severity, what, remedy, tuple(nodes))
 
 

@@ -330,7 +330,6 @@ def parameters(config: Config, facts: PartitionFacts) -> int:
 
 
 def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
-    """Return node type → width of the first layer's input."""
     model, widths = config.model, {}
     for ntype in facts.nodes:
         columns = facts.columns.get(ntype, {})
@@ -346,7 +345,6 @@ def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
 
 
 def _row_bytes(config: Config, facts: PartitionFacts) -> float:
-    """Return the bytes of all embedding tables, and if they are trained of their optimizer."""
     embedding = config.model.embedding
     if embedding is None:
         return 0.0

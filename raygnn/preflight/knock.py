@@ -80,7 +80,6 @@ class Knock:
 
 
 def _connect(address: str, host: str, port: int) -> None:
-    """Raise PreflightError if nothing listens there."""
     try:
         socket.create_connection((host, port), timeout=_REACH).close()
     except OSError as error:

@@ -24,7 +24,8 @@ class Link:
 def listen(address: str) -> int:
     """Answer one connection to this address in the background; returns the port. Raises OSError if
     this machine does not have that address."""
-    listener = socket.create_server((address, 0))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
     port: int = listener.getsockname()[1]
     threading.Thread(target=_answer, args=(listener,), name="link", daemon=True).start()
     return port
@@ -42,13 +43,8 @@ def _answer(listener: socket.socket) -> None:
 
 
 def reach(source: str, target: str, address: str, port: int, bind: str) -> Link:
-    """Connect to a node that listens. Network trouble is a result, too.
-
-    Args:
-        source, target: names of this node and of the other one.
-        address, port: where the other one listens.
-        bind: address of this node.
-    """
+    """Connect from this node's address ``bind`` to a node that listens. Network trouble is a
+    result, too."""
     peer, passed = f"{address}:{port}", 0
     step = f"connecting to {peer} from {bind}"
     try:

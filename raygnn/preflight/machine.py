@@ -91,11 +91,8 @@ def code_digest() -> str:
 
 
 def network(address: str | None) -> NodeNetwork:
-    """Return this machine's network; takes up to 2 s if its name does not resolve.
-
-    Args:
-        address: Ray's IPv4 address of it.
-    """
+    """Return this machine's network; takes up to 2 s if its name does not resolve. ``address`` is
+    Ray's IPv4 address of it."""
     interfaces = _interfaces()
     return NodeNetwork(
         address=address,
@@ -107,7 +104,6 @@ def network(address: str | None) -> NodeNetwork:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    """Return the network interfaces in the kernel's order."""
     addresses: dict[str, list[str]] = defaultdict(list)
     for label, entries in psutil.net_if_addrs().items():
         # "eth0:1" is a label of a further address of eth0.
@@ -192,7 +188,6 @@ def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def _handles(nvml: Any) -> list[Any]:
-    """Return the handles of the GPUs that the process may use; None for one that fails."""
     handles: list[Any] = []
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         try:

@@ -80,12 +80,8 @@ def stored_files(meta: Stored) -> StoredFiles:
 def collection_facts(
     meta: CollectionMeta, splits: Mapping[str, int], *, stored: bool
 ) -> PartitionFacts:
-    """Return the facts of a collection of graphs.
-
-    Args:
-        splits: number of graphs in each.
-        stored: True if it is where the ranks will read it.
-    """
+    """Return the facts of a collection of graphs; ``stored``: True if it is where the ranks will
+    read it."""
     files = stored_files(meta) if stored else None
     return PartitionFacts(
         directory=str(meta.directory) if files else "",
@@ -113,11 +109,7 @@ def dataset_facts() -> PartitionFacts:
 
 def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the target node type: ``task.ntype``, or the only one that has the target; None if
-    there is no such type, if several have the target, or for tasks on edges or graphs.
-
-    Args:
-        columns: node type → mapping by the names of its arrays.
-    """
+    there is no such type, if several have the target, or for tasks on edges or graphs."""
     task = config.task
     if not isinstance(task, NodeTaskConfig):
         return None
@@ -138,12 +130,7 @@ def goal_of(
 def edge_target(
     config: Config, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType] | None = None
 ) -> EdgeTarget | tuple[str, str]:
-    """Return the target of a task on edges, or problem and remedy.
-
-    Args:
-        arrays: edge type → mapping by the names of its arrays.
-        reverses: edge type → type of its reverse edges, if known.
-    """
+    """Return the target of a task on edges, or problem and remedy."""
     task, model = config.task, config.model
     assert isinstance(task, EdgeTaskConfig)
     reverses = reverses or {}
@@ -363,7 +350,6 @@ def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
 
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """Return ``train``, ``val``, ``test`` → number of nodes; 0 without a mask."""
     masks = {split: arrays.get(f"{split}_mask") for split in SPLITS}
     return {split: 0 if mask is None else int(mask.sum()) for split, mask in masks.items()}
 

@@ -76,12 +76,8 @@ class Survey:
 def probe_local(
     config: Config, meta: Stored | None = None, *, question: Question | None = None
 ) -> Survey:
-    """Return the facts of this machine, and the resources of an embedded Ray.
-
-    Args:
-        meta: the partition; None before it is built.
-        question: replaces the one about the job.
-    """
+    """Return the facts of this machine, and the resources of an embedded Ray; ``question`` replaces
+    the one about the job."""
     facts = node_facts(question or Question.about(config, meta, token=None))
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
@@ -110,15 +106,9 @@ class Probes:
                 ray.kill(actor)
 
     def about(self, config: Config, meta: Stored | None = None) -> Survey:
-        """Probe the nodes for a job. A node that does not answer within
-        ``cluster.probe_timeout`` gets a ``problem``.
-
-        Args:
-            meta: the partition; None before it is built.
-
-        Raises:
-            InputError: the driver cannot write to the storage.
-        """
+        """Probe the nodes for a job; ``meta``: the partition, None before it is built. A node that
+        does not answer within ``cluster.probe_timeout`` gets a ``problem``. Raises InputError if
+        the driver cannot write to the storage."""
         with _token(_place(config)) as token:
             question = Question.about(config, meta, token)
             deadline = config.cluster.probe_timeout.seconds
@@ -196,7 +186,6 @@ def _start(node: dict[str, Any]) -> Any:
 
 
 def _reach(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
-    """Connect each node to the next one around a ring."""
     import ray
     from ray.exceptions import RayError
 
@@ -405,7 +394,6 @@ def _sizes(partition: StoredFiles) -> dict[str, int]:
 
 
 def _versions() -> dict[str, str | None]:
-    """Return the versions of packages and of NCCL, without loading them."""
     versions = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
     for cuda in ("cu11", "cu12", "cu13"):
         if version := _version(f"nvidia-nccl-{cuda}"):

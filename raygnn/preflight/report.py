@@ -112,13 +112,8 @@ def refuse(findings: Sequence[Finding], config: Config) -> None:
 def preflight(
     config: Config, facts: PartitionFacts, survey: Survey, dry_run: Finding | None = None
 ) -> Report:
-    """Check whether the job can run. Nothing is raised for a finding: see `refuse`.
-
-    Args:
-        facts: of the partition, or of the graph before it is partitioned.
-        survey: facts of the nodes.
-        dry_run: finding of a user-defined model's dry run, if any.
-    """
+    """Check whether the job can run on the surveyed nodes. Nothing is raised for a finding: see
+    `refuse`."""
     return _report(config, facts, survey, CHECKS, dry_run)
 
 

@@ -109,7 +109,6 @@ def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> Compared
 
 
 def _beside(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return key → its value in each mapping, None where it is missing."""
     keys = dict.fromkeys(key for one in facts for key in one)
     return {key: [one.get(key) for one in facts] for key in keys}
 
@@ -146,11 +145,8 @@ def progress(step: int, total: int | None) -> str:
 
 
 def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
-    """Format the test metric, else validation's, else the training loss: ``val/accuracy 0.8120``.
-
-    Args:
-        chosen: the task's metric, which is preferred.
-    """
+    """Format the ``chosen`` or first test metric, else validation's, else the training loss:
+    ``val/accuracy 0.8120``."""
     numbers = {
         name: value
         for name, value in (metrics.items() if isinstance(metrics, dict) else ())

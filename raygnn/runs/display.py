@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -37,8 +38,6 @@ _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _SPINNER = 2  # columns
-_FAR = 2.0  # ratio of losses in training and validation that is worth a note
-_CHANCE = {"roc_auc": 0.5, "mcc": 0.0, "r2": 0.0}  # what a guess has
 _OFTEN = 0.2  # of a training's windows
 _BETWEEN_DETAILS = 3.0  # seconds
 
@@ -134,17 +133,35 @@ class Display:
                 self._line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table; columns of numbers are flush right, integers grouped by thousands."""
+        """Print a table; columns of numbers are flush right, integers grouped by thousands. Cells
+        are folded between words only; if a word is too wide, each row is a block of lines."""
         cells = [[_cell(value) for value in row] for row in rows]
+        layout = _layout([columns, *cells], self.console.width)
         self._line((title, "bold"))
-        table = Table(box=box.SIMPLE_HEAD)
-        for index, column in enumerate(columns):
+        if layout is None:
+            self._blocks(columns, cells)
+            return
+        padding, widths = layout
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, padding))
+        for index, (column, width) in enumerate(zip(columns, widths)):
             numeric = all(isinstance(row[index], Real) for row in rows) and len(rows) > 0
-            justify: Literal["left", "right"] = "right" if numeric else "left"
-            table.add_column(self._safe(column), justify=justify, overflow="fold")
+            table.add_column(
+                self._safe(column),
+                justify="right" if numeric else "left",
+                overflow="fold",
+                width=width,
+            )
         for row in cells:
             table.add_row(*map(self._safe, row))
         self.console.print(table)
+
+    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        for row in rows:
+            self._line("")
+            for name, value in zip(columns, row):
+                if value:
+                    self._line(f"{'' if name == columns[0] else '  '}{name}: {value}")
+        self._line("")
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
         """Print the outcome of a run.
@@ -170,18 +187,6 @@ class Display:
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
         if (loss := summary.get("train_loss")) is not None:
             rows["train/loss"] = f"{loss:.4f} (the last steps)"
-            held = (summary.get("metrics") or {}).get("val/loss", math.nan)
-            if held > _FAR * loss > 0:
-                rows["note"] = (
-                    f"val/loss {held:.4f} is far from train/loss {loss:.4f}: the model overfits, "
-                    "or evaluation differs from training (fanout, time, negatives)"
-                )
-        if guessed := _of_chance(summary.get("metrics") or {}):
-            rows["chance"] = (
-                f"{', '.join(guessed)} is that of a guess: the model learnt nothing that helps "
-                "there; see whether messages reach the seeds, and features and labels belong "
-                "together"
-            )
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:
@@ -256,6 +261,26 @@ def _console(stderr: bool = False) -> Console:
     return console
 
 
+def _layout(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]] | None:
+    """The padding of a table's cells and the widths of its columns, none below that of a word in
+    it; None where the words have no room. What is left goes to the columns that lack least."""
+    columns = ["\n".join(column) for column in zip(*rows)]
+    widths = [max(map(cell_len, column.split()), default=0) for column in columns]
+    lacking = [
+        max(map(cell_len, column.split("\n"))) - width for column, width in zip(columns, widths)
+    ]
+    for padding in (1, 0):
+        spare = room - sum(widths) - len(widths) * (2 * padding + 1) - 1
+        if spare >= 0:
+            order = sorted(range(len(widths)), key=lacking.__getitem__)
+            for position, index in enumerate(order):
+                extra = min(lacking[index], spare // (len(order) - position))
+                widths[index] += extra
+                spare -= extra
+            return padding, widths
+    return None
+
+
 def _safe(text: str, console: Console) -> str:
     """Replace control characters, and characters that the console cannot encode."""
     shown = printable(text)
@@ -272,14 +297,12 @@ def _cell(value: Any) -> str:
 
 
 def _sorted_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return the numbers, test first, then validation, then the rest."""
     order = {"test": 0, "val": 1}
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, (int, float))]
     return sorted(numbers, key=lambda item: order.get(item[0].split("/")[0], 2))
 
 
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the ranks that were slow in many windows, if any."""
     said = []
     for slow in (rank for rank in ranks if rank["slow"] >= _OFTEN):
         name = f"rank {slow['rank']}" + (f" on {slow['host']}" if slow.get("host") else "")
@@ -288,18 +311,7 @@ def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(said)
 
 
-def _of_chance(metrics: Mapping[str, float]) -> list[str]:
-    """Return the metrics of the test split, or else of validation, that tell a model from a guess,
-    if none of them does."""
-    split = "test/" if any(name.startswith("test/") for name in metrics) else "val/"
-    there = {name: name.rpartition("/")[2] for name in metrics if name.startswith(split)}
-    told = {name: _CHANCE[end] for name, end in there.items() if end in _CHANCE}
-    better = any(metrics[name] >= chance + 0.01 for name, chance in told.items())
-    return [] if better else list(told)
-
-
 def _split(seconds: Mapping[str, float]) -> str:
-    """Return the parts that took long enough to show, and the total."""
     return ", ".join(
         f"{name.replace('first_step', 'start to first step')} {value:.1f}"
         for name, value in seconds.items()

@@ -146,7 +146,6 @@ def take_pending() -> bool:
 
 @contextmanager
 def _reminded(stop: _Stop) -> Iterator[None]:
-    """Have the main thread reminded in here."""
     heard, written = socket.socketpair()
     with heard, written:
         written.setblocking(False)

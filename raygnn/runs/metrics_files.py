@@ -69,13 +69,9 @@ class MetricsWriter:
     storage is full: then it waits for the next call.
 
     Args:
-        path: the file; its directory exists.
         keep: last step whose records of earlier attempts are kept, so that a resumed run has each
             step once; None = keep none.
         patience: seconds to wait for storage that is full or away.
-
-    Raises:
-        TrainingError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, keep: int | None = None, patience: float = 0.0):
@@ -142,7 +138,6 @@ class MetricsTail:
             pass
 
     def _next(self) -> tuple[list[bytes], bool]:
-        """Return new lines, and True if there may be more."""
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset - len(self._last))

@@ -303,7 +303,6 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
 
 
 def _best_trial(search: Path) -> Path:
-    """Return the run directory of a search's best trial. Raises InputError if there is none."""
     best = read_json(search / SEARCH, _LARGEST_SEARCH).get("best")
     if best is None:
         remedy = f"wait for one, or name a trial, {search / TRIALS}/ID"
@@ -312,7 +311,6 @@ def _best_trial(search: Path) -> Path:
 
 
 def _no_run(what: str, where: str, name: str, storage: Path | Uri) -> InputError:
-    """Return the error for a name that is no run, with the most similar ones."""
     names = [other.name for other in list_runs(storage)]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:3]
     remedy = f"did you mean {', '.join(near)}?" if near else f"there are no runs in {storage}"
@@ -320,7 +318,6 @@ def _no_run(what: str, where: str, name: str, storage: Path | Uri) -> InputError
 
 
 def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
-    """Return the run's URI, if ``run`` or ``storage`` is one; else None."""
     if "://" in str(run):
         place = read_storage(str(run))
         return place if isinstance(place, Uri) else None
@@ -425,7 +422,6 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate the process as Ctrl-C does, so that it cleans up."""
     process.send_signal(signal.SIGTERM)
     try:
         process.communicate(timeout=_GRACE)

@@ -119,15 +119,8 @@ def local_path(text: str, where: str) -> Path:
 
 
 def lost(path: Path, token: str) -> str | None:
-    """Check the run directory into which a command writes.
-
-    Args:
-        token: see `RunDir`.
-
-    Returns:
-        ``removed``, ``replaced`` (by another directory or command), or None if it exists, or the
-        storage fails with another error.
-    """
+    """Return ``removed`` or ``replaced`` (by another directory or command) if the run directory
+    into which a command with this token writes is gone; None if it exists, or storage fails."""
     for place, fate in ((path, "removed"), (path / token, "replaced")):
         try:
             os.stat(place)
@@ -227,8 +220,6 @@ class RunDir:
         """Claim ``<storage>/<name>`` for this process; nothing in it is changed yet.
 
         Args:
-            storage: a local directory or ``file://`` URI; created if it does not exist.
-            name: one path component.
             mode: ``new`` needs a free name, ``resume`` an existing run; ``overwrite`` accepts both,
                 and removes the old run when the new one begins.
             store: object store that contains the runs, if any.
@@ -236,7 +227,6 @@ class RunDir:
             tell: called with notes for the user.
 
         Raises:
-            DataError: the store cannot be read or written.
             InputError: the name is used, locked by a live process, not a run directory (nothing
                 else is ever deleted), missing (``resume``), or cannot be written.
         """
@@ -270,14 +260,8 @@ class RunDir:
         return run
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start the run: the old one removed (``overwrite``), config written, status ``running``.
-
-        Args:
-            config: the resolved configuration, plain JSON types.
-
-        Raises:
-            InputError: the directory cannot be written.
-        """
+        """Start the run: the old one removed (``overwrite``), the resolved configuration written,
+        status ``running``. Raises InputError if the directory cannot be written."""
         text = MARK + write_yaml(plain(dict(config)))
         with storage_errors(self.path, InputError):
             if self._mode == "overwrite":
@@ -351,12 +335,8 @@ class RunDir:
         return read_summary(self.path)
 
     def update_summary(self, wait: float = 0.0, **entries: Any) -> dict[str, Any]:
-        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``; returns all. Raises
-        TrainingError if it cannot be read or written.
-
-        Args:
-            wait: seconds for which the storage may be full or away.
-        """
+        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``, waiting for storage
+        that is full or away; returns all. Raises TrainingError if it cannot be read or written."""
 
         def update() -> dict[str, Any]:
             summary = {**self.summary, **entries}
@@ -424,7 +404,6 @@ class RunDir:
         self.tell(f"{what}; {remedy}")
 
     def _take_over(self) -> None:
-        """Replace the local files by those of the store."""
         assert self.place is not None
         with storage_errors(self.path, InputError, "set staging.path elsewhere"):
             unsent, newest = self.path / _UNSENT, self.place / _NEWEST
@@ -462,7 +441,6 @@ def _is_free(path: Path) -> bool:
 
 
 def _check(path: Path, mode: Mode, shown: str) -> None:
-    """Raise InputError for a directory that does not fit ``mode``."""
     with storage_errors(path, InputError):
         free = _is_free(path)
     what, remedy = "", "choose another name, or another storage"

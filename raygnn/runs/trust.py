@@ -91,18 +91,8 @@ def usable(
 
     Environment variables are never taken from a run: ``PYTHONPATH`` or ``LD_PRELOAD`` would run
     code in every worker. Of a run that is neither trusted nor the user's own, the address of a
-    cluster and the path of copies are left out, too.
-
-    Args:
-        config: the content of its ``config.yaml``.
-        shown: what the run is called.
-        trust: whether the user trusts the run.
-        place: directory of the run, if it is one.
-
-    Raises:
-        DataError: a section is damaged.
-        InputError: the run is neither trusted nor the user's own, and names classes or an object
-            store, or has modules in the current directory.
+    cluster and the path of copies are left out, too. Raises InputError if such a run names classes
+    or an object store, or has modules in the current directory, and DataError if it is damaged.
     """
     _check_sections(config, shown)
     trust = trust or is_own(config)

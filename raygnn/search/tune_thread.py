@@ -231,8 +231,6 @@ def _number(trial: Any) -> int:
 
 
 class _Optuna(OptunaSearch):
-    """Suggests the settings of numbered trials; Ray Tune stores its attributes."""
-
     count = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
@@ -243,7 +241,6 @@ class _Optuna(OptunaSearch):
 
 
 def _domains(search: SearchConfig) -> dict[str, Any]:
-    """Return the space as Ray Tune's domains, whose functions have the names of our keys."""
     kinds = {key: values.kind for key, values in search.space.items()}
     return {
         key: tune.choice(list(given)) if kind == "choice" else getattr(tune, kind)(*given)
@@ -266,15 +263,8 @@ class TrialActor(tune.Trainable):
         metric: tuple[str, str],
         path: Sequence[str],
     ) -> None:
-        """Start the training.
-
-        Args:
-            trial: ``trial``, its ``number`` and ``settings``.
-            config: of the search.
-            partition: directory of the partition or collection.
-            metric: metric of the search, as records name it, and ``max`` or ``min``.
-            path: ``sys.path`` of the command, with the user's modules.
-        """
+        """Start the training of a ``trial`` (its ``number`` and ``settings``); ``path``: the
+        ``sys.path`` of the command, with the user's modules. The others as of `TuneThread`."""
         sys.path += [entry for entry in path if entry not in sys.path]
         number, settings = trial["trial"]["number"], trial["trial"]["settings"]
         place = config.run_dir / TRIALS, trial_id(number)

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         ("job.yaml: graph", "neither graph nor partition.path"),
     ),
     # Types and ranges.
-    "number as a name": (GOOD.replace("small", "123"), ("name (line 1)", 'quotes: "123"')),
+    "number as a name": (GOOD.replace("small", "123"), ("name (line 1)", "text, got 123")),
     "name that is a path": (GOOD.replace("small", "../small"), ("name", "'../small'", "letters")),
     "reserved name": (GOOD.replace("small", "partitions"), ("name", "'partitions'")),
     "endless variable": (
@@ -109,10 +109,10 @@ ADDED: dict[str, tuple[str, ...]] = {
     '"a\\e[31m": 1': ("\\x1b",),
     "train: [lr, 1]": ("train (line 7)", "section", "['lr', 1]"),
     "train: {lr: fast}": ("train.lr", "number", "'fast'", "0.003"),
-    "train: {epochs: '3'}": ("train.epochs", "remove the quotes: 3"),
+    "train: {epochs: '3'}": ("train.epochs", "whole number", "'3'"),
     "train: {epochs: 1.5}": ("whole number", "1.5"),
     "train: {epochs: true}": ("whole number", "got true"),
-    "sampling: {replace: yes}": ("true or false", "write true"),
+    "sampling: {replace: yes}": ("true or false", "'yes'"),
     "train: {lr: null}": ("train.lr", "number", "got null"),
     "train: {lr: .nan}": ("train.lr", "finite", "nan"),
     "train: {lr: 1e999}": ("train.lr", "finite", "inf"),
@@ -129,7 +129,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "comm: {timeout: '30'}": ("comm.timeout", "30m", "'30'"),
     "comm: {timeout: 1:30}": ("comm.timeout", "'1:30'"),
     "comm: {timeout: -5}": ("comm.timeout", "got -5"),
-    "comm: {env: {A: 1.5}}": ("comm.env.A", 'quotes: "1.5"'),
+    "comm: {env: {A: 1.5}}": ("comm.env.A", "text, got 1.5"),
     "comm: {env: {RANK: '0'}}": (
         "comm.env.RANK (line 7)",
         "another name: RANK is set",
@@ -150,7 +150,7 @@ ADDED: dict[str, tuple[str, ...]] = {
         "no check 'hardware_unifrom', 'a'",
         "mean hardware_uniform?",
     ),
-    "cluster: {allow: [a]}": ("checks are: batch_size_fits, ",),
+    "cluster: {allow: [a]}": ("checks are: ", "hardware_uniform"),
     "cluster: {allow: [resources_fit, name_free]}": (
         "cluster.allow",
         "resources_fit, name_free cannot be allowed",
@@ -158,7 +158,7 @@ ADDED: dict[str, tuple[str, ...]] = {
     "cluster: {wait: 15m}": ("cluster.wait", "cluster.workers is auto", "to a number"),
     "cluster: {wait: 15m, workers: 2, address: local}": ("cluster.wait", "does not grow"),
     "cluster: {wait: soon, workers: 2}": ("cluster.wait", "0, or a duration", "'soon'"),
-    "cluster: {allow: nonsense}": ("a list, got", ": [nonsense]"),
+    "cluster: {allow: nonsense}": ("a list, got",),
     "cluster: {workers: 2000000000}": ("from 1 to 1048576",),
     "cluster: {workers: [1, 2000000000]}": ("cluster.workers", "from 1 to 1048576"),
     "cluster: {address: 'http://head:8265'}": ("cluster.address", "http://head:8265", "HOST:PORT"),

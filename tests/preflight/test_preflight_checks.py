@@ -268,14 +268,6 @@ SPEAKS = {
         "error model_runs: m:Net fails on a batch",
         job=replace(make_job(), dry_run=error("m:Net fails on a batch", "mend it")),
     ),
-    "a batch of all training nodes": speaks(
-        "info batch_size_fits: a batch of 2 × 512 seeds | 1,023 training nodes",
-        partition=make_partition(splits={"train": 1023, "val": 1, "test": 1}),
-    ),
-    "a training node for each worker": speaks(
-        "info batch_size_fits: a batch of 2 × 512 seeds | use fewer cluster.workers",
-        partition=make_partition(splits={"train": 2, "val": 1, "test": 1}),
-    ),
     "weights and times of edges": speaks(
         "info edge_arrays_read: _N:cites:_N, _N:by:_N have at, weight | which nothing reads | "
         "sampling.time or task.split",

@@ -112,7 +112,6 @@ class _EvidenceReader:
         )
 
     def _traces(self) -> tuple[list[Traces], int]:
-        """Return each rank's files, and the number of the last attempt."""
         try:
             names = sorted(entry.name for entry in self.logs.iterdir())
         except OSError:
@@ -144,7 +143,6 @@ class _EvidenceReader:
         return ranks, attempt
 
     def _world(self, newest: RankAttempt, numbers: Sequence[int]) -> list[int]:
-        """Return the ranks to report: those with a file, and the first of those without."""
         world = newest.world
         left = {rank for rank in numbers if rank < world}
         reported = left.union(range(min(world, _SILENT_RANKS)))

@@ -269,7 +269,6 @@ class _Judge:
         return users[0] if len(users) == 1 else None
 
     def _died(self) -> Cause | None:
-        """Find a rank that ended without a record."""
         lost_nodes = {rank: lost_with(self.evidence, rank) for rank in self.ranks}
         dead = [r for r in self.ranks.values() if r.state == "died" or lost_nodes[r.rank]]
         if not dead:
@@ -317,7 +316,6 @@ class _Judge:
         return Cause("memory", f"{who} {what}", rank, kill.host, "high", lines, remedy)
 
     def _blamed(self) -> Cause | None:
-        """Find a rank that another rank names as the cause."""
         for rank, traces in self.traces.items():
             match = _BLAMES.match(_what(traces))
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):
@@ -413,7 +411,6 @@ class _Judge:
         return self.difference["odd"] if self.difference else None
 
     def _at(self, rank: int) -> str | None:
-        """Describe where a rank without a record was, as far as that is known."""
         known = self.ranks[rank]
         place = f"phase {known.phase}" if known.phase else None
         if place and known.step is not None:
@@ -436,7 +433,6 @@ class _Judge:
         return max((n for n in counts if isinstance(n, int)), default=0)
 
     def _killed_for_memory(self, text: str) -> tuple[str, list[str]]:
-        """Describe why Ray killed a process, and which processes used the memory."""
         if (kill := MemoryKill.from_text(text)) is None:
             return "was killed because its node ran out of memory", []
         used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
@@ -498,7 +494,6 @@ class _Judge:
                 f"in use, {known.rss / 2**30:.1f} GiB by this rank", *self._of_plan()]  # fmt: skip
 
     def _of_plan(self) -> list[str]:
-        """Return preflight's estimate of a node's memory."""
         planned = [f"{item['use']} {size(item['bytes'])}" for item in self.evidence.memory]
         return [f"preflight.json: reckoned for a node: {', '.join(planned)}"] if planned else []
 

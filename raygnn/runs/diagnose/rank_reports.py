@@ -195,7 +195,6 @@ def _doing(stack: CallStack) -> str | None:
 
 
 def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
-    """Describe where a rank's failure was raised, in any thread."""
     if traces.failure is None:
         return None
     place = causes.kind_of(traces.failure, evidence.own)[1]
@@ -243,16 +242,13 @@ def _skew(traces: Traces, evidence: Evidence) -> float:
 
 
 def first_difference(flights: Mapping[int, Sequence[CollectiveRecord]]) -> dict[str, Any] | None:
-    """Find the first collective that differs, by process group and sequence number.
+    """Find the first collective that differs, by process group and sequence number; ``flights``:
+    rank → its last collectives, from its crash dump.
 
-    Args:
-        flights: rank → its last collectives, from its crash dump.
-
-    Returns:
-        None if the known ones agree, else ``kind`` (``op``, ``dtype``, ``size``, or ``missing``: a
-        rank did not reach it), ``group``, ``seq``, ``odd`` (the rank that differs, or did not reach
-        it; None if unclear) and ``ranks``: for each its ``rank``, ``op`` (None for a rank that did
-        not reach it), ``dtypes``, ``sizes``, ``at`` and ``pending``.
+    Returns None if the known ones agree, else ``kind`` (``op``, ``dtype``, ``size``, or
+    ``missing``: a rank did not reach it), ``group``, ``seq``, ``odd`` (the rank that differs, or
+    did not reach it; None if unclear) and ``ranks``: for each its ``rank``, ``op`` (None for a rank
+    that did not reach it), ``dtypes``, ``sizes``, ``at`` and ``pending``.
     """
     by_group: dict[str, dict[int, dict[int, CollectiveRecord]]] = {}
     for rank, entries in flights.items():
@@ -297,7 +293,6 @@ def _time(value: Any) -> float:
 
 
 def _facet(entry: CollectiveRecord, kind: str) -> str:
-    """Return the property that must be equal on all ranks, as text."""
     op = str(entry.get("op"))
     side = _ALIKE.get(op.rpartition(":")[2])
     if kind == "op" or side is None:

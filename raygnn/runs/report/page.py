@@ -28,16 +28,9 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def write_report(run: Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run in any state; an older page is replaced atomically. Raises InputError
-    if it cannot be written, or is no path.
-
-    Args:
-        run: run directory.
-        out: the file; by default ``report.html`` in the run directory.
-
-    Returns:
-        Its absolute path.
-    """
+    """Write the page of a run in any state to ``out``, or ``report.html`` in the run directory, and
+    return its absolute path; an older page is replaced atomically. Raises InputError if it cannot
+    be written, or is no path."""
     file = (run / REPORT) if out is None else local_path(str(out), "the report")
     # file names may hold bytes that are no characters
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
@@ -94,12 +87,8 @@ def html(source: Source) -> str:
 
 
 def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
-    """Return the page of a template. All text is escaped.
-
-    Args:
-        drawn: all charts of the page.
-        facts: variables of the template.
-    """
+    """Return the page of a template with its variables ``facts``; ``drawn`` are all charts of the
+    page. All text is escaped."""
     import jinja2
     from markupsafe import Markup
 

@@ -103,12 +103,9 @@ class Source:
 
 
 def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Record]:
-    """Read the records with a step from a file of any length; other lines are skipped.
-
-    Args:
-        most: bytes; of a longer file every n-th line is used, and the last.
-        special: texts of lines that are used in any case, if they are not as many.
-    """
+    """Read the records with a step from a file of any length; other lines are skipped. Of a file of
+    more than ``most`` bytes, every n-th line is used, and the last, and lines with ``special``
+    texts, if they are not as many."""
     kept, last, left = list[bytes](), b"", 2 * most
     with suppress(OSError), open_regular(path) as file:
         every = os.fstat(file.fileno()).st_size // most + 1
@@ -125,7 +122,6 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
 
 
 def _events(logs: Path) -> list[dict[str, Any]]:
-    """Return the command's events, and those of the ranks that no command has reported."""
     events = _lines(logs / TOLD)
     reported = {event["text"] for event in events}
     for name in (EVENTS, SCALING, LOGGERS):
@@ -193,7 +189,6 @@ def tiles(source: Source) -> Iterator[Tile]:
 
 
 def _latest(records: Sequence[Record]) -> dict[str, float]:
-    """Return the newest value of each metric, for a run without a summary."""
     return {
         key: number(value)
         for record in records
