@@ -18,13 +18,17 @@ export OMP_NUM_THREADS ?= 1
 # Processes that run tests at the same time: make JOBS=4 test.
 JOBS ?= 2
 
-# $(call tests,ENVIRONMENT,MARKS): most tests, a file to each process; then those that need the machine for
-# themselves, also when one of the first fails. MARKS is empty, or ends in "and". Compiled modules are
-# kept, whatever the environment says: the tests start hundreds of processes.
+# $(call marked,MARK): the files that have a test with a mark. To find that a file has none it is imported,
+# which takes a minute for all.
+marked = $$(grep -rl "mark\.$(1)\b" tests --include="test_*.py")
+
+# $(call tests,ENVIRONMENT,MARKS,FILES): most tests, a file to each process; then those that need the machine
+# for themselves, also when one of the first fails. MARKS is empty, or ends in "and"; without FILES all.
+# Compiled modules are kept, whatever the environment says: the tests start hundreds of processes.
 define tests
 	@unset PYTHONDONTWRITEBYTECODE; status=0; \
-	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(2) not alone" --durations=20 || status=1; \
-	$(1)/bin/python -m pytest -m "$(2) alone" --durations=10 || status=1; \
+	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(2) not alone" --durations=20 $(3) || status=1; \
+	$(1)/bin/python -m pytest -m "$(2) alone" --durations=10 $(call marked,alone) || status=1; \
 	exit $$status
 endef
 FAST := not slow and not system and
@@ -40,9 +44,13 @@ define test_instructions
 endef
 
 # Those that need no DGL, where there is none; what they need could come to need it unnoticed. All with
-# the Python that has none; beside the fast tests those of the modules that import it where it is there.
-WITHOUT_DGL := tests/test_cli.py $(addprefix tests/,config graph preflight) $(addprefix tests/worker/test_,\
-    $(addsuffix .py,events relations graph_tasks)) tests/prediction/test_new_graphs.py
+# the Python that has none; beside the fast tests those of the modules that import it where it is there. Of
+# the tests of tables two files are enough, since the others read them by the same code.
+OF_TABLES := $(addprefix tests/graph/test_,$(addsuffix .py,hostile_tables malformed_tables databases texts \
+    transforms queries reading_memory proposal vocabulary keys))
+WITHOUT_DGL := tests/test_cli.py $(addprefix tests/,config preflight) $(addprefix tests/worker/test_,\
+    $(addsuffix .py,events relations graph_tasks)) tests/prediction/test_new_graphs.py \
+    $(filter-out $(OF_TABLES),$(wildcard tests/graph/test_*.py))
 define test_without_dgl
 	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" --durations=20 $(2)
 endef
@@ -111,12 +119,12 @@ test: setup
 	$(call tests,.venv,$(FAST))
 
 test-system: setup
-	$(call tests,.venv,$(SYSTEM))
+	$(call tests,.venv,$(SYSTEM),$(call marked,system))
 
 # With public names of Ray, Lightning and torch only.
 test-plain: export RAYGNN_PLAIN = 1
 test-plain: setup
-	$(call tests,.venv,$(SYSTEM) not comfort and)
+	$(call tests,.venv,$(SYSTEM) not comfort and,$(call marked,system))
 
 test-all: setup
 	$(call tests,.venv)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from raygnn.sampling.exchange import Exchange
+from tests.support.ranks import run_ranks
+
 CHECKOUT = Path(__file__).parents[1]
-IMPORTS = """
-import runpy, sys
-sys.path[:0] = ["benchmarks", "."]
-for file in sys.argv[1:]:
-    runpy.run_path(file, run_name="imported")
-"""
 
 WITHOUT = """
 import sys
@@ -32,9 +30,13 @@ sys.meta_path.insert(0, Without())
 def test_their_imports_exist() -> None:
     files = sorted(map(str, (CHECKOUT / "benchmarks").glob("*.py")))
     assert len(files) > 20
-    command = [sys.executable, "-c", IMPORTS, *files]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    assert run_ranks(1, imported, files, fresh=True) == [len(files)]
+
+
+def imported(_: Exchange, files: list[str]) -> int:
+    """Import files in a process of their own, and return their number."""
+    sys.path[:0] = [str(CHECKOUT / "benchmarks"), str(CHECKOUT)]
+    return len([runpy.run_path(file, run_name="imported") for file in files])
 
 
 NUMBERED = """

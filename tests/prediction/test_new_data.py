@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 import raygnn
 from raygnn.config.graph import TablesGraph
+from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, InputError
@@ -28,7 +30,7 @@ from raygnn.worker.job import Sizes
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
 from tests.support.graphs import ensure_partition, on_whole_graph
-from tests.support.small_jobs import JobFactory, train_on_ranks
+from tests.support.small_jobs import JobFactory, job, train_on_ranks
 
 
 def asked(run: Run, *overrides: str) -> Asked:
@@ -157,6 +159,11 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
         ask(run, found.config, 1, sizes=found.weights.sizes)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train_on_ranks(load_config(job(tmp_path_factory.mktemp("run"), train={"epochs": 1})))
+
+
 @pytest.mark.parametrize(
     ("change", "overrides", "what"),
     [
@@ -170,9 +177,9 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     ],
 )
 def test_refused(
-    change: dict[str, Any], overrides: list[str], what: str, make_job: JobFactory
+    change: dict[str, Any], overrides: list[str], what: str, trained: Run, tmp_path: Path
 ) -> None:
-    run = _trained(make_job)
+    run = Run(shutil.copytree(trained.path, tmp_path / "test"))
     if change.pop("old", False):
         about = run.path / "checkpoints" / "selected.json"
         known = json.loads(about.read_text())
@@ -185,10 +192,6 @@ def test_refused(
     with pytest.raises(InputError, match=what) as caught:
         asked(run, *overrides)
     assert caught.value.remedy
-
-
-def _trained(make_job: JobFactory) -> Run:
-    return train_on_ranks(make_job(train={"epochs": 1}))
 
 
 def test_sizes() -> None:

@@ -436,17 +436,6 @@ def test_on_a_ray(make_job: JobFactory, tmp_path: Path) -> None:
     assert not (storage / ".predicting").exists()
 
 
-@pytest.mark.slow  # the notebook's test covers this path, too
-@pytest.mark.usefixtures("no_ray")
-def test_the_command(trained: Run, tmp_path: Path) -> None:
-    """From Python, through a process of its own."""
-    run = copied(trained, tmp_path / "runs")
-    frame = run.predict("val", scores=True, overrides=["cluster.address=local"])
-    assert list(frame.columns) == ["node", "prediction", "probability", "split", "label", "scores"]
-    right = (frame["prediction"] == frame["label"]).mean()
-    assert right == pytest.approx(run.summary["metrics"]["val/accuracy"], abs=1e-6)
-
-
 def test_errors_of_the_command(trained: Run) -> None:
     with pytest.raises(InputError, match="no split 'all'") as caught:
         trained.evaluate("all")

@@ -39,12 +39,11 @@ ONE = SimpleNamespace(world=World(0, 1))
 
 
 class Calls:
-    """Calls of the file system below a path: the one with a number fails, or each new one."""
+    """Calls of the file system below a path, one of which fails."""
 
     def __init__(self, place: AnyPath, monkeypatch: pytest.MonkeyPatch):
         self.place = os.path.realpath(str(place))
         self.count, self.failing = 0, -1
-        self.new_fail, self.met = False, set[tuple[str, str]]()
         for module, name in ((os, "stat"), (os, "listdir"), (builtins, "open"), (io, "open")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
@@ -52,10 +51,7 @@ class Calls:
         def counted(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(self.place):
                 self.count += 1
-                known, key = len(self.met), (call.__name__, os.fspath(path))
-                self.met.add(key)
-                is_new = self.new_fail and len(self.met) > known
-                if is_new or self.count - 1 == self.failing:
+                if self.count - 1 == self.failing:
                     raise OSError(errno.EIO, "Input/output error", os.fspath(path))
             return call(path, *args, **kwargs)
 
@@ -101,37 +97,33 @@ def test_the_driver_plans_again_what_failed_once(
     """A node's view of the partition is read again, too; storage that stays unavailable is exit
     code 4."""
     monkeypatch.setattr(files, "_RETRY_EVERY", 0.0)
-    sections: dict[str, Any] = {"graph": {"nodes": 200}}
+    sections: dict[str, Any] = {"graph": {"nodes": 200}, "fault": {"storage_timeout": 0.5}}
     place = Path(str(ensure_partition(make_job(**sections), 1).directory))
     if foreign:
         (place / "raygnn.json").unlink()
         sections["partition"] = {"path": str(place)}
-    config, impatient = (
-        make_job(**sections, cluster={"workers": "auto", "num_cpus": 1}, fault=fault)
-        for fault in ({}, {"storage_timeout": 0.5})
-    )
+    config = make_job(**sections, cluster={"workers": "auto", "num_cpus": 1})
     cluster, show = RayCluster(config), NullDisplay()
     calls = Calls(place, monkeypatch)
     with ClusterNodes(config, cluster) as nodes:  # their actors are kept: each is a Python process
 
-        def plan(config: Config) -> Any:
+        def plan(_: Any = None) -> Any:
             calls.count = 0
-            calls.met.clear()
             _, workers, _ = count_workers(config, cluster, show)
-            calls.met.clear()
             given = read_input(config, workers, show, cluster)
-            calls.met.clear()
             return make_plan(config, nodes, workers, given, 64, show).report.findings
 
-        expected, total = plan(config), calls.count
-        calls.new_fail = True
-        assert plan(config) == expected
-        assert calls.count > total + 10
-        calls.new_fail, read, short = False, Path.read_bytes, iter([3])
+        expected, total = plan(), calls.count
+        assert total > 10
+        for at in range(total):
+            calls.failing = at
+            assert plan() == expected
+            assert calls.count > at
+        calls.failing, read, short = -1, Path.read_bytes, iter([3])
         monkeypatch.setattr(Path, "read_bytes", lambda path: read(path)[: next(short, None)])
-        assert plan(config) == expected
+        assert plan() == expected
         calls.failing = ANY
-        assert carry_out(Namespace(run=lambda _: plan(impatient))) == 4
+        assert carry_out(Namespace(run=plan)) == 4
 
 
 def test_a_place_that_comes_back(
