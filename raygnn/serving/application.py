@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +31,7 @@ from raygnn.serving.questions import (
     PairQuestion,
     RequestError,
 )
-from raygnn.serving.served_run import Served, digest_of
+from raygnn.serving.served_run import Served, ServedModel, digest_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -47,6 +47,9 @@ _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
 _AFTER = "1"  # seconds after which a refused request may come again
 
+Models = dict[str, NodeAnswers | LinkAnswers]  # by task
+Asked = tuple[Any, str, AnyQuestion]  # a model, the name of its run, and a question for it
+
 GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
 GivenIds = Annotated[list[GivenId], Field(min_length=1, max_length=_MOST)]
 GivenRelation = Annotated[str | None, Field(description="of the links, if there are several")]
@@ -54,6 +57,8 @@ GivenRelation = Annotated[str | None, Field(description="of the links, if there 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    task: str | None = Field(None, description="one of the run's tasks, if several would do")
 
 
 class NodeBody(_Body):
@@ -157,8 +162,10 @@ def app(
     return deployment.bind(token)
 
 
-class Settings(_Body):
+class Settings(BaseModel):
     """Arguments of `app` in a file of ``serve deploy``."""
+
+    model_config = ConfigDict(extra="forbid")
 
     run: str
     task: str | None = None
@@ -187,32 +194,48 @@ class ModelReplica:
         self._token = token
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raygnn-model")
         self._waiting = 0
-        self._model: Any  # NodeAnswers or LinkAnswers
+        self._models: Models
 
     async def reconfigure(self, options: dict[str, Any]) -> None:
         """Load a run's model, while the present one answers."""
-        self._model, self._run = await asyncio.to_thread(_load, options)
+        self._models, self._run = await asyncio.to_thread(_load, options)
 
     def allows(self, token: str) -> bool:
         given = hashlib.sha256(token.encode()).hexdigest()
         return self._token is None or hmac.compare_digest(given, self._token)
 
     def schema(self) -> dict[str, Any]:
-        return {**self._model.schema(), "raygnn": __version__}
+        found = {name: model.schema() for name, model in self._models.items()}
+        return {**found.get("", {"tasks": found}), "raygnn": __version__}
 
-    async def answer(self, question: AnyQuestion) -> dict[str, Any]:
+    def _model(self, question: AnyQuestion, task: str | None) -> NodeAnswers | LinkAnswers:
+        kind = NodeAnswers if isinstance(question, NodeQuestion) else LinkAnswers
+        names = [name for name, model in self._models.items() if isinstance(model, kind)]
+        if task in names or (task is None and len(names) == 1):
+            return self._models[task or names[0]]
+        what = (
+            "several tasks could answer this" if task is None else f"no task {task!r} answers this"
+        )
+        remedy = "leave it out" if names == [""] else f"name one of {', '.join(names)}"
+        raise RequestError(what, where="task", remedy=remedy)
+
+    async def answer(self, question: AnyQuestion, task: str | None = None) -> dict[str, Any]:
         """Return the answer of a request.
+
+        Args:
+            task: name of one of several tasks; None = the only one that can answer.
 
         Raises:
             RequestError: the request cannot be answered.
             HTTPException: too many wait.
         """
+        model = self._model(question, task)
         size = _size(question)
         if self._waiting and self._waiting + size > _WAITING:
             raise HTTPException(503, "too many requests wait", headers={"Retry-After": _AFTER})
         self._waiting += size
         try:
-            answer, run = await self._batch(question)
+            answer, run = await self._batch((model, self._run, question))
         finally:
             self._waiting -= size
         if isinstance(answer, RaygnnError):
@@ -222,27 +245,37 @@ class ModelReplica:
     @serve.batch(
         max_batch_size=_BATCH,
         batch_wait_timeout_s=_WAIT,
-        batch_size_fn=lambda questions: sum(map(_size, questions)),
+        batch_size_fn=lambda asked: sum(_size(question) for _, _, question in asked),
     )
-    async def _batch(self, questions: list[AnyQuestion]) -> list[Any]:
-        model, run = self._model, self._run
+    async def _batch(self, asked: list[Asked]) -> list[Any]:
         loop = asyncio.get_running_loop()
-        answers = await loop.run_in_executor(self._thread, model.answer, questions)
-        return [(answer, run) for answer in answers]
+        return await loop.run_in_executor(self._thread, _answers, asked)
 
 
-def _load(options: dict[str, Any]) -> tuple[Any, str]:
-    served = Served.find(**options)
-    model = LinkAnswers if served.one.task.of_links else NodeAnswers
-    return model(served), served.config.name
+def _answers(asked: Sequence[Asked]) -> list[Any]:
+    """Return the answer to each question, and the run that it is of."""
+    found: dict[int, Any] = {}
+    for model in {id(model): model for model, _, _ in asked}.values():
+        numbers = [number for number, (of, _, _) in enumerate(asked) if of is model]
+        found |= zip(numbers, model.answer([asked[number][2] for number in numbers]))
+    return [(found[number], run) for number, (_, run, _) in enumerate(asked)]
+
+
+def _load(options: dict[str, Any]) -> tuple[Models, str]:
+    found = Served.find(**options)
+    model, models = ServedModel(found[0]), dict[str, NodeAnswers | LinkAnswers]()
+    for served in found:
+        kind = LinkAnswers if served.one.task.of_links else NodeAnswers
+        models[served.task] = kind(model.for_task(served))
+    return models, found[0].config.name
 
 
 def _size(question: AnyQuestion) -> int:
     return len(question.pairs if isinstance(question, PairQuestion) else question.ids)
 
 
-def _http(links: bool, guarded: bool) -> FastAPI:
-    """Return the routes of a model that scores links, or predicts for nodes."""
+def _http(links: Collection[bool], guarded: bool) -> FastAPI:
+    """Return the routes of models that score links (True), or predict for nodes (False)."""
     # without a description there is no /docs either, which would need no token
     described = None if guarded else "/openapi.json"
     http = FastAPI(title="raygnn", version=__version__, openapi_url=described)
@@ -262,16 +295,16 @@ def _http(links: bool, guarded: bool) -> FastAPI:
 
     def route(path: str, body: type[_Body]) -> None:
         async def answer(body: Any) -> Any:
-            return await _replica().answer(body.question())
+            return await _replica().answer(body.question(), body.task)
 
         answer.__annotations__["body"] = body
         answer.__doc__ = body.__doc__
         http.post(path)(answer)
 
-    if links:
+    if True in links:
         route("/score", PairBody)
         route("/recommend", ListBody)
-    else:
+    if False in links:
         route("/predict", NodeBody)
     return http
 
@@ -338,7 +371,8 @@ class Door:
         return None
 
 
-def _of_links(run: Run, task: str | None) -> bool:
-    tasks = run.config.get("tasks") or {}
-    chosen = tasks.get(task, {}) if tasks else run.config.get("task") or {}
-    return any(chosen.get(key) == "link_prediction" for key in ("kind", "like"))
+def _of_links(run: Run, task: str | None) -> set[bool]:
+    """Return whether each task, or the one of this name, is of links."""
+    tasks = run.config.get("tasks") or {task: run.config.get("task") or {}}
+    chosen = tasks.values() if task is None else [tasks.get(task, {})]
+    return {"link_prediction" in (one.get("kind"), one.get("like")) for one in chosen}

@@ -15,7 +15,7 @@ from raygnn.prediction.merge import OTHER, free_file
 from raygnn.runs.run import Run
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import NodeQuestion, UserId
-from raygnn.serving.served_run import Served
+from raygnn.serving.served_run import Served, ServedModel
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.planes.prediction_rows import read_wanted
 
@@ -74,11 +74,12 @@ def explain(
         nodes: list[Any] = read_wanted(Path(ids).expanduser(), "node").to_pylist()
     else:
         nodes = [*ids]
-    served = Served.find(run, task=task, storage=storage, at=at, trust=trust, overrides=overrides)
-    if served.one.task.of_links:
-        what, remedy = "predictions for nodes are explained, not those for links", "choose a --task"
-        raise InputError(what, where="explain", remedy=remedy)
-    model = NodeAnswers(served)
+    found = Served.find(run, task=task, storage=storage, at=at, trust=trust, overrides=overrides)
+    found = [served for served in found if not served.one.task.of_links]
+    if len(found) != 1:
+        what = "the run has several tasks" if found else "only predictions for nodes are explained"
+        raise InputError(what, where="explain", remedy="choose a --task that predicts for nodes")
+    model = NodeAnswers(ServedModel(found[0]))
     if model.ids.whole:  # a list has them as text
         nodes = [int(one) if str(one).isdecimal() else one for one in nodes]
     rows: list[dict[str, Any]] = []

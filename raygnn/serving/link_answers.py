@@ -15,7 +15,7 @@ from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
 from raygnn.models.heads import EdgeModel
 from raygnn.serving.questions import AnswerRows, ListQuestion, PairQuestion, RequestError
-from raygnn.serving.served_run import Served, ServedModel
+from raygnn.serving.served_run import ServedModel
 from raygnn.worker.job import TopLists
 from raygnn.worker.planes.prediction_rows import relation_of
 from raygnn.worker.planes.recommendations import Recommender
@@ -26,10 +26,9 @@ _SEARCHES = 8  # that are kept, one for each relation asked for
 class LinkAnswers:
     """Answers questions about links, from embeddings of all sources and targets."""
 
-    def __init__(self, served: Served):
-        self._model = ServedModel(served)
-        self._plane, self._request = self._model.plane, served.request
-        shard, model = self._plane.shard, self._model.module.model
+    def __init__(self, served: ServedModel):
+        self._model, self._plane, self._request = served, served.plane, served.served.request
+        shard, model = self._plane.shard, served.module.model
         assert isinstance(model, EdgeModel)
         self._ends = self._plane.etype[0], self._plane.etype[2]
         nodes = {t: shard.first(t) + np.arange(shard.owned(t)) for t in self._ends}

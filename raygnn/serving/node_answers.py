@@ -20,7 +20,7 @@ from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
 from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError
-from raygnn.serving.served_run import Served, ServedModel
+from raygnn.serving.served_run import ServedModel
 from raygnn.worker.planes.prediction_rows import Format
 from raygnn.worker.planes.vocabulary import target_key
 
@@ -32,9 +32,8 @@ class NodeAnswers:
         ids: of the nodes that are predicted for.
     """
 
-    def __init__(self, served: Served):
-        self._model = ServedModel(served)
-        self._config, self._plane = served.one, self._model.plane
+    def __init__(self, model: ServedModel):
+        self._model, self._config, self._plane = model, model.served.one, model.plane
         self._ntype: str = self._plane.ntype
         self.ids = self._model.ids(self._ntype)
 

@@ -62,10 +62,10 @@ def serve(
     show = display_of(display, verbose)
     options: dict[str, Any] = {"task": task, "at": at, "trust": trust, "storage": storage}
     with show.stage("run"):
-        served = Served.find(run, overrides=overrides, **options)
+        config = Served.find(run, overrides=overrides, **options)[0].config
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
-    with RayCluster(served.config, verbose=verbose, tell=show.note) as cluster:
+    with RayCluster(config, verbose=verbose, tell=show.note) as cluster:
         if cluster.local:
             _check_port(host, port)
         with show.stage("Ray"):
@@ -77,8 +77,8 @@ def serve(
         except ImportError as error:
             what = f"Ray Serve is not installed: {error}"
             raise PreflightError(what, remedy='pip install "raygnn[serve]"') from None
-        _check_room(served.config.cluster.cpus_per_worker, replicas)
-        name = served.config.name
+        _check_room(config.cluster.cpus_per_worker, replicas)
+        name = config.name
         options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
         if not verbose:
             logging.getLogger("ray.serve").setLevel(logging.ERROR)

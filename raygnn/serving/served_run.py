@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -54,12 +55,12 @@ class Served:
         at: Any = None,
         trust: bool = False,
         overrides: Sequence[str] = (),
-    ) -> Served:
-        """Find them.
+    ) -> list[Served]:
+        """Find them, for each task that can be served.
 
         Args:
             run: its path, or its name within ``storage``.
-            task: name of one of several tasks.
+            task: name of one of several tasks; None = all that predict for nodes or links.
             at: predict from what was before this time; None = what was before a node's own time,
                 if it has one, else before now. Link prediction in runs with ``sampling.time``
                 needs one.
@@ -72,27 +73,33 @@ class Served:
                 for nodes nor for links.
         """
         shown = False, False, None
-        chosen: dict[str, Any] = {"task": task, "one": True, "at": at, "trust": trust}
+        chosen: dict[str, Any] = {"task": task, "at": at, "trust": trust}
         asked = ask(run, ("all",), "all", storage, overrides, *shown, tables=False, **chosen)
-        kind, what = asked.one.task, None
-        if kind.of_graphs or (kind.of_edges and not kind.of_links):
-            what, remedy = f"models of {kind.kind} are not served", "use predict or export"
-        elif kind.of_links and asked.one.model.pair_history:
+        config, names = asked.config, [asked.task]
+        if asked.config.tasks and task is None:
+            names = [*asked.config.tasks]
+        kinds = {name: config.of(name).task for name in names}
+        served = [n for n, of in kinds.items() if not of.of_graphs and of.of_edges == of.of_links]
+        links, what, remedy = [name for name in served if kinds[name].of_links], None, ""
+        if not served:
+            what = f"models of {kinds[names[0]].kind} are not served"
+            remedy = "use predict or export"
+        elif any(config.of(name).model.pair_history for name in links):
             what, remedy = "model.pair_history reads earlier edges of each pair", "use predict"
-        elif kind.of_links and at is None and asked.config.sampling.time is not None:
+        elif links and at is None and config.sampling.time is not None:
             what = "in a run with sampling.time, scores of links depend on the time"
             remedy = "name it, such as --at 2026-01-31"
         if what is not None:
             raise InputError(what, where="serve", remedy=remedy)
-        found = find_partition(asked.config, 1)
+        found = find_partition(config, 1)
         if isinstance(found, Missing):
             raise InputError(
                 "the partition that it was trained on is not there",
                 where=str(found.place),
                 remedy="make it with raygnn partition and the run's config.yaml",
             )
-        request = Request(asked.weights, "all", rows=True, at=asked.at, task=asked.task)
-        return cls(asked.config, asked.task, found, request)
+        requests = (Request(asked.weights, "all", rows=True, at=asked.at, task=n) for n in served)
+        return [cls(config, request.task, found, request) for request in requests]
 
     @property
     def one(self) -> Config:
@@ -133,6 +140,13 @@ class ServedModel:
         self.plane, self.module = one_task(*self.opened, served.request)
         self._ids: dict[str, NodeIds] = {}
         self._names: dict[str, Any] = {}
+
+    def for_task(self, served: Served) -> ServedModel:
+        """Return this model for another task of its run."""
+        other = copy.copy(self)
+        other.served = served
+        other.plane, other.module = one_task(*self.opened, served.request)
+        return other
 
     def ids(self, ntype: str) -> NodeIds:
         """Return the ids of a node type, which are sorted at the first call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -16,6 +17,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
+from raygnn.serving.application import ModelReplica, _answers, _load, _of_links
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
@@ -26,7 +28,7 @@ from raygnn.serving.questions import (
     PairQuestion,
     RequestError,
 )
-from raygnn.serving.served_run import Served
+from raygnn.serving.served_run import Served, ServedModel
 from raygnn.util.files import write_json
 from raygnn.worker.job import TopLists
 from tests.prediction.test_predict import ask
@@ -49,8 +51,8 @@ def serve(run: Run, **options: Any) -> Any:
         assert meta.manifest is not None
         parts = [part.row for part in meta.manifest.parts]
         write_json(run.path / PARTITION, {"directory": str(meta.directory), "parts": parts})
-    served = Served.find(run, **options)
-    return (LinkAnswers if served.one.task.of_links else NodeAnswers)(served)
+    (served,) = Served.find(run, **options)
+    return (LinkAnswers if served.one.task.of_links else NodeAnswers)(ServedModel(served))
 
 
 def rows(model: Any, question: AnyQuestion) -> pandas.DataFrame:
@@ -203,8 +205,37 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
     found = rows(serve(run, task="likes"), ListQuestion([3], 5))
     want = want[want["source"] == 3].reset_index(drop=True)
     pandas.testing.assert_frame_equal(found, want, atol=1e-5, check_dtype=False)
-    with pytest.raises(InputError, match="several tasks"):
-        serve(run)
+
+    replica = ModelReplica(None)
+    replica._models, name = _load({"run": run})
+    assert set(replica.schema()["tasks"]) == {"likes", "price"}
+    asked = (NodeQuestion([4]), ListQuestion([3], 5), NodeQuestion([1]))
+    answers = _answers([(replica._model(one, None), name, one) for one in asked])
+    assert [of for _, of in answers] == ["several"] * 3
+    expected = known["prediction"].tolist()
+    (four,), listed, (one,) = (rows for rows, _ in answers)
+    assert [one["prediction"], four["prediction"]] == pytest.approx(expected, abs=1e-5)
+    pandas.testing.assert_frame_equal(pandas.DataFrame(listed), want, atol=1e-5, check_dtype=False)
+    with pytest.raises(RequestError, match="no task 'price' answers this"):
+        replica._model(asked[1], "price")
+    assert _of_links(run, None) == {True, False}
+    assert _of_links(run, "likes") == {True}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_which_task_answers(several: bool) -> None:
+    replica, first, other = ModelReplica(None), Mock(NodeAnswers), Mock(NodeAnswers)
+    replica._models = {"a": first, "b": other} if several else {"": first}
+    question = NodeQuestion([1])
+    with pytest.raises(RequestError) as raised:
+        replica._model(question, "c")
+    assert raised.value.remedy == ("name one of a, b" if several else "leave it out")
+    if several:
+        assert replica._model(question, "b") is other
+        with pytest.raises(RequestError, match="several tasks could answer"):
+            replica._model(question, None)
+    else:
+        assert replica._model(question, None) is first
 
 
 @given(

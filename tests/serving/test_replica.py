@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.exceptions import HTTPException
 
 from raygnn.serving import application
 from raygnn.serving.application import LARGEST, Door, ModelReplica, _http
+from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import NodeQuestion, RequestError
 
 
@@ -23,14 +25,15 @@ def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(application, "_WAITING", 100)
     may = asyncio.Event()
 
-    async def batch(self: ModelReplica, one: NodeQuestion) -> tuple[Any, str]:
+    async def batch(self: ModelReplica, asked: tuple[Any, str, NodeQuestion]) -> tuple[Any, str]:
         await may.wait()
-        return [] if one.ids[0] else RequestError("there is no 0"), "run"
+        return [] if asked[2].ids[0] else RequestError("there is no 0"), "run"
 
     monkeypatch.setattr(ModelReplica, "_batch", batch)
 
     async def ask() -> tuple[list[Any], Any]:
         served = ModelReplica(None)
+        served._models, served._run = {"": Mock(NodeAnswers)}, "run"
         asked = [asyncio.ensure_future(served.answer(NodeQuestion([n] * 9))) for n in range(13)]
         await asyncio.sleep(0)
         may.set()
@@ -57,7 +60,7 @@ def test_the_token() -> None:
 
 @pytest.mark.parametrize(("guarded", "described"), [(False, True), (True, False)])
 def test_a_guarded_service_describes_itself_to_nobody(guarded: bool, described: bool) -> None:
-    paths = {getattr(route, "path", "") for route in _http(False, guarded).routes}
+    paths = {getattr(route, "path", "") for route in _http({False}, guarded).routes}
     assert "/healthz" in paths
     assert ({"/docs", "/openapi.json", "/redoc"} <= paths) == described
     assert bool({"/docs", "/openapi.json", "/redoc"} & paths) == described
