@@ -248,12 +248,12 @@ def test_tune_is_given_its_arguments(
     calls: list[Any], driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", "job.yaml"]) == 0
-    more = ["--resume", "-v", "--set", "name=b", "--json"]
+    more = ["--resume", "-v", "--set", "name=b", "--json", "--objective", "speed"]
     assert main(["tune", "job.yaml", *more]) == 0
     plain = {"overwrite": False, "resume": False, "verbose": False, "display": True}
     assert [(config.name, options) for _, config, options in calls] == [
-        ("small", plain),
-        ("b", {**plain, "resume": True, "verbose": True, "display": False}),
+        ("small", {**plain, "objective": None}),
+        ("b", {"objective": "speed", **plain, "resume": True, "verbose": True, "display": False}),
     ]
     assert json.loads(capsys.readouterr().out) == {"rows": 3, "path": "a"}
 

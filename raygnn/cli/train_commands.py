@@ -51,6 +51,11 @@ def add(commands: Any) -> None:
         _tune,
         "search the values of the section search for the best validation metric, on Ray Tune",
     )
+    tune.add_argument(
+        "--objective",
+        choices=("speed",),
+        help="search, as NAME-speed, for the fastest values of keys that do not change results",
+    )
     overwrite_or_resume(tune)
     tables = command(
         commands,
@@ -153,7 +158,7 @@ def _tune(args: argparse.Namespace) -> int:
     from raygnn.search.run_search import tune
 
     options = {"overwrite": args.overwrite, "resume": args.resume, **_shown(args)}
-    result = tune(config, started=args.started, **options)
+    result = tune(config, objective=args.objective, started=args.started, **options)
     print_json(args, {**result.to_dict(), "path": str(result.path)})
     return 0
 

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError, TrainingError, error_of
@@ -155,7 +155,23 @@ class Run:
             (self.replica.place / file.name).upload(file)
         return file
 
-    def predict(self, split: str | None = None, **options: Any) -> pandas.DataFrame:
+    def predict(
+        self,
+        split: str | None = None,
+        *,
+        task: str | None = None,
+        scores: bool = False,
+        calibrated: bool = False,
+        ids: Sequence[int] | Sequence[str] | None = None,
+        rows: str | Path | pandas.DataFrame | None = None,
+        fanout: Sequence[int] | None = None,
+        at: int | str | date | None = None,
+        since: int | str | date | None = None,
+        new_data: bool = False,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
         """Predict with the tested weights: a row per node or graph, in order of the id.
 
         Runs ``raygnn predict`` in a separate process. For predictions that do not fit into this
@@ -163,10 +179,10 @@ class Run:
 
         Args:
             split: ``train``, ``val``, ``test`` or ``all``; None: see `raygnn.predict`.
-            options: ``task``, ``scores``, ``calibrated``, ``ids``, ``rows`` (a file or a data
-                frame), ``fanout``, ``at``, ``since``, ``new_data`` and ``trust``, see
-                `raygnn.predict`; ``overrides``, such as ``["cluster.workers=1"]``; and ``timeout``
-                in seconds (default: 3600).
+            ids, rows: as of `raygnn.predict`, or a list and a data frame.
+            overrides: such as ``cluster.workers=1``.
+            timeout: seconds.
+            task, scores, calibrated, fanout, at, since, new_data, trust: see `raygnn.predict`.
 
         Returns:
             Columns of `raygnn.predict`; an unknown label is NaN.
@@ -174,13 +190,27 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        return self._rows("predict", split=split, **options)
+        return self._rows("predict", **_options(locals()))
 
-    def recommend(self, k: int = 10, **options: Any) -> pandas.DataFrame:
-        """Return the ``k`` best targets of each source, by a run of link prediction; ``options``
-        (``ids``, ``candidates``, ``known``, ``relation``, …), columns and errors as of
-        `raygnn.recommend`, with ``overrides`` and ``timeout`` as of `predict`."""
-        return self._rows("recommend", k=k, **options)
+    def recommend(
+        self,
+        k: int = 10,
+        *,
+        ids: Sequence[int] | Sequence[str] | None = None,
+        candidates: Sequence[int] | Sequence[str] | str | None = None,
+        known: Literal["exclude", "keep"] = "exclude",
+        relation: str | int | None = None,
+        task: str | None = None,
+        at: int | str | date | None = None,
+        new_data: bool = False,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
+        """Return the ``k`` best targets of each source, by a run of link prediction; options,
+        columns and errors as of `raygnn.recommend`, with lists of ids in place of files, and
+        ``overrides`` and ``timeout`` as of `predict`."""
+        return self._rows("recommend", **_options(locals()))
 
     def explain(self, *ids: int | str, **options: Any) -> pandas.DataFrame:
         """Return how much features, neighbours and edges contribute to predictions for nodes;
@@ -188,23 +218,37 @@ class Run:
         `raygnn.explain`, with ``overrides`` and ``timeout`` as of `predict`."""
         return self._rows("explain", ids=ids, **options)
 
-    def embed(self, ntype: str | None = None, **options: Any) -> pandas.DataFrame:
-        """Compute embeddings of nodes or graphs, the tested model's output before its last layer.
+    def embed(
+        self,
+        ntype: str | None = None,
+        *,
+        split: str = "all",
+        at: int | str | date | None = None,
+        new_data: bool = False,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
+        """Compute embeddings of nodes or graphs, the tested model's output before its last layer;
+        options, columns and errors as of `raygnn.embed`, ``overrides`` and ``timeout`` as of
+        `predict`."""
+        return self._rows("embed", **_options(locals()))
 
-        ``ntype`` is a node type, None = that of the task. ``options`` (``split``, ``at``,
-        ``new_data``, ``trust``), columns and errors are those of `raygnn.embed`, with
-        ``overrides`` and ``timeout`` as of `predict`.
-        """
-        return self._rows("embed", ntype=ntype, **options)
-
-    def evaluate(self, split: str | None = None, **options: Any) -> dict[str, float]:
-        """Evaluate the tested weights on a split; metrics are named as in `summary`.
-
-        ``split`` is ``train``, ``val`` or ``test``, None: see `raygnn.evaluate`. ``options``
-        (``task``, ``rows``, ``at``, ``new_data``, ``trust``) and errors are those of
-        `raygnn.evaluate`, with ``overrides`` and ``timeout`` as of `predict`.
-        """
-        metrics: dict[str, float] = self._ask("evaluate", split=split, **options)["metrics"]
+    def evaluate(
+        self,
+        split: str | None = None,
+        *,
+        task: str | None = None,
+        rows: str | Path | pandas.DataFrame | None = None,
+        at: int | str | date | None = None,
+        new_data: bool = False,
+        trust: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> dict[str, float]:
+        """Evaluate the tested weights on a split; metrics are named as in `summary`. Options and
+        errors as of `raygnn.evaluate`, ``rows``, ``overrides`` and ``timeout`` as of `predict`."""
+        metrics: dict[str, float] = self._ask("evaluate", **_options(locals()))["metrics"]
         return metrics
 
     def _rows(self, verb: str, **options: Any) -> pandas.DataFrame:
@@ -260,6 +304,11 @@ class Run:
             for key, value in rows.items()
         )
         return f"<b>{escape(self.name)}</b><table>{cells}</table>"
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a method without ``self``."""
+    return {name: value for name, value in given.items() if name != "self"}
 
 
 def _as_file(name: str, value: Any, file: Path) -> Path:

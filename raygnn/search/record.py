@@ -91,8 +91,14 @@ class SearchRecord:
         resume: bool,
     ) -> SearchRecord:
         """Return a new record, or with ``resume`` that of an earlier command; nothing is written.
-        ``metric`` is its name, and ``max`` or ``min``; ``settings`` those of each trial, as far as
-        known. Raises InputError if the earlier command had other trials, or was no search."""
+
+        Args:
+            metric: its name, and ``max`` or ``min``.
+            settings: of each trial, as far as known.
+
+        Raises:
+            InputError: the earlier command had other trials, or was no search.
+        """
         search = search_of(config)
         facts = {
             "name": config.name,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from raygnn.config.load import ConfigSource, as_config, load_config
 from raygnn.config.schema import Config
@@ -21,7 +21,8 @@ from raygnn.runs import interrupts
 from raygnn.runs.display import Display
 from raygnn.runs.run_directory import TRIALS, Mode, RunDir
 from raygnn.search.record import SearchRecord, SearchResult
-from raygnn.search.space import metric_of, sample, search_of
+from raygnn.search.search_page import PAGE
+from raygnn.search.space import metric_of, sample, search_of, speed_search
 
 if TYPE_CHECKING:
     from raygnn.search.tune_thread import TuneThread
@@ -32,6 +33,7 @@ _POLL = 0.1  # seconds
 def tune(
     config: ConfigSource,
     *,
+    objective: Literal["speed"] | None = None,
     overwrite: bool = False,
     resume: bool = False,
     verbose: bool = False,
@@ -44,6 +46,8 @@ def tune(
     that fails does not end the others.
 
     Args:
+        objective: ``speed`` = instead of the section ``search``, a ready one for the fastest values
+            of keys that do not change results; it is named ``<name>-speed``.
         overwrite: replace an earlier search or run of this name, with its trials.
         resume: resume the earlier search of this name; completed trials are kept.
         config, verbose, display, started: see `raygnn.train`.
@@ -56,6 +60,8 @@ def tune(
     """
     started = time.time() if started is None else started
     config = as_config(config)
+    if objective is not None:
+        config = speed_search(config)
     show = display_of(display, verbose)
     check_packages(config)
     if config.store is not None:
@@ -86,7 +92,7 @@ def tune(
         run.update_summary(status="done", metrics={metric[0]: best["value"]}, best=best["id"])
     result = SearchResult(path)
     result.show(show)
-    show.note(f"the best trial: {path / TRIALS / best['id']}")
+    show.note(f"the best trial, {best['id']}: {path / TRIALS / best['id']}; all: {path / PAGE}")
     return result
 
 
@@ -97,6 +103,7 @@ def _interrupted(run: RunDir) -> tuple[str, str | None]:
 
 
 def _search(session: Session, record: SearchRecord, metric: tuple[str, str]) -> None:
+    """Run the trials. Raises TrainingError if Ray dies or no trial is completed."""
     config, run, show, cluster = session.config, session.run, session.show, session.cluster
     place = session.plan.input.made(show).place
     assert place is None or isinstance(place, Path)
@@ -169,6 +176,7 @@ def nested(config: Config, path: Path) -> Iterator[Config]:
 
 
 def _concurrent(config: Config, workers: int, cluster: RayCluster) -> int:
+    """Return the number of trials at the same time, at most as many as the cluster can hold."""
     needs, search = config.cluster, search_of(config)
     resources = probe_resources(config, cluster.local)
     fit = max(1, resources.workers(needs.cpus_per_worker, needs.gpus_per_worker) // workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from raygnn.config.load import load_config
 from raygnn.config.problems import nearest, show
+from raygnn.config.rules import leaves
 from raygnn.config.schema import Config, metric_name
 from raygnn.config.search import SearchConfig, SearchValues
 from raygnn.config.task import LOWER_IS_BETTER
@@ -19,6 +21,31 @@ from raygnn.errors import ConfigError
 from raygnn.runs.run import open_run
 
 SPEED = "seeds_per_second"  # a metric of every training, which is not validation's
+_SPEED_STEPS, _SPEED_TRIALS = 200, 12
+# keys that change the speed, and not the batches
+_SPEED_SPACE: dict[str, tuple[Any, ...]] = {
+    "sampling.prefetch": (1, 2, 4, 8),
+    "sampling.cache": (0.0, 0.25, "auto"),
+    "sampling.topology": ("replicated", "partitioned"),
+    "comm.overlap": (True, False),
+    "comm.bucket_cap_mb": (1, 5, 25, 100),
+}
+
+
+def speed_search(config: Config) -> Config:
+    """Return the search ``NAME-speed`` for the fastest values of keys that do not change results:
+    short trials, one at a time, the first with the job's own values. Keys that the job cannot use
+    are left out."""
+    space = {}
+    for key, values in _SPEED_SPACE.items():
+        with suppress(ConfigError):
+            for value in values:
+                load_config(config.to_dict(), {key: value})
+            space[key] = {"choice": values}
+    section = {"space": space, "metric": SPEED, "trials": _SPEED_TRIALS}
+    section |= {"scheduler": "none", "concurrent": 1}
+    found = {**config.to_dict(), "name": f"{config.name}-speed", "search": section}
+    return load_config(found, {"train.max_steps": config.train.max_steps or _SPEED_STEPS})
 
 
 def sample(config: Config) -> list[dict[str, Any]]:
@@ -46,6 +73,9 @@ def sample(config: Config) -> list[dict[str, Any]]:
             {key: _draw(values, generator) for key, values in search.space.items()}
             for _ in range(search.count)
         ]
+        if search.metric == SPEED:  # to compare with
+            own = dict(leaves(config.to_dict()))
+            settings[0] = {key: own[key] for key in search.space}
     for one in settings:
         trial_config(config, one)
     return settings
@@ -81,9 +111,15 @@ def trial_config(
     run: tuple[Path, str] | None = None,
     partition: Path | None = None,
 ) -> Config:
-    """Return the configuration of a trial, checked: stored as ``run`` (storage and name; None =
-    as the search, to check the settings), on the partition that all trials share. Raises
-    ConfigError if a key or value is not valid."""
+    """Return the configuration of a trial, checked.
+
+    Args:
+        run: storage and name of its run; None = those of the search, to check the settings.
+        partition: directory of the partition or collection that all trials share.
+
+    Raises:
+        ConfigError: a key or value is not valid.
+    """
     overrides = {**settings, "search": None}
     if run is not None:
         overrides |= {"storage": str(run[0]), "name": run[1]}

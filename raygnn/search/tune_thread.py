@@ -24,6 +24,7 @@ from raygnn.driver.train import train
 from raygnn.errors import Interrupted, RaygnnError
 from raygnn.runs.run_directory import TRIALS, is_run, read_status
 from raygnn.search.record import SearchRecord, trial_id
+from raygnn.search.search_page import write_page
 from raygnn.search.space import SPEED, search_of, trial_config
 
 _STATE = ".tune"  # directory of Ray Tune's state in that of the search
@@ -195,6 +196,8 @@ class TuneThread(threading.Thread):
         self._note(self._record.update(number, status="failed", error=text), f"failed: {text}")
 
     def _note(self, trial: dict[str, Any], text: str) -> None:
+        with suppress(Exception):  # it must not fail the trial
+            write_page(self._config.run_dir)
         ended = sum(one["status"] in ("done", "stopped", "failed") for one in self._record.trials)
         settings = " ".join(f"{key}={value}" for key, value in trial["settings"].items())
         count = search_of(self._config).count
@@ -231,6 +234,8 @@ def _number(trial: Any) -> int:
 
 
 class _Optuna(OptunaSearch):
+    """Suggests the settings of numbered trials; Ray Tune stores its attributes."""
+
     count = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
@@ -241,6 +246,7 @@ class _Optuna(OptunaSearch):
 
 
 def _domains(search: SearchConfig) -> dict[str, Any]:
+    """Return the space as Ray Tune's domains, whose functions have the names of our keys."""
     kinds = {key: values.kind for key, values in search.space.items()}
     return {
         key: tune.choice(list(given)) if kind == "choice" else getattr(tune, kind)(*given)
@@ -263,8 +269,15 @@ class TrialActor(tune.Trainable):
         metric: tuple[str, str],
         path: Sequence[str],
     ) -> None:
-        """Start the training of a ``trial`` (its ``number`` and ``settings``); ``path``: the
-        ``sys.path`` of the command, with the user's modules. The others as of `TuneThread`."""
+        """Start the training.
+
+        Args:
+            trial: ``trial``, its ``number`` and ``settings``.
+            config: of the search.
+            partition: directory of the partition or collection.
+            metric: metric of the search, as records name it, and ``max`` or ``min``.
+            path: ``sys.path`` of the command, with the user's modules.
+        """
         sys.path += [entry for entry in path if entry not in sys.path]
         number, settings = trial["trial"]["number"], trial["trial"]["settings"]
         place = config.run_dir / TRIALS, trial_id(number)

@@ -12,7 +12,7 @@ from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.search.run_search import tune
-from raygnn.search.space import metric_of, sample, trial_config
+from raygnn.search.space import metric_of, sample, speed_search, trial_config
 
 JOB: dict[str, Any] = {
     "name": "a",
@@ -120,6 +120,25 @@ def test_metrics() -> None:
     assert caught.value.where == "search.metric"
     with pytest.raises(ConfigError, match="no section search"):
         sample(load_config(JOB))
+
+
+def test_a_search_for_speed_begins_with_the_own_values() -> None:
+    found = speed_search(load_config(JOB, sampling={"prefetch": 3}, search={"space": SPACE}))
+    assert (found.name, found.train.max_steps) == ("a-speed", 200)
+    assert metric_of(found) == ("seeds_per_second", "max")
+    first, *others = sample(found)
+    assert first["sampling.prefetch"] == 3
+    assert first["comm.bucket_cap_mb"] == 25
+    assert len(others) == 11
+    assert {one["sampling.prefetch"] for one in others} <= {1, 2, 4, 8}
+    assert speed_search(load_config(JOB, train={"max_steps": 9})).train.max_steps == 9
+
+
+def test_a_search_for_speed_leaves_out_what_the_job_cannot_use() -> None:
+    found = speed_search(load_config(Path(__file__).parents[2] / "jobs/mutag-gin.yaml")).search
+    assert found is not None
+    assert "sampling.topology" not in found.space
+    assert "comm.overlap" in found.space
 
 
 def test_a_search_needs_a_directory() -> None:
