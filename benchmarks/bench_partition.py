@@ -33,10 +33,11 @@ from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.dgl import dgl
-from raygnn.graph.outofcore.divide import partition_graph
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition import metis as assign
 from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.metis_library import metis
 from raygnn.graph.partition.read import part_facts
 
@@ -81,9 +82,8 @@ def ours(data: GraphData, directory: Path) -> Facts:
         return found
 
     metis_library.metis = timed
-    meta = partition_graph(
-        data, directory / "p", parts=PARTS, method="metis", digest="bench", source={}
-    )
+    place = directory / "p"
+    meta = make_partition(Missing(place, PARTS, "metis", "bench", {}, place), data)
     assert meta.manifest is not None
     seconds = meta.manifest.seconds
     undirected = seconds["metis"] - sum(inside)
@@ -142,9 +142,8 @@ def child(kind: str, nodes: int) -> None:
     """One measurement; its facts are the last line printed."""
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)  # METIS puts coarser graphs into files there
-        partition_graph(
-            planted(1000), Path(scratch, "warm"), parts=2, method="metis", digest="", source={}
-        )
+        warm = Path(scratch, "warm")
+        make_partition(Missing(warm, 2, "metis", "", {}, warm), planted(1000))
         data = planted(nodes)
         generated = peak()
         facts = KINDS[kind][1](data, Path(scratch))

@@ -14,8 +14,9 @@ from machine import table
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
-from raygnn.graph.outofcore.divide import partition_graph
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.make import Missing
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import EdgeReads, load_shard
@@ -38,8 +39,7 @@ def with_edge_data(config: Config, place: Path, parts: int) -> PartitionMeta:
     edges.data["weight"] = rng.exponential(size=edges.num).astype(np.float32)
     edges.data["time"] = rng.integers(0, 10**6, edges.num)
     edges.data["eight"] = rng.normal(size=(edges.num, 8)).astype(np.float16)
-    given: dict[str, Any] = {"method": "random", "digest": "0" * 64, "source": {}}
-    return partition_graph(data, place, parts=parts, **given)
+    return make_partition(Missing(place, parts, "random", "0" * 64, {}, place), data)
 
 
 def measure(meta: PartitionMeta, config: Config, rounds: int) -> dict[str, list[float]]:

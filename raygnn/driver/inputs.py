@@ -139,12 +139,12 @@ def read_input(
     # imports numba and pyarrow, a third of all import time; by now Ray may be starting meanwhile
     from raygnn.driver.out_of_core import is_out_of_core, make_out_of_core
 
-    if is_out_of_core(config, found):
+    if is_out_of_core(config):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
         return UnreadGraph() if made is None else PartitionInput(made, None, just_made=True)
     data = None if early is None else early.data
     with show.stage("graph") if data is None else nullcontext():
-        data = _read(config, found) if data is None else data
+        data = _read(config) if data is None else data
         given = PartitionInput(found, data)
         check_available(config, "partitioning the graph", given.partitioning_bytes)
     return given
@@ -165,15 +165,16 @@ def read_early(config: Config, workers: int, show: Display) -> PartitionInput | 
         return PartitionInput(found, None)
     from raygnn.driver.out_of_core import is_out_of_core  # as in `read_input`
 
-    if is_out_of_core(config, found):
+    if is_out_of_core(config):
         return None
     with show.stage("graph"):
-        return PartitionInput(found, _read(config, found))
+        return PartitionInput(found, _read(config))
 
 
-def _read(config: Config, found: Missing) -> GraphData:
-    check_available(config, "reading the graph", reading_bytes(found.graph))
-    return load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
+def _read(config: Config) -> GraphData:
+    assert config.graph is not None
+    check_available(config, "reading the graph", reading_bytes(config.graph))
+    return load_graph(config.graph, needs_masks=config.needs_masks, trains=config.trains)
 
 
 @contextmanager

@@ -30,16 +30,17 @@ _DEATHS = ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "LocalRayl
 SHARE = 0.7  # of the available memory, for partitioning in memory with engine: auto
 
 
-def is_out_of_core(config: Config, missing: Missing) -> bool:
+def is_out_of_core(config: Config) -> bool:
     """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
     is tables or archives that do not fit into a share of this machine's memory, or a model encodes
     text of it. Raises ConfigError, DataError if the description of the tables is wrong, or a file
     is missing."""
+    assert config.graph is not None
     if (engine := config.partition.engine) != "auto":
         return engine == "ray"
-    if needs_model(missing.graph):
+    if needs_model(config.graph):
         return True
-    if "memory_fits" in config.cluster.allow or (size := size_of(missing.graph)) is None:
+    if "memory_fits" in config.cluster.allow or (size := size_of(config.graph)) is None:
         return False
     return size.in_memory > SHARE * memory()[1]
 
@@ -60,7 +61,8 @@ def make_out_of_core(
         show.note("METIS holds the whole graph in memory; partition.method: stream does not")
         missing = found
     tasks = config.cluster.num_cpus or machine.cpus() if cluster.local else 1
-    if (graph_size := size_of(missing.graph)) is not None:
+    assert config.graph is not None
+    if (graph_size := size_of(config.graph)) is not None:
         expected = needs(graph_size, missing.parts, tasks, missing.method)
         _check(config, missing, expected)
         show.note(
@@ -87,7 +89,7 @@ def make_out_of_core(
         masks, trains = config.needs_masks, config.trains
         try:
             made = partition_out_of_core(
-                missing, RayTasks(cluster), tell, needs_masks=masks, trains=trains
+                missing, config.graph, RayTasks(cluster), tell, needs_masks=masks, trains=trains
             )
         except BaseException:
             if (stages := missing.stages).exists():

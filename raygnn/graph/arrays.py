@@ -47,55 +47,6 @@ def index_type(limit: int) -> type[np.int32 | np.int64]:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Selected rows of an array ``[N, …]``, gathered piece by piece, so that a partition is written
-    without a copy of it. ``ids``: int64 ``[n]``, the row numbers."""
-
-    array: Array | Tensor
-    ids: Array
-
-    @property
-    def dtype(self) -> Any:
-        return self.array.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.ids), *self.array.shape[1:])
-
-    @property
-    def ndim(self) -> int:
-        return int(self.array.ndim)
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.ids) * self._width
-
-    def pieces(self) -> Iterator[Array | Tensor]:
-        """Yield the rows in order, a few megabytes at a time."""
-        step = max(_PIECE // max(self._width, 1), 1)
-        for start in range(0, len(self.ids), step):
-            yield self._take(self.ids[start : start + step])
-
-    def whole(self) -> Array | Tensor:
-        return self._take(self.ids)
-
-    @property
-    def _width(self) -> int:
-        """Size of a row in bytes."""
-        return math.prod(self.array.shape[1:]) * int(self.array.itemsize)
-
-    def _take(self, ids: Array) -> Array | Tensor:
-        if isinstance(self.array, np.ndarray):
-            # np.take would copy the complete array if it is a mapped file that is not aligned
-            aligned = self.array.flags.aligned
-            taken: Array = np.take(self.array, ids, axis=0) if aligned else self.array[ids]
-            return taken
-        import torch
-
-        return self.array.index_select(0, torch.from_numpy(ids))
-
-
-@dataclass(frozen=True)
 class OnDemand:
     """Array that is computed while it is written: ``pieces`` yields its rows in order."""
 
@@ -112,7 +63,29 @@ class OnDemand:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-AnyArray: TypeAlias = "Array | Tensor | Rows | OnDemand"
+def take(array: Array | Tensor, ids: Array) -> Array | Tensor:
+    """Copy rows of an array ``[N, …]``, by their numbers, int64 ``[n]``."""
+    if isinstance(array, np.ndarray):
+        # np.take would copy the complete array if it is a mapped file that is not aligned
+        taken: Array = np.take(array, ids, axis=0) if array.flags.aligned else array[ids]
+        return taken
+    import torch
+
+    return array.index_select(0, torch.from_numpy(ids))
+
+
+def rows_of(array: Array | Tensor, ids: Array) -> OnDemand:
+    """Select rows of an array, copied a few megabytes at a time while they are written."""
+    step = max(_PIECE // max(math.prod(array.shape[1:]) * int(array.itemsize), 1), 1)
+
+    def pieces() -> Iterator[Array | Tensor]:
+        for start in range(0, len(ids), step):
+            yield take(array, ids[start : start + step])
+
+    return OnDemand(array.dtype, (len(ids), *array.shape[1:]), pieces)
+
+
+AnyArray: TypeAlias = "Array | Tensor | OnDemand"
 
 
 def dtype_name(array: AnyArray) -> str:

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
-from raygnn.graph.outofcore.divide import partition_graph
+from raygnn.graph.outofcore.divide import make_partition
+from raygnn.graph.partition.make import Missing
 from raygnn.preflight.facts import ArrayType
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules
@@ -123,8 +124,7 @@ class DryRunRank:
         config, place = _alone(request.config, directory), request.collection
         if not config.task.of_graphs:
             place = directory / "partition"
-            graph = small_graph(request)
-            partition_graph(graph, place, parts=1, method="random", digest="", source={})
+            make_partition(Missing(place, 1, "random", "", {}, place), small_graph(request))
         assert place is not None
         job = Job(
             config=config,

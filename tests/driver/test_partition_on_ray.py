@@ -81,9 +81,9 @@ def test_the_engine_is_chosen_by_the_available_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = job(tmp_path, "auto")
-    assert not is_out_of_core(config, missing(config))
+    assert not is_out_of_core(config)
     monkeypatch.setattr(out_of_core, "memory", lambda: (1000, 100))
-    assert is_out_of_core(config, missing(config))
+    assert is_out_of_core(config)
     shown: list[str] = []
     monkeypatch.setattr(NullDisplay, "note", lambda self, text: shown.append(text))
     assert raygnn.check(config, display=False).ok
@@ -91,9 +91,9 @@ def test_the_engine_is_chosen_by_the_available_memory(
     assert not (tmp_path / "auto").exists()
     archives = write_archives(tmp_path, packed=False).model_dump(mode="json")
     config = load_config({"name": "a", "graph": archives, "model": {"kind": "sage"}})
-    assert is_out_of_core(config, missing(config))
+    assert is_out_of_core(config)
     monkeypatch.undo()
-    assert not is_out_of_core(config, missing(config))
+    assert not is_out_of_core(config)
 
 
 def test_streaming_stands_in_for_metis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.graph import arrays
-from raygnn.graph.arrays import Rows
+from raygnn.graph.arrays import rows_of
 from raygnn.graph.partition.dgl_format import read_tensors, write_tensors
 
 
@@ -32,7 +32,7 @@ def test_rows_are_written_as_they_would_be_at_once(
     def run(kind: str, ids: list[int], piece: int) -> None:
         monkeypatch.setattr(arrays, "_PIECE", piece)
         array, chosen = kinds[kind], np.array(ids, np.int64)
-        rows = Rows(array, chosen)
+        rows = rows_of(array, chosen)
         at_once = array[torch.from_numpy(chosen)] if kind == "bf16" else array[chosen]
         assert rows.shape == tuple(at_once.shape)
         one = write_tensors(place / "one.dgl", {kind: rows})

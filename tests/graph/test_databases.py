@@ -106,7 +106,7 @@ def test_a_database_joins_files(tmp_path: Path) -> None:
     relative = write_shop(tmp_path, url="sqlite:///shop.db")
     assert load_graph(relative).ids["user"].to_pylist() == ["anna", "ben", "carl"]
     assert_as_in_memory(shop, tmp_path, 2)
-    out_of_core(missing(shop, tmp_path / "shared", 2), on_another_node)
+    out_of_core(shop, tmp_path / "shared", 2, on_another_node)
 
 
 def on_another_node(function: Any, tasks: Any) -> Iterator[tuple[int, Any]]:
@@ -342,7 +342,7 @@ def test_f1(database: Server, of_files: str, data_dir: Path, tmp_path: Path) -> 
     os.symlink(data, tmp_path / "files" / "f1")
     (tmp_path / "files" / "shop.yaml").write_text(written.replace(f"{data}/", "f1/"))
     for directory in (tmp_path, tmp_path / "files"):
-        made = missing(again(directory), directory / "partition", 2)
+        made = missing(directory / "partition", 2)
         make_partition(made, load_graph(again(directory), needs_masks=False))
         parts[directory] = contents(directory / "partition")
         parts[directory].pop("raygnn.json")

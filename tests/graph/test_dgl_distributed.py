@@ -15,8 +15,8 @@ import torch
 from raygnn.config.graph import PlantedGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.sources import load_graph
+from tests.support.graphs import partition_graph
 from tests.support.hosts import hosts, needs_hosts
 from tests.support.pages import blocks
 from tests.support.unreadable import unreadable
@@ -95,7 +95,7 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
     graph = PlantedGraph(format="planted", nodes=400, degree=6, classes=4, features=8, train=0.5)
     data = load_graph(graph)
     data.name = "shop"
-    partition_graph(data, tmp_path / "parts", parts=1, method="random", digest="d", source={})
+    partition_graph(data, tmp_path / "parts", 1)
     env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     command = [sys.executable, "script.py"]
     out = subprocess.check_output(command, cwd=tmp_path, env=env, text=True, timeout=LIMIT)

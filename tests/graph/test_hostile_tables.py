@@ -27,7 +27,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.graph.tables.ids import StoredIds
 from raygnn.graph.tables.proposal import propose
 from raygnn.graph.tables.table_stages import in_memory
-from tests.graph.test_outofcore import missing, out_of_core
+from tests.graph.test_outofcore import out_of_core
 from tests.support.builders import assert_refused
 from tests.support.hostile import tree
 
@@ -418,7 +418,7 @@ def build(directory: Path, case: Case) -> TablesGraph:
 def reading(graph: TablesGraph, engine: str, directory: Path) -> Callable[[], object]:
     if engine == "memory":
         return lambda: load_graph(graph)
-    return lambda: out_of_core(missing(graph, directory / "p", 1))
+    return lambda: out_of_core(graph, directory / "p", 1)
 
 
 @pytest.fixture

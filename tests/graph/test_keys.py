@@ -13,7 +13,7 @@ import yaml
 from raygnn.config.graph import TablesGraph
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import digest, load_graph
-from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+from tests.graph.test_outofcore import assert_as_in_memory, out_of_core
 from tests.support.builders import assert_refused
 from tests.support.tables_builder import write_table
 
@@ -80,7 +80,7 @@ def test_a_key_of_no_row(rule: str, tmp_path: Path) -> None:
     if rule == "refuse":
         place = ["links.csv, row 1 (line 2), column 'driver'", "'dora' is no person"]
         assert_refused(lambda: load_graph(graph), place)
-        assert_refused(lambda: out_of_core(missing(graph, tmp_path / "p", 2)), place)
+        assert_refused(lambda: out_of_core(graph, tmp_path / "p", 2), place)
         return
     data = load_graph(graph)
     added = rule == "add"

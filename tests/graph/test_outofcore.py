@@ -25,7 +25,7 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore import disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_graph import spill
-from raygnn.graph.outofcore.divide import make_partition, partition_graph, partition_out_of_core
+from raygnn.graph.outofcore.divide import make_partition, partition_out_of_core
 from raygnn.graph.outofcore.estimate import needs, size_of
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
@@ -38,6 +38,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.graph.sources.ogb import archived
 from raygnn.graph.tables.ids import StoredIds
 from tests.budget import CHECKOUT
+from tests.support.graphs import partition_graph
 from tests.support.ogb_builder import EDGES, NODES, write_archives
 from tests.support.parted import assert_same, graphs, in_edges, original_ids, reassemble
 from tests.support.tables_builder import changed, write_shop, write_table
@@ -60,13 +61,13 @@ def contents(directory: Path) -> dict[str, bytes]:
 @given(data=graphs(), parts=st.integers(1, 4), method=st.sampled_from(["random", "stream"]))
 def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with TemporaryDirectory() as place:
-        root, given = Path(place), {"digest": "d", "source": {}}
+        root = Path(place)
         (root / "disk").mkdir()
         graph = spill(data, root / "disk")
         expected = assign(data, parts, method, 0)
         found = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
         assert all(np.array_equal(found[ntype], part) for ntype, part in expected.items())
-        meta = partition_graph(data, root / "p", parts=parts, method=method, **given)
+        meta = partition_graph(data, root / "p", parts, method)
         again, lists = reassemble(meta, *original_ids(meta))
         assert_same(again, data)
         assert lists == in_edges(data)
@@ -171,12 +172,15 @@ def write_tables(directory: Path, seed: int, *, numbers: bool, kept: bool) -> Ta
     return TablesGraph(format="tables", path=directory / "shop.yaml")
 
 
-def missing(graph: GraphConfig, place: Path, parts: int) -> Missing:
-    return Missing(place, graph, parts, "random", "d" * 64, {"options": {}, "made_from": {}}, place)
+def missing(place: Path, parts: int) -> Missing:
+    return Missing(place, parts, "random", "d" * 64, {"options": {}, "made_from": {}}, place)
 
 
-def out_of_core(found: Missing, pool: Pool = in_turn, *, trains: bool = True) -> None:
-    partition_out_of_core(found, pool, lambda text: None, needs_masks=trains, trains=trains)
+def out_of_core(
+    graph: GraphConfig, place: Path, parts: int, pool: Pool = in_turn, *, trains: bool = True
+) -> None:
+    found, masks = missing(place, parts), {"needs_masks": trains, "trains": trains}
+    partition_out_of_core(found, graph, pool, lambda text: None, **masks)
 
 
 @settings(max_examples=3, deadline=None)
@@ -199,8 +203,8 @@ def test_tables_are_read_as_they_are_in_memory(
 
 
 def assert_as_in_memory(graph: GraphConfig, root: Path, parts: int) -> None:
-    make_partition(missing(graph, root / "local", parts), load_graph(graph))
-    out_of_core(missing(graph, root / "disk", parts))
+    make_partition(missing(root / "local", parts), load_graph(graph))
+    out_of_core(graph, root / "disk", parts)
     local, disk = contents(root / "local"), contents(root / "disk")
     manifests = [json.loads(files.pop("raygnn.json")) for files in (local, disk)]
     assert disk == local
@@ -232,7 +236,7 @@ def test_archives_are_read_as_they_are_in_memory(
 def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:
     """Files may be URIs, compressed text among them, in memory and out of core."""
     graph = write_tables(tmp_path, 7, numbers=False, kept=True)
-    make_partition(missing(graph, tmp_path / "here", 2), load_graph(graph))
+    make_partition(missing(tmp_path / "here", 2), load_graph(graph))
     packed = gzip.compress((tmp_path / "more.csv").read_bytes())
     (tmp_path / "more.csv.gz").write_bytes(packed)
     spec = copy.deepcopy(SPEC)
@@ -241,8 +245,8 @@ def test_tables_may_be_read_from_uris(tmp_path: Path) -> None:
         names = [name.replace("more.csv", "more.csv.gz") for name in names]
         table["files"] = [f"{tmp_path.as_uri()}/{name}" for name in names]
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    make_partition(missing(graph, tmp_path / "local", 2), load_graph(graph))
-    out_of_core(missing(graph, tmp_path / "disk", 2))
+    make_partition(missing(tmp_path / "local", 2), load_graph(graph))
+    out_of_core(graph, tmp_path / "disk", 2)
     expected = contents(tmp_path / "here")
     del expected["raygnn.json"]
     for place in ("local", "disk"):
@@ -280,7 +284,7 @@ def test_errors_are_those_in_memory(tmp_path: Path, wrong: dict[str, Any]) -> No
     with pytest.raises(DataError) as expected:
         load_graph(graph)
     with pytest.raises(DataError) as raised:
-        out_of_core(missing(graph, tmp_path / "p", 2))
+        out_of_core(graph, tmp_path / "p", 2)
     assert str(raised.value) == str(expected.value)
     assert not (tmp_path / "p").exists()
 
@@ -303,7 +307,7 @@ def test_errors_in_archives_are_those_in_memory(tmp_path: Path, wrong: dict[str,
     with pytest.raises(DataError) as expected:
         load_graph(graph)
     with pytest.raises(DataError) as raised:
-        out_of_core(missing(graph, tmp_path / "p", 2))
+        out_of_core(graph, tmp_path / "p", 2)
     assert str(raised.value) == str(expected.value)
 
 
@@ -315,7 +319,7 @@ def test_an_archive_that_is_cut_short_is_seen_while_it_is_unpacked(tmp_path: Pat
     content[at + 60 : at + 300] = bytes(240)
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"data.npz"):
-        out_of_core(missing(graph, tmp_path / "p", 2))
+        out_of_core(graph, tmp_path / "p", 2)
     assert not (tmp_path / "p").exists()
 
 
@@ -347,7 +351,7 @@ for number, name in enumerate(("small", "large")):
         held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (held + after, -1))
     graph = OgbGraph(format="ogb", path=place / name, name="ogbn-papers100M")
-    out_of_core(missing(graph, place / name / "p", 2))
+    out_of_core(graph, place / name / "p", 2)
 """
 
 
@@ -396,7 +400,7 @@ def until_killed(function, tasks):
         yield number, result
 
 graph = TablesGraph(format="tables", path=root / "shop.yaml")
-out_of_core(missing(graph, root / "p", 2), until_killed)
+out_of_core(graph, root / "p", 2, until_killed)
 """
 
 
@@ -411,7 +415,7 @@ def test_a_try_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
             ran.append(function.__name__)
             yield number, result
 
-    out_of_core(missing(graph, tmp_path / "whole", 2), noted)
+    out_of_core(graph, tmp_path / "whole", 2, noted)
     expected, total = contents(tmp_path / "whole"), len(ran)
     done = 0
     for last in (1, total // 3, total // 3):
@@ -422,7 +426,7 @@ def test_a_try_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
         (stages,) = tmp_path.glob(".p.stages-*")
         assert len(list(stages.glob("*/done-*.json"))) == done
     ran.clear()
-    out_of_core(missing(graph, tmp_path / "p", 2), noted)
+    out_of_core(graph, tmp_path / "p", 2, noted)
     assert len(ran) == total - done
     resumed = contents(tmp_path / "p")
     del expected["raygnn.json"], resumed["raygnn.json"]  # with its seconds
@@ -445,14 +449,13 @@ def test_stages_of_before_a_start_of_the_machine_are_made_anew(tmp_path: Path) -
 
 def test_two_processes_do_not_share_stages(tmp_path: Path) -> None:
     graph = write_shop(tmp_path)
-    found = missing(graph, tmp_path / "p", 2)
 
     def meanwhile(function: Any, tasks: Any) -> Any:
         with pytest.raises(InputError, match="makes this partition"):
-            out_of_core(found)
+            out_of_core(graph, tmp_path / "p", 2)
         return in_turn(function, tasks)
 
-    out_of_core(found, meanwhile)
+    out_of_core(graph, tmp_path / "p", 2, meanwhile)
 
 
 def test_text_of_a_slice_is_stored(tmp_path: Path) -> None:

@@ -33,14 +33,13 @@ from raygnn.graph.data import (
     etype_str,
 )
 from raygnn.graph.dgl import dgl
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition import metis, write
-from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.partition.manifest import Feature
 from raygnn.graph.partition.read import part_facts, table
 from tests.support import datasets
-from tests.support.graphs import ensure_partition, random_graph, typed_graph
+from tests.support.graphs import ensure_partition, partition_graph, random_graph, typed_graph
 from tests.support.parted import (
     assert_same,
     graphs,
@@ -51,14 +50,6 @@ from tests.support.parted import (
     verify,
 )
 
-
-def make(
-    data: GraphData, out: Path, parts: int = 2, method: str = "random", **options: Any
-) -> PartitionMeta:
-    given = {"digest": "d" * 64, "source": {}, **options}
-    return partition_graph(data, out, parts=parts, method=method, **given)
-
-
 # --- nothing is lost -----------------------------------------------------------------------------
 
 
@@ -66,7 +57,7 @@ def make(
 @given(graphs(), st.integers(1, 5), st.sampled_from(["metis", "stream", "random"]))
 def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        meta = make(data, Path(directory) / "p", parts, method)
+        meta = partition_graph(data, Path(directory) / "p", parts, method)
         again, lists = reassemble(meta, *original_ids(meta))
         assert_same(again, data)
         assert lists == in_edges(data)  # in original order, however the graph was divided
@@ -80,7 +71,7 @@ def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: s
 @given(graphs(), st.integers(1, 4))
 def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        meta = make(data, Path(directory) / "p", parts)
+        meta = partition_graph(data, Path(directory) / "p", parts)
         (meta.directory / "raygnn.json").unlink()
         assert meta.manifest
         assert meta.manifest.parts == part_facts(read_meta(meta.directory))
@@ -107,7 +98,7 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
 
 def test_cora_in_two_parts(data_dir: Path, tmp_path: Path) -> None:
     cora = sources.load_graph(DatasetGraph(**datasets.cora(data_dir, tmp_path)))
-    meta = make(cora, tmp_path / "p", 2, "metis")
+    meta = partition_graph(cora, tmp_path / "p", 2, "metis")
     again, _ = reassemble(meta, *original_ids(meta))
     assert_same(again, cora)
     first, second, total = table(meta)
@@ -128,17 +119,17 @@ def test_training_nodes_and_types_are_shared_out(method: str, tmp_path: Path) ->
         {DEFAULT_NTYPE: NodeFrame(nodes, {"train_mask": np.arange(nodes) < nodes // 4})},
         {DEFAULT_ETYPE: EdgeFrame(src, dst)},
     )
-    *rows, total = table(make(data, tmp_path / "ring", 2, method))
+    *rows, total = table(partition_graph(data, tmp_path / "ring", 2, method))
     assert all(200 <= row["training_nodes"] <= 300 for row in rows)
     assert total["cut"] < 0.2 * total["edges"]
-    meta = make(typed_graph(400, 160), tmp_path / "typed", 4, method)
+    meta = partition_graph(typed_graph(400, 160), tmp_path / "typed", 4, method)
     for ntype, share in (("item", 100), ("user", 40)):
         assert all(abs(np.diff(row)[0] - share) <= share / 2 for row in meta.node_ranges[ntype])
 
 
 def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
     def files(data: GraphData, name: str, method: str, seed: int = 0) -> Any:
-        meta = make(data, tmp_path / name, 3, method, seed=seed)
+        meta = partition_graph(data, tmp_path / name, 3, method, seed=seed)
         assert meta.manifest
         return meta.manifest.files
 
@@ -160,7 +151,7 @@ def test_dgl_loads_and_verifies_what_we_write(
     monkeypatch.setenv("DGL_DIST_DEBUG", "1")
     for data in (random_graph(), typed_graph()):
         for parts in (1, 3):
-            meta = make(data, tmp_path / f"{data.name}{parts}", parts)
+            meta = partition_graph(data, tmp_path / f"{data.name}{parts}", parts)
             for number in range(parts):
                 graph, nodes, edges, book, name, ntypes, etypes = dgl().distributed.load_partition(
                     str(meta.config_file), number
@@ -293,7 +284,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
     data.edges = dict(sorted(data.edges.items()))
     assignment = metis.assign(data, 3, "random", 0)
     config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
-    meta = make(data, tmp_path / "ours", 3)
+    meta = partition_graph(data, tmp_path / "ours", 3)
     ours = original_ids(meta)
     mine, other = (json.loads(path.read_text()) for path in (meta.config_file, config))
     assert mine | {"part_method": ""} == other | {"part_method": ""}
@@ -353,7 +344,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     elsewhere.mkdir()
     with pytest.raises(DataError):
         read_meta(tmp_path)
-    meta = make(random_graph(), tmp_path / "random-2-random")
+    meta = partition_graph(random_graph(), tmp_path / "random-2-random")
     verify(meta)
     assert {path.name for path in tmp_path.iterdir()} == {
         "random-2-random",
@@ -367,15 +358,15 @@ def test_of_two_that_make_the_same_one_both_get_it(tmp_path: Path) -> None:
 
     def other_is_faster(stage: str) -> None:
         if stage == "write":
-            inner.append(make(random_graph(), out))
+            inner.append(partition_graph(random_graph(), out))
 
-    meta = make(random_graph(), out, progress=other_is_faster)
+    meta = partition_graph(random_graph(), out, progress=other_is_faster)
     assert len(inner) == 1
     assert meta.manifest == inner[0].manifest
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
-    assert make(random_graph(), out).manifest == meta.manifest
+    assert partition_graph(random_graph(), out).manifest == meta.manifest
     with pytest.raises(DataError, match="another partition"):
-        make(random_graph(), out, digest="e")
+        partition_graph(random_graph(), out, digest="e")
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(
@@ -385,7 +376,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
         with pytest.raises(DataError, match="cannot be written: File too large") as error:
-            make(random_graph(), tmp_path / "p")
+            partition_graph(random_graph(), tmp_path / "p")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(tmp_path / "p") in str(error.value)
@@ -395,7 +386,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
 
     monkeypatch.setattr(write, "write_graph", full)
     with pytest.raises(DataError, match="No space left on device") as error:
-        make(random_graph(), tmp_path / "p")
+        partition_graph(random_graph(), tmp_path / "p")
     assert error.value.remedy
     assert "space" in error.value.remedy
     assert list(tmp_path.iterdir()) == []
@@ -405,14 +396,14 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(DataError) as error:
-            make(random_graph(), place)
+            partition_graph(random_graph(), place)
         assert str(tmp_path / "file") in str(error.value)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("years of work")
     with pytest.raises(DataError, match="holds no partition"):
-        make(random_graph(), tmp_path / "full")
+        partition_graph(random_graph(), tmp_path / "full")
     (tmp_path / "empty").mkdir()
-    assert make(random_graph(), tmp_path / "empty").num_parts == 2
+    assert partition_graph(random_graph(), tmp_path / "empty").num_parts == 2
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
@@ -421,7 +412,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(random_graph(), tmp_path / "p", method="metis", progress=interrupt)
+        partition_graph(random_graph(), tmp_path / "p", method="metis", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -433,11 +424,11 @@ def test_arrays_that_dgl_cannot_hold(dtype: str, said: str, tmp_path: Path) -> N
     data.nodes[DEFAULT_NTYPE].data["odd"] = np.zeros(200, dtype=dtype)
     data.origin[f"{DEFAULT_NTYPE}/odd"] = "odd.npy"
     with pytest.raises(DataError, match=said) as error:
-        make(data, tmp_path / "p")
+        partition_graph(data, tmp_path / "p")
     assert error.value.where == "odd.npy"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="colon"):
-        make(
+        partition_graph(
             GraphData(
                 "g",
                 {"a:b": NodeFrame(1)},

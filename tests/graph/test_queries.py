@@ -12,7 +12,7 @@ import yaml
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.sources import digest, load_graph, reading_bytes
-from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+from tests.graph.test_outofcore import assert_as_in_memory, out_of_core
 from tests.support.builders import assert_refused
 from tests.support.tables_builder import write_table
 
@@ -144,7 +144,7 @@ def test_rows_of_a_query_are_named(tmp_path: Path) -> None:
     graph = write_payments(tmp_path, sql)
     place = f"the query of nodes.customer in {tmp_path}/shop.yaml, row 1, column 'n'"
     assert_refused(lambda: load_graph(graph), [place])
-    assert_refused(lambda: out_of_core(missing(graph, tmp_path / "p", 2)), [place])
+    assert_refused(lambda: out_of_core(graph, tmp_path / "p", 2), [place])
     twice = write_payments(tmp_path, "select 'a' as name, range as spent, 1 as n from range(3)")
     place = f"'a' is there already, in the query of nodes.customer in {tmp_path}/shop.yaml, row 1"
     assert_refused(lambda: load_graph(twice), [place, "row 2"])

@@ -10,11 +10,10 @@ import pytest
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.transforms import add_reverses
-from tests.support.graphs import ITEM, TAG, typed_graph
+from tests.support.graphs import ITEM, TAG, partition_graph, typed_graph
 from tests.support.parted import load_part
 
 TRIPLE, REVERSE = ("entity", "triple", "entity"), ("entity", "rev_triple", "entity")
@@ -35,7 +34,7 @@ def test_reverses_have_the_same_arrays(triples: TriplesGraph, tmp_path: Path) ->
     assert back.data.keys() == there.data.keys() >= {"relation", "train_mask", "test_mask"}
     assert data.names["entity:rev_triple:entity/relation"] == ["in", "of"]
 
-    meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
+    meta = partition_graph(data, tmp_path / "p")
     assert read_meta(meta.directory).reverses == {TRIPLE: REVERSE}
     found: dict[tuple[str, str, str], list[tuple[int, ...]]] = {TRIPLE: [], REVERSE: []}
     for number in range(2):

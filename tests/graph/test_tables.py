@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables import ids as numbering
@@ -29,6 +28,7 @@ from raygnn.graph.tables import reader
 from raygnn.graph.tables.columns import INTEGER
 from raygnn.graph.tables.description import RandomSplit
 from raygnn.graph.tables.frames import draw
+from tests.support.graphs import partition_graph
 from tests.support.parted import assert_same as assert_same_graph
 from tests.support.tables_builder import SPEC, changed, write_shop, write_table
 
@@ -495,7 +495,7 @@ def test_digest_is_of_the_contents(tmp_path: Path) -> None:
 
 def test_a_partition_keeps_ids_and_words(tmp_path: Path) -> None:
     data = load_graph(write_shop(tmp_path))
-    meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
+    meta = partition_graph(data, tmp_path / "p")
     assert meta.manifest is not None
     assert meta.manifest.names["user/label"] == ["no", "yes"]
     assert read_ids(meta, "user").to_pylist() == ["anna", "ben", "carl"]
@@ -535,7 +535,7 @@ def test_triples(kind: str, tmp_path: Path) -> None:
     assert edges.data["train_mask"].tolist() == [True, True, False, False]
     assert edges.data["val_mask"].tolist() == [False, False, True, False]
     assert edges.data["test_mask"].tolist() == [False, False, False, True]
-    meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
+    meta = partition_graph(data, tmp_path / "p")
     assert read_ids(meta, "entity").to_pylist() == entities
 
 

@@ -23,7 +23,7 @@ from raygnn.graph.tables.description import TextColumn
 from raygnn.graph.texts import needs_model
 from raygnn.runs import trust
 from raygnn.sampling.exchange import Exchange
-from tests.graph.test_outofcore import assert_as_in_memory, contents, missing, out_of_core
+from tests.graph.test_outofcore import assert_as_in_memory, contents, out_of_core
 from tests.support import own_encoders
 from tests.support.own_encoders import Tiny
 from tests.support.ranks import run_ranks
@@ -136,7 +136,7 @@ def build(_: Exchange, directory: Path, left: int) -> None:
 
     own_encoders.Counting.__call__ = killed  # type: ignore[method-assign]
     graph = TablesGraph(format="tables", path=directory / "shop.yaml")
-    out_of_core(missing(graph, directory / "p", 2))
+    out_of_core(graph, directory / "p", 2)
 
 
 def test_a_killed_build_does_not_encode_again(
@@ -152,10 +152,10 @@ def test_a_killed_build_does_not_encode_again(
     (vectors,) = tmp_path.glob(".p.stages-*/text-0/0")
     with vectors.open("ab") as file:
         file.write(b"cut")  # short of a row
-    out_of_core(missing(graph, tmp_path / "p", 2))
+    out_of_core(graph, tmp_path / "p", 2)
     assert calls.read_text().split()[3:] == ["1", "1"]
     calls.unlink()
-    out_of_core(missing(graph, tmp_path / "whole", 2))
+    out_of_core(graph, tmp_path / "whole", 2)
     resumed, whole = contents(tmp_path / "p"), contents(tmp_path / "whole")
     del resumed["raygnn.json"], whole["raygnn.json"]  # with its seconds
     assert resumed == whole
@@ -260,7 +260,7 @@ def test_other_tables_have_the_encoder_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = shop(tmp_path)
-    out_of_core(missing(graph, tmp_path / "p", 1))
+    out_of_core(graph, tmp_path / "p", 1)
     later = graph.model_copy(update={"vocabulary": tmp_path / "p" / "raygnn.json"})
     words = load_graph(later).nodes["item"].data["words"]
     assert np.array_equal(words, hashed(WORDS, 16))
@@ -273,7 +273,7 @@ def test_other_tables_have_the_encoder_of_the_training(
     other = shop(tmp_path, nodes={"dim": 32})
     later = other.model_copy(update={"vocabulary": later.vocabulary})
     with pytest.raises(DataError, match=r"'dim': 32.*and in the training was .*'dim': 16"):
-        out_of_core(missing(later, tmp_path / "q", 1), in_turn)
+        out_of_core(later, tmp_path / "q", 1, in_turn)
 
 
 def test_memory_is_estimated_with_the_vectors(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_tables_with_times_are_fitted_to_what_is_before_validation(
     if engine == "memory":
         transforms = load_graph(described(tmp_path)).transforms
     else:
-        out_of_core(missing(described(tmp_path), tmp_path / "disk", 1))
+        out_of_core(described(tmp_path), tmp_path / "disk", 1)
         transforms = json.loads((tmp_path / "disk" / "raygnn.json").read_text())["transforms"]
     [column] = transforms["shop/feat"]
     assert (column["state"], column["before"]) == ([[[1.0, 2.0]]], 20)
@@ -142,7 +142,7 @@ def test_times_of_transforms_are_in_one_unit(time: Any, engine: str, tmp_path: P
         if engine == "memory":
             data = load_graph(described(tmp_path), needs_masks=False)
             return {"transforms": data.transforms, "microseconds": data.microseconds}
-        out_of_core(missing(described(tmp_path), tmp_path / "disk", 1), trains=False)
+        out_of_core(described(tmp_path), tmp_path / "disk", 1, trains=False)
         return json.loads((tmp_path / "disk" / "raygnn.json").read_text())
 
     if time == "at":
@@ -187,8 +187,8 @@ def test_out_of_core_as_in_memory(seed: int, kind: str, split: str, parts: int) 
         later = described(root / "new", kept)
         (root / "b").mkdir()
         data = load_graph(later, needs_masks=False, trains=False)
-        make_partition(missing(later, root / "b" / "local", parts), data)
-        out_of_core(missing(later, root / "b" / "disk", parts), trains=False)
+        make_partition(missing(root / "b" / "local", parts), data)
+        out_of_core(later, root / "b" / "disk", parts, trains=False)
         manifests = [
             json.loads((root / at / "raygnn.json").read_text())["transforms"]
             for at in ("a/disk", "a/local", "b/disk", "b/local")
@@ -602,7 +602,7 @@ def trained(directory: Path, column: Any = None) -> Path:
     directory.mkdir()
     spec = changed("nodes user features feat", column or {"column": "age", "scale": "minmax"})
     graph = write_shop(directory, spec=spec, users={"fold": ["train"] * 3, "class": ["no"] * 3})
-    make_partition(missing(graph, directory / "p", 1), load_graph(graph))
+    make_partition(missing(directory / "p", 1), load_graph(graph))
     return directory / "p" / "raygnn.json"
 
 
@@ -644,7 +644,7 @@ def test_other_transforms_than_the_training_had(
         if engine == "memory":
             load_graph(graph, needs_masks=False, trains=False)
         else:
-            out_of_core(missing(graph, tmp_path / "p", 1), trains=False)
+            out_of_core(graph, tmp_path / "p", 1, trains=False)
 
     said = "columns are not transformed as in the training: ('age'$|there are 2, and were 1)"
     with pytest.raises(DataError) as caught:

@@ -13,9 +13,9 @@ import pytest
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.sources import digest, load_graph
+from tests.support.graphs import partition_graph
 from tests.support.tables_builder import SPEC, write_shop
 
 BUCKET = {"column": "brand", "unknown": "bucket"}
@@ -41,7 +41,7 @@ def trained(directory: Path, kind: str = "csv", spec: Any = None, **tables: Any)
     directory.mkdir()
     data = load_graph(write_shop(directory, kind, spec or described(), **tables))
     place = directory / "partition"
-    partition_graph(data, place, parts=1, method="random", digest="d", source={})
+    partition_graph(data, place, 1)
     return place / "raygnn.json"
 
 

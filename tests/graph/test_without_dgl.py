@@ -14,7 +14,7 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
-from raygnn.graph.outofcore.divide import partition_graph
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition import metis_library
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, find_partition
@@ -42,10 +42,7 @@ def made(storage: Path, method: str, **partition: Any) -> Missing:
     asked = config(storage, method, **partition)
     missing = find_partition(asked, 2)
     assert isinstance(missing, Missing)
-    partition_graph(
-        load_graph(asked.graph), missing.draft, parts=2, method=method, digest=missing.digest,
-        source=missing.source,
-    )  # fmt: skip
+    make_partition(missing, load_graph(asked.graph))
     return missing
 
 

@@ -13,12 +13,12 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.outofcore.divide import partition_graph
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.preflight.facts import ArrayType
 from raygnn.preflight.partition_facts import graph_facts, partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
 from raygnn.preflight.report import preflight
+from tests.support.graphs import partition_graph
 
 ITEMS, USERS = 12, 5
 
@@ -55,7 +55,7 @@ def make_config(storage: Path, parts: int = 2) -> Config:
 @pytest.fixture(scope="module")
 def meta(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
     out = tmp_path_factory.mktemp("parts") / "shop"
-    return partition_graph(make_graph(), out, parts=2, method="random", digest="d" * 64, source={})
+    return partition_graph(make_graph(), out)
 
 
 def test_the_manifest_the_parts_and_the_graph_say_the_same(
@@ -88,7 +88,7 @@ def test_splits_are_those_of_the_task(tmp_path: Path) -> None:
     data.nodes["user"].data["label"] = np.arange(USERS) % 2
     data.nodes["user"].data["train_mask"] = np.arange(USERS) < 3
     place = tmp_path / "x"
-    meta = partition_graph(data, place, parts=2, method="random", digest="1" * 64, source={})
+    meta = partition_graph(data, place)
     plain = make_config(tmp_path)
     for ntype, splits, warned in (
         ("item", {"train": 6, "val": 2, "test": 4}, []),
@@ -145,7 +145,7 @@ def test_a_graph_passes_before_it_is_partitioned(tmp_path: Path) -> None:
 def test_a_part_without_nodes_of_a_type_agrees_with_the_others(tmp_path: Path) -> None:
     config = make_config(tmp_path, parts=8)
     place = tmp_path / "x"
-    partition_graph(make_graph(), place, parts=8, method="random", digest="e" * 64, source={})
+    partition_graph(make_graph(), place, 8)
     (place / "raygnn.json").unlink()
     meta = read_meta(place)
     assert any(first == last for first, last in meta.node_ranges["user"])
@@ -156,7 +156,7 @@ def test_a_part_without_nodes_of_a_type_agrees_with_the_others(tmp_path: Path) -
 
 def test_a_damaged_foreign_part_is_named(tmp_path: Path) -> None:
     place = tmp_path / "x"
-    partition_graph(make_graph(), place, parts=2, method="random", digest="f" * 64, source={})
+    partition_graph(make_graph(), place)
     (place / "raygnn.json").unlink()
     meta = read_meta(place)
     victim = meta.files[0].node_feats

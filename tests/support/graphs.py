@@ -20,9 +20,9 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
-from raygnn.graph.outofcore.divide import make_partition, partition_graph
+from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.make import find_partition
+from raygnn.graph.partition.make import SEED, Missing, find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.mapped import map_table
 from raygnn.graph.staging.node_cache import Stage
@@ -56,7 +56,8 @@ def ensure_partition(
         return found
     if progress is not None:
         progress("load")
-    data = load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
+    assert config.graph is not None
+    data = load_graph(config.graph, needs_masks=config.needs_masks, trains=config.trains)
     return make_partition(found, data, progress)
 
 
@@ -141,12 +142,25 @@ def _labelled(rng: np.random.Generator, num: int, features: int, classes: int) -
     )
 
 
+def partition_graph(
+    data: GraphData,
+    out: Path,
+    parts: int = 2,
+    method: str = "random",
+    *,
+    digest: str = "d" * 64,
+    seed: int = SEED,
+    progress: Callable[[str], object] | None = None,
+) -> PartitionMeta:
+    """Write a graph as a partition in a directory."""
+    return make_partition(Missing(out, parts, method, digest, {}, out, seed), data, progress)
+
+
 def partitioned(
     data: GraphData, directory: Path, parts: int, method: str = "random"
 ) -> PartitionMeta:
     """Write ``data`` as a partition with this number of parts."""
-    out = directory / f"{data.name}-{parts}-{method}"
-    return partition_graph(data, out, parts=parts, method=method, digest="0" * 64, source={})
+    return partition_graph(data, directory / f"{data.name}-{parts}-{method}", parts, method)
 
 
 def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:

@@ -526,7 +526,7 @@ def test_a_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return read(*given)
 
     monkeypatch.setattr(negative_lists, "read_training_rows", count)
-    given = PartitionInput(found, load_graph(found.graph, needs_masks=False))
+    given = PartitionInput(found, load_graph(config.graph, needs_masks=False))
     given.check(config)
     made = given.made(NullDisplay())
     assert made.lists(config, "", None)["table"].counts["train"] > 0

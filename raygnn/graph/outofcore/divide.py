@@ -11,11 +11,10 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from raygnn.config.graph import GraphConfig
 from raygnn.errors import DataError
 from raygnn.graph.arrays import IntArray
 from raygnn.graph.data import GraphData
@@ -23,7 +22,7 @@ from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, spill, store
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import SEED, Missing, finish, same_partition
+from raygnn.graph.partition.make import Missing, finish, same_partition
 from raygnn.graph.partition.metis import assign
 from raygnn.graph.partition.write import check_storable, write_parts
 from raygnn.util.files import is_vacant, new_directory, publish, storage_errors
@@ -35,65 +34,39 @@ _INSTEAD = "set storage or partition.path elsewhere"
 def make_partition(
     missing: Missing, data: GraphData, progress: Callable[[str], object] | None = None
 ) -> PartitionMeta:
-    """Build a partition from the loaded graph."""
-    made = partition_graph(
-        data,
-        missing.draft,
-        parts=missing.parts,
-        method=missing.method,
-        digest=missing.digest,
-        source=missing.source,
-        seed=missing.seed,
-        progress=progress,
-    )
-    return missing.upload(made, progress)
-
-
-def partition_graph(
-    data: GraphData,
-    out_dir: Path,
-    *,
-    parts: int,
-    method: str,
-    digest: str,
-    source: dict[str, Any],
-    seed: int = SEED,
-    progress: Callable[[str], object] | None = None,
-) -> PartitionMeta:
-    """Partition a graph and write it to ``out_dir`` in DGL's distributed layout.
+    """Build a partition from the loaded graph, in DGL's distributed layout.
 
     Args:
+        missing: its ``draft`` does not exist, is empty, or holds a partition of the same digest,
+            which is then returned; with more parts than nodes, some are empty.
         data: as :func:`raygnn.graph.sources.load_graph` returns it, with ids in range.
-        out_dir: does not exist, is empty, or holds a partition of the same digest, which is then
-            returned.
-        parts: from 1; if there are more than nodes, some are empty.
-        method: ``"metis"``, ``"stream"`` or ``"random"``.
-        digest, source: kept in the manifest; ``source`` describes the input.
-        seed: of the methods ``stream`` and ``random``.
         progress: called with the method and ``"stream, pass 3 of 11"``, then as `Workspace` says.
     """
-    out_dir, tell = out_dir.absolute(), progress or (lambda text: None)
-    if not is_vacant(out_dir):
-        return same_partition(out_dir, digest)
+    place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)
+    if not is_vacant(place):
+        return same_partition(place, missing.digest)
     check_storable(data)
-    with storage_errors(out_dir, DataError, _INSTEAD), new_directory(out_dir) as directory:
+    with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
         tell(method)
         started = time.perf_counter()
-        assigned = assign(data, parts, method, seed, lambda done: tell(f"{method}, {done}"))
+        assigned = assign(
+            data, missing.parts, method, missing.seed, lambda done: tell(f"{method}, {done}")
+        )
         seconds = {method: time.perf_counter() - started}
         (directory / "stages").mkdir()
         work = Workspace(directory / "stages", on_threads, tell)
         graph = spill(data, work.directory("edges"), only_edges=True)
-        manifest = write_parts(graph, data, assigned, parts, method, work, directory)
+        manifest = write_parts(graph, data, assigned, missing.parts, method, work, directory)
         shutil.rmtree(work.path)
-        finish(manifest, directory, digest, source, seconds | work.seconds, seed)
-        if not publish(directory, out_dir):
-            return same_partition(out_dir, digest)
-    return read_meta(out_dir)
+        finish(manifest, directory, missing, seconds | work.seconds)
+        if not publish(directory, place):
+            return same_partition(place, missing.digest)
+    return missing.upload(read_meta(place), progress)
 
 
 def partition_out_of_core(
     missing: Missing,
+    config: GraphConfig,
     pool: Pool,
     tell: Callable[[str], object],
     *,
@@ -117,14 +90,14 @@ def partition_out_of_core(
         lock.acquire()
         try:
             work = Workspace(stages, pool, tell)
-            graph = read_graph(missing.graph, work, needs_masks=needs_masks, trains=trains)
+            graph = read_graph(config, work, needs_masks=needs_masks, trains=trains)
             directory = work.directory("partition")
             check_storable(graph.data())
             assigned = _assigned(missing, graph, work)
             manifest = write_parts(
                 graph, None, assigned, missing.parts, missing.method, work, directory
             )
-            finish(manifest, directory, missing.digest, missing.source, work.seconds)
+            finish(manifest, directory, missing, work.seconds)
             published = publish(directory, place)
             shutil.rmtree(work.path, ignore_errors=True)
         finally:

@@ -83,6 +83,10 @@ class Numbering:
         """Start of the homogeneous ids of each part, int64 ``[parts + 1]``."""
         return np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
 
+    def nodes(self, ntype: str, part: int) -> IntArray:
+        """Return the input ids of a part's nodes of a type."""
+        return self.order[ntype].read(*self.starts[ntype][part : part + 2]).astype(np.int64)
+
     def describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
         """Return type number (int32) and part (int64) of homogeneous node ids."""
         starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)

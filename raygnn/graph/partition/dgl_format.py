@@ -32,7 +32,6 @@ from raygnn.graph.arrays import (
     AnyArray,
     Array,
     OnDemand,
-    Rows,
     csr_rows,
     dtype_name,
     element_bytes,
@@ -480,7 +479,7 @@ class _DglWriter:
         self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
         self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
         end = self.size + array.nbytes
-        for piece in array.pieces() if isinstance(array, (Rows, OnDemand)) else [array]:
+        for piece in array.pieces() if isinstance(array, OnDemand) else [array]:
             if piece.nbytes:
                 self.raw(element_bytes(piece))
         assert self.size == end

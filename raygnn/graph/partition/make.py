@@ -30,7 +30,6 @@ from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, remove_stale
 
 if TYPE_CHECKING:
-    from raygnn.config.graph import GraphConfig
     from raygnn.config.schema import Config
 
 SEED = 0  # fixed, so that runs with different training seeds share one partition
@@ -42,12 +41,10 @@ class Missing:
 
     Attributes:
         place: its directory.
-        graph: the graph to load.
         draft: directory on this machine where it is built; `upload` moves it to ``place``.
     """
 
     place: AnyPath
-    graph: GraphConfig
     parts: int
     method: str
     digest: str
@@ -152,7 +149,7 @@ def find_partition(
                 where=key,
                 remedy="name a directory that can be created and written",
             )
-        return Missing(place, graph, parts, method, digest, source, draft)
+        return Missing(place, parts, method, digest, source, draft)
     # the existing one may be of the method that replaces METIS for graphs that do not fit into
     # memory
     methods = {method}
@@ -178,17 +175,17 @@ def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
 
 
 def finish(
-    manifest: Manifest,
-    directory: Path,
-    digest: str,
-    source: dict[str, Any],
-    seconds: dict[str, float],
-    seed: int = SEED,
+    manifest: Manifest, directory: Path, missing: Missing, seconds: dict[str, float]
 ) -> None:
     """Write the manifest of a partition, durably, after all of its other files."""
     from raygnn.graph.partition.write import write_json
 
-    made = {"digest": digest, "seed": seed, "source": PartitionSource(**source), "seconds": seconds}
+    made = {
+        "digest": missing.digest,
+        "seed": missing.seed,
+        "source": PartitionSource(**missing.source),
+        "seconds": seconds,
+    }
     values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
     write_json(directory / MANIFEST, {**values, "checksum": checksum(values)})
 

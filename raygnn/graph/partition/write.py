@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pydantic import BaseModel
 from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import AnyArray, Array, IntArray, OnDemand, Rows, index_type, storable
+from raygnn.graph.arrays import (
+    AnyArray,
+    Array,
+    IntArray,
+    OnDemand,
+    index_type,
+    rows_of,
+    storable,
+    take,
+)
 from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 from raygnn.graph.outofcore.disk_graph import DiskGraph
-from raygnn.graph.outofcore.edge_shuffle import (
-    Numbering,
-    SortedEdges,
-    homogeneous,
-    shuffle,
-)
+from raygnn.graph.outofcore.edge_shuffle import Numbering, SortedEdges, homogeneous, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.manifest import (
@@ -43,7 +46,6 @@ from raygnn.graph.partition.read import ID_COLUMN
 from raygnn.util.files import sync_file
 
 _INT64 = np.dtype(np.int64)
-_OfEdges: TypeAlias = Callable[[SortedEdges], Array]
 
 
 def check_storable(data: GraphData) -> None:
@@ -127,7 +129,7 @@ def write_parts(
 
 @dataclass(frozen=True)
 class Assembly:
-    """A graph renumbered for its parts, with the contents of each part's files.
+    """A graph renumbered for its parts.
 
     Attributes:
         held: the graph; of its edges only the arrays' names, dtypes and shapes are used.
@@ -140,74 +142,13 @@ class Assembly:
     edge_starts: dict[EdgeType, IntArray]
     edges: list[SortedEdges]
 
-    @property
-    def data(self) -> GraphData:
-        return self.held.data() if isinstance(self.held, DiskGraph) else self.held
-
-    @property
-    def edge_map(self) -> dict[EdgeType, IntArray]:
-        """Edge type → int64 ``[parts, 2]`` homogeneous id ranges, as in DGL's json."""
-        return homogeneous(self.edge_starts)
-
-    def num_nodes(self, part: int) -> dict[str, int]:
-        """Return the numbers of owned nodes of one part, by type."""
-        starts_of = self.numbering.starts.items()
-        return {ntype: int(starts[part + 1] - starts[part]) for ntype, starts in starts_of}
-
     def num_edges(self, part: int) -> dict[EdgeType, int]:
         """Return the numbers of owned edges of one part, by type."""
-        starts_of = self.edge_starts.items()
-        return {etype: int(starts[part + 1] - starts[part]) for etype, starts in starts_of}
+        return {etype: int(np.diff(of)[part]) for etype, of in self.edge_starts.items()}
 
-    def original_nodes(self, part: int) -> dict[str, Tensor]:
-        """Return node type → original ids of the part's owned nodes, int64."""
-        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
-
-    def node_data(self, part: int) -> dict[str, Rows]:
-        """Return ``"<type>/<name>"`` → rows of the part's owned nodes."""
-        nodes = self.data.nodes
-        own = {ntype: self._nodes(ntype, part) for ntype, frame in nodes.items() if frame.data}
-        return {
-            f"{ntype}/{name}": Rows(array, ids)
-            for ntype, ids in own.items()
-            for name, array in nodes[ntype].data.items()
-        }
-
-    def original_edges(self, part: int) -> dict[str, OnDemand]:
-        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
-        return {
-            etype_str(etype): OnDemand(_INT64, (num,), partial(self._numbers, part, etype))
-            for etype, num in self.num_edges(part).items()
-        }
-
-    def edge_data(self, part: int) -> dict[str, OnDemand]:
-        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
-        return {
-            f"{etype_str(etype)}/{name}": OnDemand(
-                figures.dtype, (num, *figures.shape[1:]), partial(self._rows, part, etype, name)
-            )
-            for etype, frame in self.data.edges.items()
-            for num in [self.num_edges(part)[etype]]
-            for name, figures in frame.data.items()
-        }
-
-    def _numbers(self, part: int, etype: EdgeType) -> Iterator[Array]:
-        for edges in self._own(part, etype):
-            yield edges.arrays["numbers"].map().astype(np.int64)
-
-    def _rows(self, part: int, etype: EdgeType, name: str) -> Iterator[Array | Tensor]:
-        for edges in self._own(part, etype):
-            array = edges.arrays[f"data/{name}"]
-            yield array.as_declared(array.read(0, len(array)))
-
-    def _nodes(self, ntype: str, part: int) -> IntArray:
-        first, last = self.numbering.starts[ntype][part : part + 2]
-        return self.numbering.order[ntype].read(first, last).astype(np.int64)
-
-    def _own(self, part: int, etype: EdgeType | None = None) -> list[SortedEdges]:
-        """The buckets of a part's own edges, in the order of their ids."""
-        of_part = [edges for edges in self.edges if edges.bucket.part == part]
-        return [edges for edges in of_part if etype in (None, edges.bucket.etype)]
+    def owned(self, part: int, etype: EdgeType) -> list[SortedEdges]:
+        """Return the buckets of a part's owned edges of a type."""
+        return [e for e in self.edges if (e.bucket.part, e.bucket.etype) == (part, etype)]
 
     def graph(self, part: int) -> tuple[tuple[Any, ...], int, int]:
         """Return one part's graph, as `write_graph` takes it, whose edges are read while it is
@@ -215,7 +156,7 @@ class Assembly:
         of owned in-edges from other parts (cut). Owned nodes come first, then the halo."""
         first, last = (int(bound) for bound in self.numbering.bounds[part : part + 2])
         far = np.zeros(int(self.numbering.bounds[-1]), np.bool_)
-        own, cut = self._own(part), 0
+        own, cut = [edges for edges in self.edges if edges.bucket.part == part], 0
         for edges in own:
             sources = edges.arrays["src"].map()
             outside = sources[(sources < first) | (sources >= last)]
@@ -229,55 +170,45 @@ class Assembly:
         local = np.empty(len(far), dtype=index_type(len(far)))
         local[nodes] = np.arange(len(nodes), dtype=local.dtype)
         del far
-
         counts = {edges.bucket.number: edges.bucket.edges for edges in own}
         counts |= {edges.bucket.number: int(np.diff(edges.leaving)[part]) for edges in outer}
         types = {etype: number for number, etype in enumerate(self.edge_starts)}
 
-        def destinations(edges: SortedEdges) -> Array:
+        def sources_of(edges: SortedEdges, is_own: bool) -> Array:
+            return local[edges.arrays["src"].map() if is_own else edges.leaving_from(part, "src")]
+
+        def destinations_of(edges: SortedEdges, is_own: bool) -> Array:
+            if not is_own:
+                return local[edges.leaving_from(part, "dst")]
             at = edges.bucket.first_row - first
             return np.repeat(np.arange(at, at + edges.bucket.rows), edges.arrays["degrees"].map())
 
-        def on_demand(dtype: Any, of_own: _OfEdges, of_outer: _OfEdges) -> OnDemand:
+        def ids_of(edges: SortedEdges, is_own: bool) -> Array:
+            at = np.arange(edges.bucket.edges) if is_own else edges.leaving_from(part, "at")
+            return at + edges.bucket.first_edge
+
+        def inner(edges: SortedEdges, is_own: bool) -> Array:
+            return np.full(counts[edges.bucket.number], is_own, np.uint8)
+
+        def kinds_of(edges: SortedEdges, is_own: bool) -> Array:
+            return np.full(counts[edges.bucket.number], types[edges.bucket.etype], np.int32)
+
+        def on_demand(dtype: Any, of: Callable[[SortedEdges, bool], Array]) -> OnDemand:
             def pieces() -> Iterator[Array]:
-                yield from (of_own(edges).astype(dtype, copy=False) for edges in own)
-                yield from (of_outer(edges).astype(dtype, copy=False) for edges in outer)
+                for edges in own + outer:
+                    yield of(edges, edges.bucket.part == part).astype(dtype, copy=False)
 
             return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
 
-        def kinds(edges: SortedEdges) -> Array:
-            return np.full(counts[edges.bucket.number], types[edges.bucket.etype], np.int32)
-
         node_type, node_part = self.numbering.describe(nodes)
-        ndata = {
-            "_ID": nodes,
-            "part_id": node_part,
-            "inner_node": (np.arange(len(nodes)) < last - first).astype(np.uint8),
-        }
-        edata = {
-            "_ID": on_demand(
-                np.int64,
-                lambda edges: np.arange(edges.bucket.edges) + edges.bucket.first_edge,
-                lambda edges: edges.leaving_from(part, "at") + edges.bucket.first_edge,
-            ),
-            "inner_edge": on_demand(
-                np.uint8,
-                lambda edges: np.ones(edges.bucket.edges, np.uint8),
-                lambda edges: np.zeros(counts[edges.bucket.number], np.uint8),
-            ),
-        }
+        is_inner = (np.arange(len(nodes)) < last - first).astype(np.uint8)
+        ndata = {"_ID": nodes, "part_id": node_part, "inner_node": is_inner}
+        edata = {"_ID": on_demand(np.int64, ids_of), "inner_edge": on_demand(np.uint8, inner)}
         if len(self.numbering.starts) > 1 or len(types) > 1:
             ndata["_TYPE"] = node_type
-            edata["_TYPE"] = on_demand(np.int32, kinds, kinds)
-        src = on_demand(
-            np.int64,
-            lambda edges: local[edges.arrays["src"].map()],
-            lambda edges: local[edges.leaving_from(part, "src")],
-        )
-        dst = on_demand(
-            np.int64, destinations, lambda edges: local[edges.leaving_from(part, "dst")]
-        )
-        return (len(nodes), src, dst, ndata, edata), halo, cut
+            edata["_TYPE"] = on_demand(np.int32, kinds_of)
+        ends = on_demand(np.int64, sources_of), on_demand(np.int64, destinations_of)
+        return (len(nodes), *ends, ndata, edata), halo, cut
 
 
 class _WrittenPart(BaseModel):
@@ -290,34 +221,62 @@ class _WrittenPart(BaseModel):
 
 def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any]:
     """Write the files of one part, durably, in place of existing ones: see `_WrittenPart`."""
-    (directory / f"part{part}").mkdir(exist_ok=True)
-    files: dict[str, FileFacts] = {}
-    features: dict[str, Feature] = {}
-    rows = assembly.node_data(part).items()
-    masks = {key: mask.whole() for key, mask in rows if key.rpartition("/")[2] in MASKS}
-    arrays_of: dict[str, Callable[[int], Mapping[str, AnyArray]]] = {
-        "node_feat": assembly.node_data,
-        "edge_feat": assembly.edge_data,
-        "orig_nids": assembly.original_nodes,
-        "orig_eids": assembly.original_edges,
+    data = assembly.held.data() if isinstance(assembly.held, DiskGraph) else assembly.held
+    nodes = {t: assembly.numbering.nodes(t, part) for t in data.nodes}
+    num_edges = assembly.num_edges(part)
+    node_data: dict[str, AnyArray] = {
+        f"{ntype}/{name}": rows_of(array, nodes[ntype])
+        for ntype, frame in data.nodes.items()
+        for name, array in frame.data.items()
     }
-    for name, arrays_in in arrays_of.items():
-        arrays = arrays_in(part)
-        file = f"part{part}/{name}.dgl"
+    edge_data: dict[str, AnyArray] = {}
+    numbers: dict[str, AnyArray] = {}
+    for etype, frame in data.edges.items():
+        num, kind, of = num_edges[etype], etype_str(etype), assembly.owned(part, etype)
+        numbers[kind] = OnDemand(_INT64, (num,), partial(_numbers, of))
+        for name, array in frame.data.items():
+            pieces = partial(_rows, of, f"data/{name}")
+            edge_data[f"{kind}/{name}"] = OnDemand(array.dtype, (num, *array.shape[1:]), pieces)
+    files: dict[str, FileFacts] = {}
+    place = f"part{part}"
+    (directory / place).mkdir(exist_ok=True)
+    for name, arrays in (
+        ("node_feat", node_data),
+        ("edge_feat", edge_data),
+        ("orig_nids", nodes),
+        ("orig_eids", numbers),
+    ):
+        file = f"{place}/{name}.dgl"
         files[file] = write_tensors(directory / file, arrays)
-        if name.endswith("feat"):
-            features |= {key: Feature.from_array(array) for key, array in arrays.items()}
-    (graph, halo, cut), file = assembly.graph(part), f"part{part}/graph.dgl"
+    (graph, halo, cut), file = assembly.graph(part), f"{place}/graph.dgl"
     files[file] = write_graph(directory / file, *graph)
+    masks = {
+        f"{ntype}/{name}": take(mask, nodes[ntype])
+        for ntype, frame in data.nodes.items()
+        for name, mask in frame.data.items()
+        if name in MASKS
+    }
     facts = PartFacts(
-        nodes=assembly.num_nodes(part),
-        edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
+        nodes={ntype: len(ids) for ntype, ids in nodes.items()},
+        edges={etype_str(t): count for t, count in num_edges.items()},
         halo=halo,
         cut=cut,
         splits=split_counts(masks),
         bytes=sum(file.bytes for file in files.values()),
     )
+    features = {key: Feature.from_array(array) for key, array in {**node_data, **edge_data}.items()}
     return _WrittenPart(facts=facts, files=files, features=features).model_dump()
+
+
+def _numbers(of: Sequence[SortedEdges]) -> Iterator[Array]:
+    for edges in of:
+        yield edges.arrays["numbers"].map().astype(np.int64)
+
+
+def _rows(of: Sequence[SortedEdges], name: str) -> Iterator[Array | Tensor]:
+    for edges in of:
+        array = edges.arrays[name]
+        yield array.as_declared(array.read(0, len(array)))
 
 
 def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
@@ -357,7 +316,9 @@ def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any
         "num_parts": parts,
         "halo_hops": 1,
         "node_map": {ntype: rows.tolist() for ntype, rows in node_map.items()},
-        "edge_map": {etype_str(t): rows.tolist() for t, rows in assembly.edge_map.items()},
+        "edge_map": {
+            etype_str(t): r.tolist() for t, r in homogeneous(assembly.edge_starts).items()
+        },
         "ntypes": {ntype: number for number, ntype in enumerate(data.nodes)},
         "etypes": {etype_str(etype): number for number, etype in enumerate(data.edges)},
     } | {
