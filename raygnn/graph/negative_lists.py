@@ -53,9 +53,6 @@ def lists_of(
     Args:
         counts: numbers of source and target nodes.
         held: the graph or partition with the user's ids of nodes and relations.
-
-    Raises:
-        DataError: see `read_lists`.
     """
     from raygnn.graph.partition.read import read_ids
 
@@ -105,10 +102,6 @@ def read_lists(
     Args:
         ids: node type → pyarrow array of the user's ids; None = numbers.
         relations: names of the relations, empty = numbers; None = edges have none.
-
-    Raises:
-        DataError: the file is missing or damaged, lacks a column, or names an unknown node, or a
-            list contains the edge itself; the error names file and row.
     """
     known = {
         end: _ids(ntype, ids.get(ntype), count)

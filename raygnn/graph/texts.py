@@ -148,9 +148,6 @@ class Texts:
     ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
         """Encode the columns of a table, and keep the rows that are marked, if some are. Rows that
         no file has are the empty text. Returns the arrays, and the encoders as transforms.
-
-        Raises:
-            DataError: a column is no text, its encoder fails, or the training had another.
         """
         arrays, made = dict[str, DiskArray](), dict[str, Any]()
         for name, column in table.text.items():
@@ -190,9 +187,6 @@ def encode(
 ) -> dict[str, int]:
     """Append the vectors of a file's texts to those that an earlier attempt wrote, after the one
     of the empty text. Returns the number of rows and of features.
-
-    Raises:
-        DataError: the column is no text, or the encoder fails or is killed again and again.
     """
     attempts = to.with_suffix(".attempts")
     with attempts.open("a") as counted:

@@ -38,10 +38,6 @@ def open_collection(config: Config, directory: AnyPath, *, others: bool = False)
     Args:
         others: the graphs are not those of the training: they need no targets, and have no splits
             except the dataset's own.
-
-    Raises:
-        ConfigError: the labels do not fit the task.
-        DataError: the graphs cannot be read.
     """
     if isinstance(directory, RemotePath):
         raise ConfigError(

@@ -149,10 +149,6 @@ class CollectionMeta(Section):
 
         Args:
             known: each graph must have a label.
-
-        Raises:
-            ConfigError: there are none of this name, or of another kind.
-            DataError: a class below 0, or a number that is not finite.
         """
         if not known and task.target not in self.graphs:
             return
@@ -186,12 +182,7 @@ class CollectionMeta(Section):
 
 
 def read_collection(directory: Path) -> CollectionMeta:
-    """Read a collection's manifest, but not its arrays.
-
-    Raises:
-        DataError: there is no collection, its manifest is damaged or of another version, or a
-            file is missing or has another size.
-    """
+    """Read a collection's manifest, but not its arrays."""
     path = directory / MANIFEST
     if not path.exists():
         raise DataError(
@@ -231,9 +222,6 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dic
 
     Returns:
         "train", "val" and "test" → graph numbers, int64, ascending; each graph is in one of them.
-
-    Raises:
-        ConfigError: there are more folds than graphs.
     """
     # RandomState, because its stream is the same in every version of NumPy
     order = np.random.RandomState(graph.seed).permutation(num)

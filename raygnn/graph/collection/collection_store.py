@@ -51,12 +51,7 @@ class MissingCollection:
     shared: RemotePath | None = None
 
     def make(self, progress: Callable[[str], object] | None = None) -> CollectionMeta:
-        """Pack it; ``progress`` is called with ``"pack"``.
-
-        Raises:
-            ConfigError: a graph lacks what ``graph`` requires.
-            DataError: a graph or the collection is damaged, or it cannot be written.
-        """
+        """Pack it; ``progress`` is called with ``"pack"``."""
         from raygnn.graph.collection.pack import pack  # which imports torch
 
         place = self.place.absolute()
@@ -105,10 +100,6 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
 
     It is stored at ``partition.path``, or else at ``<storage>/partitions/<digest>``. The digest
     covers the contents of the input files and how they are packed, but not the split of the graphs.
-
-    Raises:
-        ConfigError: ``partition.path`` holds another collection than the config describes.
-        DataError: the collection is damaged, or there are no input files.
     """
     place, graph = config.partition.path, config.graph
     if place is not None and not isinstance(place, Path):

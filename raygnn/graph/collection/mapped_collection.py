@@ -120,10 +120,6 @@ class Collection:
                 was saved as ``[G]`` or as ``[G, 1]``.
             graph: how to split graphs that came without splits, stratified by integer labels.
                 None = the graphs have no other splits and need no labels.
-
-        Raises:
-            ConfigError: there are no such labels, or more folds than graphs.
-            DataError: a file is missing, cut short or another array.
         """
         self.meta = meta
         self.num = meta.num_graphs

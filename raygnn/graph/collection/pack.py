@@ -52,11 +52,6 @@ def pack(
     Args:
         method: how to scale the array ``feat`` over all graphs.
         digest, source: for the manifest; ``source["path"]`` is the input.
-
-    Raises:
-        ConfigError: there are no features to scale.
-        DataError: there are no graphs, or a graph is damaged or differs from the others; the error
-            names graph and array.
     """
     started = time.perf_counter()
     packer = _Packer(directory)
@@ -318,9 +313,6 @@ class ColumnWriter:
         Args:
             array: ``[n, …]``, NumPy or torch; must not change before :meth:`finish`.
             where: graph and array, for errors.
-
-        Raises:
-            DataError: the rows have another shape, a dtype of another kind, or are not finite.
         """
         rows = torch.as_tensor(array)
         shape = tuple(rows.shape[1:])

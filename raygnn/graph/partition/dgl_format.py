@@ -117,9 +117,6 @@ def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, 
 
     Args:
         expected: expected size and hash, which is computed while reading.
-
-    Raises:
-        DataError: the file is no complete tensor file, or not the expected one.
     """
     with _open(path, expected) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")

@@ -118,11 +118,6 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     Args:
         path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs
             opens.
-
-    Raises:
-        DataError: there is no partition, a json is damaged or contradicts itself, a file is
-            missing or has another size than in the manifest, or the format is not supported
-            (GraphBolt's fused graphs, ids that are no ranges).
     """
     path = any_path(path)
     if not path.exists():

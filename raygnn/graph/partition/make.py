@@ -91,10 +91,6 @@ def find_partition(
     Args:
         parts: number of parts to build if ``partition.parts`` is ``auto``.
         like: partition of the same graph found just before; its files are not hashed again.
-
-    Raises:
-        ConfigError: ``partition.path`` holds another partition than the config describes.
-        DataError: the partition is damaged, or cannot be read.
     """
     key, graph = config.where("partition.path"), config.graph
     place = None if config.partition.path is None else any_path(config.partition.path)

@@ -184,12 +184,7 @@ def _unreadable(path: AnyPath, error: OSError) -> DataError:
 
 
 def read_manifest(directory: AnyPath) -> Manifest | None:
-    """Read the manifest of a partition; None if there is none.
-
-    Raises:
-        DataError: it is of another layout version, or damaged, or a file is missing or has
-            another size.
-    """
+    """Read the manifest of a partition; None if there is none."""
     path = directory / MANIFEST
     if not path.exists():
         return None

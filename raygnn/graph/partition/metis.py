@@ -35,9 +35,6 @@ def assign(
     times its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most
     one node. With ``stream``, ``progress`` is called with ``"pass 3 of 11"``, and ``passes``
     yields the edges, in order, if those of ``data`` are not in memory.
-
-    Raises:
-        DataError: METIS could not divide the graph.
     """
     num_nodes = data.num_nodes
     if parts == 1:

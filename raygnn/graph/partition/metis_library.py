@@ -32,9 +32,6 @@ def divide(
     Args:
         graph, weights: see `metis`.
         loads: int64 ``[nodes]``, in-edges of each node.
-
-    Raises:
-        DataError: METIS failed; the message names ``what``.
     """
     try:
         assigned = metis(*graph, parts, weights)

@@ -5,6 +5,9 @@ A module of a format has ``files(graph)`` (the files that are read, in a fixed o
 same input starts to give another graph. Where memory is not about the size of the files,
 ``reading_bytes(graph)`` estimates it; where other things than files and options decide the graph,
 ``identity(graph)`` returns them.
+
+What reads input raises DataError for anything that is missing, damaged or inconsistent, naming the
+file and where possible the row, and ConfigError where a key of the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -36,10 +39,6 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = T
         The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
         int64 ``[N]`` (-1 = unknown) and ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``
         on the node types that have them, and whatever else a ``dgl`` file stores.
-
-    Raises:
-        DataError: a file is missing, damaged, hostile or inconsistent; it is named with the
-            first bad row; or there is not enough memory to read it.
     """
     try:
         data: GraphData = _module(graph.format).read(graph)
@@ -79,9 +78,6 @@ def digest(graph: GraphConfig) -> str:
 def reading_bytes(graph: GraphConfig) -> int:
     """Estimate the memory that :func:`load_graph` takes at most, in bytes, without reading the
     graph: from its options, or from the sizes and headers of its files.
-
-    Raises:
-        DataError: a file is missing, or so damaged that not even that can be told.
     """
     module = _module(graph.format)
     if hasattr(module, "reading_bytes"):

@@ -76,9 +76,6 @@ class OpenDataset:
 
         Returns:
             The graph with NumPy arrays, the labels that came with it, and PyG's graph-level ``y``.
-
-        Raises:
-            DataError: the class raised, or returned no graph.
         """
         where = f"{self.spec}[{number}]"
         with their_errors(f"{where} failed", _KEY, "correct the class", DataError):
@@ -104,12 +101,7 @@ _kept: dict[str, OpenDataset] = {}  # one at most, from the look at its files to
 
 
 def open_dataset(graph: DatasetGraph) -> OpenDataset:
-    """Construct a dataset, unless that has just been done and its raw files are the same.
-
-    Raises:
-        ConfigError: the class cannot be imported or constructed.
-        DataError: it misses a raw file that cannot be downloaded, or may not write its own files.
-    """
+    """Construct a dataset, unless that has just been done and its raw files are the same."""
     key = json.dumps([graph.dataset, graph.args], sort_keys=True)
     kept = _kept.get(key)
     if kept is None or kept.stamps != _stamps(kept.raw_files):
@@ -143,11 +135,7 @@ def identity(graph: DatasetGraph) -> dict[str, Any]:
 
 
 def read(graph: DatasetGraph) -> GraphData:
-    """Read one graph of a dataset, with one of its splits.
-
-    Raises:
-        InputError: see `open_dataset`; there is no such graph or split, or the graph is damaged.
-    """
+    """Read one graph of a dataset, with one of its splits."""
     opened = open_dataset(graph)
     if graph.index >= (num := len(opened)):
         raise ConfigError(
@@ -175,12 +163,7 @@ def read(graph: DatasetGraph) -> GraphData:
 
 @contextmanager
 def read_all(graph: DatasetGraph) -> Iterator[GraphSet]:
-    """Read all graphs of a dataset, for tasks on whole graphs.
-
-    Raises:
-        InputError: see `open_dataset`; or a graph, a label or a split is damaged, at once or when
-            the graph is read.
-    """
+    """Read all graphs of a dataset, for tasks on whole graphs."""
     opened = open_dataset(graph)
     num = len(opened)
     given = named_splits(opened.dataset, graph.dataset)
@@ -238,11 +221,7 @@ def _numbers(value: Any, where: str) -> Array:
 
 
 def construct(spec: str, args: Mapping[str, Any]) -> Any:
-    """Import ``"module:Class"``, with the working directory on the path, and call it.
-
-    Raises:
-        ConfigError: it cannot be imported or constructed; the error's cause is theirs.
-    """
+    """Import ``"module:Class"``, with the working directory on the path, and call it."""
     module, _, name = spec.partition(":")
     find_user_modules()
     if not module.startswith("torch_geometric") and dgl.installed():
@@ -444,11 +423,7 @@ def _choose_split(data: GraphData, split: int) -> None:
 
 
 def named_splits(dataset: Any, spec: str) -> dict[str, Any] | None:
-    """Return a dataset's ``get_idx_split()`` or ``splits`` by our names; None if it has neither.
-
-    Raises:
-        DataError: it fails, is no dictionary, or has other splits.
-    """
+    """Return a dataset's ``get_idx_split()`` or ``splits`` by our names; None if it has neither."""
     asked = hasattr(dataset, "get_idx_split")
     source = "get_idx_split()" if asked else "splits"
     with their_errors(f"{source} failed", f"{_KEY} {spec}", "correct the class", DataError):
@@ -464,11 +439,7 @@ def named_splits(dataset: Any, spec: str) -> dict[str, Any] | None:
 
 
 def check_splits(named: Mapping[str, Any], num: int, spec: str) -> dict[str, Array]:
-    """Return the numbers of the graphs of each split, ascending.
-
-    Raises:
-        DataError: they are no numbers of graphs, or a graph is in two splits.
-    """
+    """Return the numbers of the graphs of each split, ascending."""
     splits, split_of = {}, np.full(num, -1)
     for at, split in enumerate(SPLITS):
         tensor = to_tensor(named.get(split, ()))

@@ -23,12 +23,7 @@ _A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"
 
 
 def check_file(path: AnyPath) -> int:
-    """Return the size in bytes of ``path``, a regular, readable file that is not empty.
-
-    Raises:
-        DataError: it is missing, a directory, not a regular file (a FIFO would block for ever),
-            unreadable or empty.
-    """
+    """Return the size in bytes of ``path``, a regular, readable file that is not empty."""
 
     where = os.fsencode(str(path)).decode(errors="backslashreplace")
 
@@ -135,11 +130,7 @@ def require_features(array: Array, origin: str) -> None:
 
 
 def to_labels(array: Any, origin: str) -> Array:
-    """Convert labels ``[N]`` or ``[N, 1]`` to int64 ``[N]``; a float NaN becomes -1, unknown.
-
-    Raises:
-        DataError: another shape, or a value that is not an integer (the first one is named).
-    """
+    """Convert labels ``[N]`` or ``[N, 1]`` to int64 ``[N]``; a float NaN becomes -1, unknown."""
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim != 1:
@@ -158,11 +149,7 @@ def to_labels(array: Any, origin: str) -> Array:
 
 
 def to_mask(array: Any, origin: str) -> Array:
-    """Convert a mask of bool, or of integers that are 0 or 1, to bool ``[N]``.
-
-    Raises:
-        DataError: another shape or dtype, or another value (the first one is named).
-    """
+    """Convert a mask of bool, or of integers that are 0 or 1, to bool ``[N]``."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 1:
         raise _unlike(array, origin, _A_MASK)
     bad = np.flatnonzero((array != 0) & (array != 1))
@@ -194,11 +181,7 @@ def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> 
 def check_frames(
     nodes: Mapping[str, NodeFrame], edges: Mapping[EdgeType, EdgeFrame], origin: str
 ) -> None:
-    """Refuse arrays without one row for each node or edge; make ends of edges int64 ids.
-
-    Raises:
-        DataError: naming the first such array, or the first edge that ends at no node.
-    """
+    """Refuse arrays without one row for each node or edge; make ends of edges int64 ids."""
     for ntype, frame in nodes.items():
         for name, array in frame.data.items():
             require_rows(array, frame.num, f"{origin}: {ntype}/{name}", "nodes")

@@ -57,11 +57,7 @@ class Member:
         return np.broadcast_to(np.zeros((), self.dtype), self.shape)
 
     def read(self) -> Array:
-        """Read all of it, in C order and native byte order.
-
-        Raises:
-            DataError: it is damaged, or there is less memory.
-        """
+        """Read all of it, in C order and native byte order."""
         check_fits_memory(self.nbytes, f"the array of shape {self.shape}", self.origin)
         with _stream(self.file, self.name) as stream, _numpy_errors(self.origin):
             array: Array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -86,9 +82,6 @@ def members(
     Args:
         remedy: where one of the names is missing.
         others: how names of other arrays begin that are taken where they are there.
-
-    Raises:
-        DataError: one is missing, or is no array of numbers; or the archive is damaged.
     """
     with _opened(file) as archive:
         stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]

@@ -37,11 +37,7 @@ Arrays = dict[str, Array]
 
 
 def files(graph: OgbGraph) -> list[Path]:
-    """Return the archives and the files of the split.
-
-    Raises:
-        DataError: there is no such dataset, or it has several splits and none was chosen.
-    """
+    """Return the archives and the files of the split."""
     place = _place(graph)
     raw = [place / "raw" / name for name in (_ARCHIVE, _LABELS)]
     return raw + [_split_directory(graph, place) / f"{name}.csv.gz" for name in _SPLITS]
@@ -60,9 +56,6 @@ def read(graph: OgbGraph) -> GraphData:
     Nodes have ``feat`` ``[N, F]`` as stored, ``label`` int64 ``[N]`` (-1 = unknown; of several
     labels for each node instead ``labels`` ``[N, T]``), masks bool ``[N]``, and what else is given
     for each, such as ``year``; edges what is given for each, ``reltype`` as ``relation``.
-
-    Raises:
-        DataError: a file is missing or wrong; it is named.
     """
     dataset = archived(graph)
     nodes = {name: member.read() for name, member in dataset.nodes.items()} | dataset.targets()
@@ -175,11 +168,7 @@ class Archived:
 
 
 def archived(graph: OgbGraph) -> Archived:
-    """Return the dataset's headers.
-
-    Raises:
-        DataError: there is no such dataset; an array is missing, or they do not fit each other.
-    """
+    """Return the dataset's headers."""
     raw = _place(graph) / "raw"
     arrays = members(raw / _ARCHIVE, ["edge_index", *_COUNTS], _REMEDY, ("node_", "edge_"))
     num_nodes, num_edges = (_archived_count(arrays.pop(name)) for name in _COUNTS)

@@ -36,9 +36,6 @@ def with_graph(config: ConfigSource, graph: Any, directory: Path | None = None) 
             has no more than ``reverse`` and ``normalize``.
         graph: see `graph_data`; it is written to a file, once, which is then the graph of the job.
         directory: for the file; None = ``<storage>/graphs``.
-
-    Raises:
-        InputError: the configuration is wrong, or the graph is (see `write_graph_file`).
     """
     if graph is None:
         return as_config(config)
@@ -55,10 +52,6 @@ def write_graph_file(graph: Any, directory: Path) -> Path:
     Args:
         graph: see `graph_data`.
         directory: the file is called after its content.
-
-    Raises:
-        DataError: it is no graph, has an array that cannot be stored, or the directory cannot be
-            written.
     """
     data = graph_data(graph)
     with storage_errors(directory, DataError):
@@ -83,9 +76,6 @@ def graph_data(graph: Any, where: str = "graph") -> GraphData:
             PyG's, ``x`` becomes ``feat``, and ``y`` becomes ``label`` where it is one integer for
             each node; attributes of the graph as a whole are skipped.
         where: location of the graph, for errors.
-
-    Raises:
-        DataError: it is none of these, or has an array that cannot be stored.
     """
     library = _library(graph)
     if library is None:

@@ -56,10 +56,6 @@ def read(graph: DglGraph) -> GraphData:
 
     ``label`` becomes int64 ``[N]`` and the three masks bool ``[N]``; everything else keeps its
     dtype (bfloat16, which numpy lacks, as a torch tensor).
-
-    Raises:
-        DataError: the file is missing, damaged or not of ``dgl.save_graphs``, has no graph
-            ``graph.index``, or holds an edge or label that can not be (the first is named).
     """
     file = Path(graph.path)
     graphs = read_graphs(file)
@@ -76,12 +72,7 @@ def read(graph: DglGraph) -> GraphData:
 
 @contextmanager
 def read_all(file: Path) -> Iterator[GraphSet]:
-    """Open the graphs of one file, with their types, edges ordered by id, and data as stored.
-
-    Raises:
-        DataError: the file is damaged, an edge ends outside of its graph, or there is not one
-            label for each graph; here, or when a graph is taken.
-    """
+    """Open the graphs of one file, with their types, edges ordered by id, and data as stored."""
     with open_graphs(file) as stored:
         for name, array in stored.labels.items():
             input_files.require_rows(array, stored.count, f"{file}: labels {name!r}", "graphs")

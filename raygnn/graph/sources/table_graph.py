@@ -26,11 +26,7 @@ VERSION = 4
 
 
 def files(graph: TablesGraph) -> list[AnyPath]:
-    """Return the description, its tables in order, and the vocabulary if there is one.
-
-    Raises:
-        ConfigError, DataError: the description is wrong, or there is no such file.
-    """
+    """Return the description, its tables in order, and the vocabulary if there is one."""
     file, described = Path(graph.path), description_of(graph)
     tables = (one for one in described.tables.values() if not isinstance(one, KeyTable))
     paths: list[AnyPath] = [
@@ -57,10 +53,6 @@ def read(graph: TablesGraph) -> GraphData:
     int64 ``[N]``, masks bool ``[N]``; of edges the same, ``weight`` float32 ``[E]`` and ``time``
     int64 ``[E]``. Memory is that of the arrays, and of a chunk; arrays lie in a temporary
     directory until all are read.
-
-    Raises:
-        ConfigError: the description is wrong; its keys and lines are named.
-        DataError: a table is; its file, row and column are named.
     """
     with (
         TemporaryDirectory(prefix="raygnn-") as place,

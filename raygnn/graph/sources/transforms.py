@@ -20,9 +20,6 @@ def normalize(data: GraphData, method: str) -> None:
         method: ``none``; ``row``, each row divided by its sum unless that is 0 (Kipf & Welling
             2017); ``standard``, each column to mean 0 and deviation 1 over the nodes of a type
             (a constant column becomes 0).
-
-    Raises:
-        ConfigError: no node type has ``feat``.
     """
     if method == "none":
         return
@@ -78,9 +75,6 @@ def add_reverses(data: GraphData) -> None:
 
     Edge i of it is the reverse of edge i, with the same arrays: relation, weights, masks. Nothing
     is copied. ``data.reverses`` says which type is whose.
-
-    Raises:
-        ConfigError: there is a type of that name.
     """
     for etype, edges in list(data.edges.items()):
         other: EdgeType = (etype[2], REVERSE_PREFIX + etype[1], etype[0])

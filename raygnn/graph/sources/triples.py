@@ -32,11 +32,7 @@ _KINDS = (".txt", ".tsv", ".csv", ".parquet", ".txt.gz", ".tsv.gz", ".csv.gz")
 
 
 def files(graph: TriplesGraph) -> list[Path]:
-    """Return the existing files of train, val and test.
-
-    Raises:
-        DataError: none to train on, two for one split, or a file of no known kind.
-    """
+    """Return the existing files of train, val and test."""
     return list(_files(Path(graph.path)).values())
 
 
@@ -54,9 +50,6 @@ def read(graph: TriplesGraph) -> GraphData:
 
     Files that end in .txt or .tsv have lines of three columns; .csv and .parquet have columns
     ``head``, ``relation`` and ``tail``.
-
-    Raises:
-        DataError: a file is missing, damaged or empty; it is named, with the row.
     """
     place = Path(graph.path)
     entities, relations = Ids(NTYPE), Ids("relation")

@@ -205,10 +205,6 @@ class Stage:
         Args:
             kind: in lower case; span: its parts, first and one past the last.
             made_from: JSON values that determine the content.
-
-        Raises:
-            DataError: the directory cannot be used or is full, or another worker took too long.
-                Exceptions of ``build`` pass through. Nothing unfinished is left behind.
         """
         facts = {"version": VERSION, "what": kind, "span": list(span), **made_from}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -293,10 +293,6 @@ def load_shard(
         split: split of the edges to predict, whose type gets the arrays `SPLIT` int8 and `NUMBER`
             int64, in the user's graph.
         hide: splits whose edges for validation and test, and their reverses, are left out.
-
-    Raises:
-        DataError: a part is missing, unreadable or changed, parts differ in an array's dtype or
-            shape, or the cache cannot be written.
     """
     bounds = {t: ownership(meta.node_ranges[t], workers) for t in meta.ntypes}
     span = _span(rank, workers, meta.num_parts)

@@ -88,9 +88,6 @@ def selected(graph: GraphConfig, sql: str, url: str | None, key: str) -> Iterato
         graph: whose tables it names, and to whose description files are relative.
         url: of a database that runs it; None = DuckDB.
         key: section of the configuration that has it.
-
-    Raises:
-        DataError, CapabilityError: see `Queries.select` and `Database`.
     """
     assert isinstance(graph, TablesGraph)
     file, where = Path(graph.path), f"{key}.sql"
@@ -141,10 +138,6 @@ class Database:
     Args:
         url: as a table has it: ``env:NAME`` or ``sqlite:///FILE``, relative to ``base``.
         where: place of the URL, for errors.
-
-    Raises:
-        DataError: the URL is wrong, or the database cannot be opened.
-        CapabilityError: the driver is not installed.
     """
 
     def __init__(self, url: str, base: Path, where: str):
