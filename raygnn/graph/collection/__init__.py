@@ -40,11 +40,9 @@ def open_collection(config: Config, directory: AnyPath, *, others: bool = False)
             except the dataset's own.
     """
     if isinstance(directory, RemotePath):
-        raise ConfigError(
-            f"{directory} is not on a disk of this machine",
-            where="partition.path",
-            remedy="copy the collection to a directory that every node sees",
-        )
+        message = f"{directory} is not on a disk of this machine"
+        remedy = "copy the collection to a directory that every node sees"
+        raise ConfigError(message, where="partition.path", remedy=remedy)
     from raygnn.graph.collection.mapped_collection import Collection
 
     graph = config.graph if isinstance(config.graph, GraphSplit) else GraphSplit()

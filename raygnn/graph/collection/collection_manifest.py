@@ -168,28 +168,22 @@ class CollectionMeta(Section):
                     "task.kind to graph_regression",
                 )
             if known and column.low is not None and column.low < 0:
-                raise DataError(
-                    f"the lowest class is {column.low}",
-                    where=where,
-                    remedy="number the classes from 0, and leave out graphs without a class",
-                )
+                message = f"the lowest class is {column.low}"
+                remedy = "number the classes from 0, and leave out graphs without a class"
+                raise DataError(message, where=where, remedy=remedy)
         elif known and column.nonfinite is not None and not task.several_labels:
-            raise DataError(
-                "the label is infinite or not a number",
-                where=f"{where}, graph {column.nonfinite}",
-                remedy="leave out graphs whose label is not known",
-            )
+            message = "the label is infinite or not a number"
+            remedy = "leave out graphs whose label is not known"
+            raise DataError(message, where=f"{where}, graph {column.nonfinite}", remedy=remedy)
 
 
 def read_collection(directory: Path) -> CollectionMeta:
     """Read a collection's manifest, but not its arrays."""
     path = directory / MANIFEST
     if not path.exists():
-        raise DataError(
-            f"there is no collection of graphs here: {MANIFEST} is missing",
-            where=str(directory),
-            remedy="name another directory, or delete this one",
-        )
+        message = f"there is no collection of graphs here: {MANIFEST} is missing"
+        remedy = "name another directory, or delete this one"
+        raise DataError(message, where=str(directory), remedy=remedy)
     content = read_json(path, REMEDY)
     if content.get("version") != VERSION:
         message = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
@@ -233,11 +227,8 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dic
         val, train = _take(rest, _count(graph.val, num, len(rest)))
     else:
         if graph.folds > num:
-            raise ConfigError(
-                f"{num} graphs cannot be divided into {graph.folds} folds",
-                where="graph.folds",
-                remedy="lower graph.folds",
-            )
+            message = f"{num} graphs cannot be divided into {graph.folds} folds"
+            raise ConfigError(message, where="graph.folds", remedy="lower graph.folds")
         mine = np.arange(num) % graph.folds == graph.fold
         held, rest = order[mine], order[~mine]
         if graph.fold_for == "val":

@@ -74,11 +74,9 @@ class MissingCollection:
             publish(directory, place)  # if another process was first, its result is the same
         existing = read_collection(place)
         if existing.digest != self.digest:
-            raise DataError(
-                "another collection exists here already",
-                where=str(place),
-                remedy="name another directory, or delete this one",
-            )
+            message = "another collection exists here already"
+            remedy = "name another directory, or delete this one"
+            raise DataError(message, where=str(place), remedy=remedy)
         if self.shared is not None:
             share_directory(place, self.shared, MANIFEST)
         return existing
@@ -103,19 +101,15 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     """
     place, graph = config.partition.path, config.graph
     if place is not None and not isinstance(place, Path):
-        raise ConfigError(
-            f"{place} is not on a disk of this machine, as a collection of graphs must be",
-            where=config.where("partition.path"),
-            remedy="name a directory, or leave partition.path out",
-        )
+        message = f"{place} is not on a disk of this machine, as a collection of graphs must be"
+        remedy = "name a directory, or leave partition.path out"
+        raise ConfigError(message, where=config.where("partition.path"), remedy=remedy)
     existing = read_collection(place) if place is not None and not is_vacant(place) else None
     if graph is None:
         if existing is None:
-            raise ConfigError(
-                f"there is no collection at {place}, and no graphs to pack",
-                where=config.where("partition.path"),
-                remedy="correct partition.path, or add a graph section",
-            )
+            message = f"there is no collection at {place}, and no graphs to pack"
+            remedy = "correct partition.path, or add a graph section"
+            raise ConfigError(message, where=config.where("partition.path"), remedy=remedy)
         return existing
     assert isinstance(graph, (ManyGraphs, DatasetGraph))
     made_from: dict[str, Any] = {"normalize": graph.normalize or "none", "version": VERSION}
@@ -143,11 +137,9 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         difference = "it was packed from other graphs, or from these before they changed"
         if old != new:
             difference = f"graph.normalize is {old!r} there and {new!r} here"
-        raise ConfigError(
-            f"{place} holds another collection: {difference}",
-            where=config.where("partition.path"),
-            remedy="name another directory, or delete this one to pack it again",
-        )
+        message = f"{place} holds another collection: {difference}"
+        remedy = "name another directory, or delete this one to pack it again"
+        raise ConfigError(message, where=config.where("partition.path"), remedy=remedy)
     with contextlib.suppress(OSError):  # the directory may be read-only
         remove_stale(place)
     return existing
@@ -159,15 +151,10 @@ def _input_files(path: Path) -> tuple[Path, ...]:
     try:
         files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
     except OSError as error:
-        raise DataError(
-            f"the directory cannot be read: {error.strerror}",
-            where=str(path),
-            remedy="check the permissions of the directory",
-        ) from None
+        message, remedy = f"the directory cannot be read: {error.strerror}", "check its permissions"
+        raise DataError(message, where=str(path), remedy=remedy) from None
     if not files:
-        raise DataError(
-            f"there are no files *{' or *'.join(_SUFFIXES)} in this directory",
-            where=str(path),
-            remedy="name the directory, or the file, that holds the graphs",
-        )
+        message = f"there are no files *{' or *'.join(_SUFFIXES)} in this directory"
+        remedy = "name the directory, or the file, that holds the graphs"
+        raise DataError(message, where=str(path), remedy=remedy)
     return tuple(files)

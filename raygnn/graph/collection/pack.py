@@ -96,11 +96,9 @@ class _Packer:
             for data in graphs.graphs:
                 self._add(data)
         except OSError as error:
-            raise DataError(
-                f"cannot be read: {error.strerror or error}",
-                where=str(graphs.file),
-                remedy="check the disk, or copy the file again",
-            ) from error
+            message = f"cannot be read: {error.strerror or error}"
+            remedy = "check the disk, or copy the file again"
+            raise DataError(message, where=str(graphs.file), remedy=remedy) from error
         if first:
             self.labels = {
                 name: ColumnWriter(self.directory / f"graph-{number}.npy")
@@ -228,11 +226,8 @@ def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], 
         ", ".join(sorted(n if isinstance(n, str) else etype_str(n) for n in keys)) or "none"
         for keys in (names, before)
     )
-    raise DataError(
-        f"the {kind} are {here}, in the graphs before {others}",
-        where=where,
-        remedy="save all graphs with the same types and arrays",
-    )
+    message = f"the {kind} are {here}, in the graphs before {others}"
+    raise DataError(message, where=where, remedy="save all graphs with the same types and arrays")
 
 
 def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -> None:
@@ -243,11 +238,8 @@ def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -
         if column is None:
             continue
         if len(column.shape) != 1:
-            raise DataError(
-                f"it has rows of shape {list(column.shape)}, and only matrices can be scaled",
-                where=f"{ntype}/feat",
-                remedy="set graph.normalize to none",
-            )
+            message = f"it has rows of shape {list(column.shape)}, and only matrices can be scaled"
+            raise DataError(message, where=f"{ntype}/feat", remedy="set graph.normalize to none")
         feat: Any = np.load(directory / column.file)
         if column.dtype == "bfloat16":
             feat = torch.from_numpy(feat).view(torch.bfloat16)
@@ -326,11 +318,9 @@ class ColumnWriter:
             )
         common = common_dtype(self.dtype, rows.dtype)
         if common is None:
-            raise DataError(
-                f"it is {dtype_name(rows)}, in the graphs before {_name(self.dtype)}",
-                where=where,
-                remedy="save this array as numbers of one kind in all graphs",
-            )
+            message = f"it is {dtype_name(rows)}, in the graphs before {_name(self.dtype)}"
+            remedy = "save this array as numbers of one kind in all graphs"
+            raise DataError(message, where=where, remedy=remedy)
         if self.finite and not (good := finite_rows(rows)).all():
             raise DataError(
                 "features are infinite or not a number",

@@ -226,11 +226,9 @@ def _open(path: AnyPath, expected: FileFacts | None = None) -> _DglReader:
     try:
         return _DglReader(path, path.open("rb", buffering=1 << 16), expected)
     except OSError as error:
-        raise DataError(
-            f"cannot be opened: {error.strerror}",
-            where=str(path),
-            remedy="check the path and its permissions, or partition the graph again",
-        ) from error
+        message = f"cannot be opened: {error.strerror}"
+        remedy = "check the path and its permissions, or partition the graph again"
+        raise DataError(message, where=str(path), remedy=remedy) from error
 
 
 class _DglReader:
@@ -253,11 +251,9 @@ class _DglReader:
         self.file.close()
 
     def bad(self, what: str) -> DataError:
-        return DataError(
-            f"{what} (at byte {self.at} of {self.size})",
-            where=str(self.path),
-            remedy="the file is damaged or was not written by DGL: copy or write it again",
-        )
+        message = f"{what} (at byte {self.at} of {self.size})"
+        remedy = "the file is damaged or was not written by DGL: copy or write it again"
+        return DataError(message, where=str(self.path), remedy=remedy)
 
     def fits(self, count: int, width: int) -> int:
         """Return ``count`` if so many items of ``width`` bytes fit in the rest of the file."""

@@ -104,11 +104,9 @@ class Splitter:
             return np.empty(0, np.int64)  # a part without edges may lack their arrays
         if stored is None or stored.is_floating_point() or stored.dim() != 1:
             has = "no array" if stored is None else f"{stored.dtype} {list(stored.shape)} as"
-            raise DataError(
-                f"edges of type {etype_str(etype)} have {has} {name!r}, to be split by time",
-                where=str(self._meta.files[part].edge_feats),
-                remedy="name an array of one whole number for each edge (task.split.time)",
-            )
+            message = f"edges of type {etype_str(etype)} have {has} {name!r}, to be split by time"
+            remedy = "name an array of one whole number for each edge (task.split.time)"
+            raise DataError(message, where=str(self._meta.files[part].edge_feats), remedy=remedy)
         times = stored.numpy().astype(np.int64)
         return times if order is None else times[order]
 
@@ -117,11 +115,9 @@ class Splitter:
         data = read_edge_data(self._meta, part)[etype]
         codes = np.full(count, NONE, np.int8)
         if count and not any(name in data for name in MASKS):
-            raise DataError(
-                f"edges of type {etype_str(etype)} have no masks",
-                where=str(self._meta.files[part].edge_feats),
-                remedy="set task.split, or give them train_mask, val_mask and test_mask",
-            )
+            message = f"edges of type {etype_str(etype)} have no masks"
+            remedy = "set task.split, or give them train_mask, val_mask and test_mask"
+            raise DataError(message, where=str(self._meta.files[part].edge_feats), remedy=remedy)
         for code, name in enumerate(MASKS):
             if name in data:
                 mask = data[name].numpy().astype(bool)

@@ -121,11 +121,9 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     """
     path = any_path(path)
     if not path.exists():
-        raise DataError(
-            "there is no partition here",
-            where=str(path),
-            remedy="check partition.path, or partition the graph with `raygnn partition`",
-        )
+        message = "there is no partition here"
+        remedy = "check partition.path, or partition the graph with `raygnn partition`"
+        raise DataError(message, where=str(path), remedy=remedy)
     directory = path if path.is_dir() else path.parent
     if isinstance(directory, RemotePath):  # one listing instead of several requests for each file
         directory = directory.listed()
@@ -169,11 +167,9 @@ def _find_json(directory: AnyPath) -> AnyPath:
     descriptions = [path for path in jsons if {"num_parts", "node_map"} <= read_json(path).keys()]
     if len(descriptions) == 1:
         return descriptions[0]
-    raise DataError(
-        f"holds {len(descriptions) or 'no'} partition{'s' if descriptions else ''}",
-        where=str(directory),
-        remedy="name the partition's json file, the one with num_parts and node_map in it",
-    )
+    message = f"holds {len(descriptions) or 'no'} partition{'s' if descriptions else ''}"
+    remedy = "name the partition's json file, the one with num_parts and node_map in it"
+    raise DataError(message, where=str(directory), remedy=remedy)
 
 
 def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
@@ -192,11 +188,8 @@ class _DglJson:
         self.values = read_json(path)
 
     def bad(self, key: str, what: str) -> DataError:
-        return DataError(
-            what,
-            where=f"{self.path}: {key}",
-            remedy="partition the graph again, or correct the json",
-        )
+        remedy = "partition the graph again, or correct the json"
+        return DataError(what, where=f"{self.path}: {key}", remedy=remedy)
 
     def integer(self, key: str, low: int, high: int) -> int:
         value = self.values.get(key)
@@ -261,11 +254,9 @@ class _DglJson:
         if not isinstance(entry, dict):
             raise self.bad(f"part-{part}", "is missing")
         if "part_graph" not in entry and "part_graph_graphbolt" in entry:
-            raise DataError(
-                "this partition holds only GraphBolt's fused graphs, which are not read",
-                where=f"{self.path}: part-{part}",
-                remedy="partition with use_graphbolt=False, or keep part_graph beside it",
-            )
+            message = "this partition holds only GraphBolt's fused graphs, which are not read"
+            remedy = "partition with use_graphbolt=False, or keep part_graph beside it"
+            raise DataError(message, where=f"{self.path}: part-{part}", remedy=remedy)
         graph, nodes, edges = (
             self._inside(f"part-{part}.{key}", entry.get(key))
             for key in ("part_graph", "node_feats", "edge_feats")
@@ -287,9 +278,7 @@ class _DglJson:
         if within(path, directory) is None:
             raise self.bad(key, f"{name!r} leads out of the partition's directory")
         if not exists:
-            raise DataError(
-                "a file of the partition is missing",
-                where=str(path),
-                remedy="copy the complete directory, or partition the graph again",
-            )
+            message = "a file of the partition is missing"
+            remedy = "copy the complete directory, or partition the graph again"
+            raise DataError(message, where=str(path), remedy=remedy)
         return path

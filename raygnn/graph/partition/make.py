@@ -105,17 +105,13 @@ def find_partition(
             )
         return meta
     if graph is None:
-        raise ConfigError(
-            f"there is no partition at {place}, and no graph to partition",
-            where=key,
-            remedy="correct partition.path, or add a graph section",
-        )
+        message = f"there is no partition at {place}, and no graph to partition"
+        remedy = "correct partition.path, or add a graph section"
+        raise ConfigError(message, where=key, remedy=remedy)
     if meta is None and isinstance(place, RemotePath):
-        raise ConfigError(
-            f"there is no partition at {place}, and none can be built there",
-            where=key,
-            remedy="build it in a local directory with `raygnn partition`, and copy that directory",
-        )
+        message = f"there is no partition at {place}, and none can be built there"
+        remedy = "build it in a local directory with `raygnn partition`, and copy that directory"
+        raise ConfigError(message, where=key, remedy=remedy)
     if config.partition.parts != "auto":
         parts = config.partition.parts
     elif meta is not None:
@@ -140,11 +136,9 @@ def find_partition(
     if meta is None:
         draft = draft if isinstance(place, RemotePath) else place
         if config.partition.path is not None and (why := unwritable(draft)) is not None:
-            raise ConfigError(
-                f"no partition can be built in {place}: {why}",
-                where=key,
-                remedy="name a directory that can be created and written",
-            )
+            message = f"no partition can be built in {place}: {why}"
+            remedy = "name a directory that can be created and written"
+            raise ConfigError(message, where=key, remedy=remedy)
         return Missing(place, parts, method, digest, source, draft)
     # the existing one may be of the method that replaces METIS for graphs that do not fit into
     # memory
@@ -152,11 +146,9 @@ def find_partition(
     if method == "metis" and config.partition.engine != "local":
         methods.add("stream")
     if meta.digest not in [checksum({**made_from, "method": one}) for one in methods]:
-        raise ConfigError(
-            f"{place} holds another partition: {_differences(meta, source)}",
-            where=key,
-            remedy="name another directory, or delete this one to build it again",
-        )
+        message = f"{place} holds another partition: {_differences(meta, source)}"
+        remedy = "name another directory, or delete this one to build it again"
+        raise ConfigError(message, where=key, remedy=remedy)
     if isinstance(place, Path):
         with contextlib.suppress(OSError):  # the directory may be read-only
             remove_stale(place)
@@ -190,11 +182,9 @@ def same_partition(place: Path, digest: str) -> PartitionMeta:
     """Return the existing partition. Raises DataError if it has another digest."""
     meta = read_meta(place)
     if meta.digest != digest:
-        raise DataError(
-            "another partition exists here already",
-            where=str(place),
-            remedy="name another directory, or delete this one",
-        )
+        message = "another partition exists here already"
+        remedy = "name another directory, or delete this one"
+        raise DataError(message, where=str(place), remedy=remedy)
     return meta
 
 

@@ -190,11 +190,8 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
         return None
     values = read_json(path)
     if values.get("layout") != LAYOUT_VERSION:
-        raise DataError(
-            f"is of layout version {values.get('layout')!r}; this is version {LAYOUT_VERSION}",
-            where=str(path),
-            remedy=f"{_AGAIN} with this version of raygnn",
-        )
+        message = f"is of layout version {values.get('layout')!r}; this is version {LAYOUT_VERSION}"
+        raise DataError(message, where=str(path), remedy=f"{_AGAIN} with this version of raygnn")
     kept = values.pop("checksum", None)
     if kept not in (None, checksum(values)):  # earlier versions wrote none
         raise damaged(path, "its content has changed")
@@ -221,11 +218,9 @@ def checksum(values: Mapping[str, Any]) -> str:
 
 def damaged(path: AnyPath, key: str) -> DataError:
     """Build the error of a manifest that is damaged at some key."""
-    return DataError(
-        f"does not describe the partition: {key}",
-        where=str(path),
-        remedy=f"the file is damaged: restore it, or {_AGAIN}",
-    )
+    message = f"does not describe the partition: {key}"
+    remedy = f"the file is damaged: restore it, or {_AGAIN}"
+    return DataError(message, where=str(path), remedy=remedy)
 
 
 def file_facts(path: AnyPath) -> FileFacts:

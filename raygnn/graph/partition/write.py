@@ -63,11 +63,9 @@ def check_storable(data: GraphData) -> None:
         for name, array in arrays.items():
             if not storable(array):
                 key = f"{kind}/{name}"
-                raise DataError(
-                    f"{key} has the dtype {array.dtype}, which DGL's files cannot hold",
-                    where=data.where(key),
-                    remedy="convert it to a floating-point or signed integer type",
-                )
+                message = f"{key} has the dtype {array.dtype}, which DGL's files cannot hold"
+                remedy = "convert it to a floating-point or signed integer type"
+                raise DataError(message, where=data.where(key), remedy=remedy)
 
 
 def write_parts(

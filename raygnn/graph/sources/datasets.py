@@ -138,11 +138,9 @@ def read(graph: DatasetGraph) -> GraphData:
     """Read one graph of a dataset, with one of its splits."""
     opened = open_dataset(graph)
     if graph.index >= (num := len(opened)):
-        raise ConfigError(
-            f"there is no graph {graph.index}: {graph.dataset} holds {num}",
-            where="graph.index",
-            remedy=f"choose graph.index from 0 to {num - 1}" if num else "check graph.args",
-        )
+        message = f"there is no graph {graph.index}: {graph.dataset} holds {num}"
+        remedy = f"choose graph.index from 0 to {num - 1}" if num else "check graph.args"
+        raise ConfigError(message, where="graph.index", remedy=remedy)
     data, labels, _ = opened.item(graph.index)
     if hasattr(opened.dataset, "get_edge_split"):
         _take_links(data, opened.dataset)
@@ -194,11 +192,9 @@ def _graphs(opened: OpenDataset, labels: dict[str, Any]) -> Iterator[GraphData]:
     for name in {name: None for row in rows for name in row}:
         shapes = [f"shape {row[name].shape}" if name in row else "no value" for row in rows]
         if (odd := next((i for i, s in enumerate(shapes) if s != shapes[0]), None)) is not None:
-            raise DataError(
-                f"label {name!r} has {shapes[odd]}, that of graph 0 {shapes[0]}",
-                where=f"{opened.spec}[{odd}]",
-                remedy="return labels of one shape for all graphs; NaN is an unknown one",
-            )
+            message = f"label {name!r} has {shapes[odd]}, that of graph 0 {shapes[0]}"
+            remedy = "return labels of one shape for all graphs; NaN is an unknown one"
+            raise DataError(message, where=f"{opened.spec}[{odd}]", remedy=remedy)
         labels[name] = np.stack([row[name] for row in rows])
 
 
@@ -230,11 +226,8 @@ def construct(spec: str, args: Mapping[str, Any]) -> Any:
     with their_errors(f"{spec} could not be imported", _KEY, remedy):
         made: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if not callable(made):
-        raise ConfigError(
-            f"{spec} is a {type(made).__name__}, not a class",
-            where=_KEY,
-            remedy="give package.module:Class of a dataset",
-        )
+        message = f"{spec} is a {type(made).__name__}, not a class"
+        raise ConfigError(message, where=_KEY, remedy="give package.module:Class of a dataset")
     remedy = f"it is called as {name}(**graph.args); its signature is {_signature(made)}"
     with their_errors(f"{spec} could not be constructed", "graph.args", remedy):
         return made(**args)
@@ -395,11 +388,9 @@ def _by_node_type(data: GraphData, given: Any, what: str) -> Mapping[str, Any]:
     by_type = given if isinstance(given, Mapping) else {next(iter(data.nodes)): given}
     if not by_type.keys() <= data.nodes.keys() or (by_type is not given and len(data.nodes) > 1):
         named = "by node type" if by_type is given else "of no node type"
-        raise DataError(
-            f"{what} are given {named}, and the node types are {', '.join(data.nodes)}",
-            where=data.name,
-            remedy=f"give a dictionary of node types for {what}",
-        )
+        message = f"{what} are given {named}, and the node types are {', '.join(data.nodes)}"
+        remedy = f"give a dictionary of node types for {what}"
+        raise DataError(message, where=data.name, remedy=remedy)
     return by_type
 
 
@@ -410,11 +401,9 @@ def _choose_split(data: GraphData, split: int) -> None:
     several = [(arrays, name) for arrays, name in masks if arrays[name].ndim == 2]
     count = min((arrays[name].shape[1] for arrays, name in several), default=1)
     if split >= count:
-        raise ConfigError(
-            f"there is no split {split}: the masks of {data.name} have {count}",
-            where="graph.split",
-            remedy=f"choose graph.split from 0 to {count - 1}" if count > 1 else "set it to 0",
-        )
+        message = f"there is no split {split}: the masks of {data.name} have {count}"
+        remedy = f"choose graph.split from 0 to {count - 1}" if count > 1 else "set it to 0"
+        raise ConfigError(message, where="graph.split", remedy=remedy)
     for arrays, name in several:
         arrays[name] = np.ascontiguousarray(arrays[name][:, split])
 

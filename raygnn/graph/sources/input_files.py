@@ -139,11 +139,9 @@ def to_labels(array: Any, origin: str) -> Array:
         classes = np.where(np.isnan(array), -1, array)
         bad = np.flatnonzero((classes != np.trunc(classes)) | (np.abs(classes) >= 2**53))
         if len(bad):
-            raise DataError(
-                f"the label {array[bad[0]]} is not an integer",
-                where=f"{origin}, row {bad[0]}",
-                remedy="labels are integers from 0 to the number of classes - 1, -1 where unknown",
-            )
+            message = f"the label {array[bad[0]]} is not an integer"
+            remedy = "labels are integers from 0 to the number of classes - 1, -1 where unknown"
+            raise DataError(message, where=f"{origin}, row {bad[0]}", remedy=remedy)
         array = classes
     return array.astype(np.int64, copy=False)
 
@@ -163,18 +161,13 @@ def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> 
     """Convert node ids to int64 ``[E]``; DataError names the first outside ``0 … num-1``. ``first``
     is the number of the first row."""
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(
-            f"{column} has shape {array.shape} and dtype {array.dtype}",
-            where=origin,
-            remedy="edges are pairs of integer node ids",
-        )
+        message = f"{column} has shape {array.shape} and dtype {array.dtype}"
+        raise DataError(message, where=origin, remedy="edges are pairs of integer node ids")
     if len(array) and (array.min() < 0 or array.max() >= num):
         row = int(np.argmax((array < 0) | (array >= num)))
-        raise DataError(
-            f"{column} {array[row]} is not a node: there are {num}",
-            where=f"{origin}, row {first + row}",
-            remedy=f"node ids run from 0 to {num - 1}",
-        )
+        message = f"{column} {array[row]} is not a node: there are {num}"
+        remedy = f"node ids run from 0 to {num - 1}"
+        raise DataError(message, where=f"{origin}, row {first + row}", remedy=remedy)
     return array.astype(np.int64, copy=False)
 
 

@@ -79,11 +79,9 @@ def graph_data(graph: Any, where: str = "graph") -> GraphData:
     """
     library = _library(graph)
     if library is None:
-        raise DataError(
-            f"a {type(graph).__module__}.{type(graph).__name__} is no graph to train on",
-            where=where,
-            remedy="give a dgl.DGLGraph, or a Data or HeteroData of torch_geometric",
-        )
+        message = f"a {type(graph).__module__}.{type(graph).__name__} is no graph to train on"
+        remedy = "give a dgl.DGLGraph, or a Data or HeteroData of torch_geometric"
+        raise DataError(message, where=where, remedy=remedy)
     return (_of_pyg if library == "torch_geometric" else _of_dgl)(graph)
 
 
@@ -127,11 +125,9 @@ def _of_pyg(graph: Any) -> GraphData:
     edges = {}
     for etype, store in edge_stores.items():
         if "edge_index" not in store:
-            raise DataError(
-                "has no edge_index",
-                where=f"graph: {etype_str(etype)}",
-                remedy="leave out the transform that makes a sparse matrix of it",
-            )
+            message = "has no edge_index"
+            remedy = "leave out the transform that makes a sparse matrix of it"
+            raise DataError(message, where=f"graph: {etype_str(etype)}", remedy=remedy)
         found = {name: value for name, value in store.to_dict().items() if store.is_edge_attr(name)}
         ends = found.pop("edge_index").cpu()
         edges[etype] = EdgeFrame(ends[0], ends[1], _arrays(found, etype_str(etype)))

@@ -60,11 +60,9 @@ def read(graph: DglGraph) -> GraphData:
     file = Path(graph.path)
     graphs = read_graphs(file)
     if graph.index >= len(graphs):
-        raise DataError(
-            f"graph.index is {graph.index}, but it holds {len(graphs)} graphs",
-            where=str(file),
-            remedy=f"choose graph.index from 0 to {len(graphs) - 1}",
-        )
+        message = f"graph.index is {graph.index}, but it holds {len(graphs)} graphs"
+        remedy = f"choose graph.index from 0 to {len(graphs) - 1}"
+        raise DataError(message, where=str(file), remedy=remedy)
     nodes, edges = _frames(graphs[graph.index], str(file))
     input_files.to_targets(nodes, str(file))
     return GraphData(file.stem, nodes, edges, {"": str(file)})

@@ -25,11 +25,9 @@ def normalize(data: GraphData, method: str) -> None:
         return
     frames = [frame for frame in data.nodes.values() if "feat" in frame.data]
     if not frames:
-        raise ConfigError(
-            f"{method} scales the array 'feat', and no node type has one",
-            where="graph.normalize",
-            remedy="set graph.normalize to none, or store the features as 'feat'",
-        )
+        message = f"{method} scales the array 'feat', and no node type has one"
+        remedy = "set graph.normalize to none, or store the features as 'feat'"
+        raise ConfigError(message, where="graph.normalize", remedy=remedy)
     scale = {"row": _scale_rows, "standard": _standardize}[method]
     for frame in frames:
         feat = frame.data["feat"]
@@ -79,11 +77,9 @@ def add_reverses(data: GraphData) -> None:
     for etype, edges in list(data.edges.items()):
         other: EdgeType = (etype[2], REVERSE_PREFIX + etype[1], etype[0])
         if other in data.edges:
-            raise ConfigError(
-                f"there is an edge type {etype_str(other)} already",
-                where="graph.reverse",
-                remedy="set graph.reverse to false, or give the edge type another name",
-            )
+            message = f"there is an edge type {etype_str(other)} already"
+            remedy = "set graph.reverse to false, or give the edge type another name"
+            raise ConfigError(message, where="graph.reverse", remedy=remedy)
         data.edges[other] = EdgeFrame(edges.dst, edges.src, dict(edges.data))
         data.reverses[etype] = other
         for name in edges.data:

@@ -107,17 +107,12 @@ def _files(place: Path) -> dict[str, Path]:
         candidates = [place / f"{name}{kind}" for name in names for kind in _KINDS]
         present = [file for file in candidates if file.exists()]
         if len(present) > 1:
-            raise DataError(
-                f"{present[0].name} and {present[1].name} are both for {split}",
-                where=str(place),
-                remedy="keep one of them in the directory",
-            )
+            message = f"{present[0].name} and {present[1].name} are both for {split}"
+            raise DataError(message, where=str(place), remedy="keep one of them in the directory")
         if present:
             files[split] = present[0]
     if "train" not in files:
-        raise DataError(
-            "there is no file to train on",
-            where=str(place),
-            remedy=f"call it train.txt, or with one of {', '.join(_KINDS[1:])}",
-        )
+        message = "there is no file to train on"
+        remedy = f"call it train.txt, or with one of {', '.join(_KINDS[1:])}"
+        raise DataError(message, where=str(place), remedy=remedy)
     return files

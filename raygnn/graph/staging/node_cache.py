@@ -230,11 +230,9 @@ class Stage:
                     publish(directory, path)
                 entry = _open_entry(path)
                 if not isinstance(entry, CacheEntry):
-                    raise DataError(
-                        f"was damaged right after it was written: {entry}",
-                        where=str(path),
-                        remedy="set staging.path to another disk",
-                    )
+                    message = f"was damaged right after it was written: {entry}"
+                    remedy = "set staging.path to another disk"
+                    raise DataError(message, where=str(path), remedy=remedy)
             self._trim()
         return entry
 
@@ -242,11 +240,9 @@ class Stage:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for status in (self.root.lstat(), self.root.stat()):
             if status.st_uid != os.getuid():
-                raise DataError(
-                    f"staging.path belongs to another user (id {status.st_uid})",
-                    where=str(self.root),
-                    remedy="set staging.path to a directory that is yours, or does not exist yet",
-                )
+                message = f"staging.path belongs to another user (id {status.st_uid})"
+                remedy = "set staging.path to a directory that is yours, or does not exist yet"
+                raise DataError(message, where=str(self.root), remedy=remedy)
 
     @contextlib.contextmanager
     def _lock(self, name: str, wait: float) -> Iterator[None]:

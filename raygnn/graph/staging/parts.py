@@ -264,11 +264,9 @@ class _Columns:
         self._done[key] = 0
 
     def _differs(self, key: str, how: str) -> DataError:
-        return DataError(
-            f"{key.partition('/')[2]} differs between the parts: {how}",
-            where=str(self._meta.config_file),
-            remedy="partition the graph again, with one dtype and shape for each array",
-        )
+        message = f"{key.partition('/')[2]} differs between the parts: {how}"
+        remedy = "partition the graph again, with one dtype and shape for each array"
+        return DataError(message, where=str(self._meta.config_file), remedy=remedy)
 
 
 def _write_messages(

@@ -382,18 +382,14 @@ def read_description(file: Path) -> Description:
     check_file(file)
     label = str(file)
     if file.suffix in (".csv", ".parquet"):
-        raise ConfigError(
-            "this is a table, expected a YAML file that describes tables",
-            where=label,
-            remedy="write one whose sections nodes and edges name it, as in docs/data.md",
-        )
+        message = "this is a table, expected a YAML file that describes tables"
+        remedy = "write one whose sections nodes and edges name it, as in docs/data.md"
+        raise ConfigError(message, where=label, remedy=remedy)
     data, lines = read_yaml(read_text(file, label), label)
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"expected sections (`key: value`), got {show(data)}",
-            where=label,
-            remedy="describe the tables in the sections nodes and edges",
-        )
+        message = f"expected sections (`key: value`), got {show(data)}"
+        remedy = "describe the tables in the sections nodes and edges"
+        raise ConfigError(message, where=label, remedy=remedy)
     document = Document(data, label, file, lines)
     described = _with_keys(document.checked(Description))
     if problems := list(_contradictions(described)):

@@ -157,11 +157,9 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
     content = read_json(file)
     named = content.get("words", content.get("names"))
     if not isinstance(named, dict) or not all(isinstance(words, list) for words in named.values()):
-        raise DataError(
-            "has no words of tables",
-            where=str(file),
-            remedy="name a run's checkpoints/selected.json or a partition's raygnn.json",
-        )
+        message = "has no words of tables"
+        remedy = "name a run's checkpoints/selected.json or a partition's raygnn.json"
+        raise DataError(message, where=str(file), remedy=remedy)
     vocabulary: dict[str, dict[str, list[Any]]] = {}
     for key, words in named.items():
         kind, _, name = key.rpartition("/")

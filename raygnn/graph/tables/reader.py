@@ -462,11 +462,9 @@ def _damaged(file: AnyPath, error: Any) -> DataError:
     if "state machine" in str(error):
         remedy = "end all lines alike: in \\n, or all in \\r\\n"
         return DataError("its lines end in different ways", where=str(file), remedy=remedy)
-    return DataError(
-        f"not a whole {kind} file: {' '.join(str(error).split())[:200]}",
-        where=str(file),
-        remedy="the file is damaged: get it or write it again",
-    )
+    message = f"not a whole {kind} file: {' '.join(str(error).split())[:200]}"
+    remedy = "the file is damaged: get it or write it again"
+    return DataError(message, where=str(file), remedy=remedy)
 
 
 # --- DuckDB
