@@ -17,7 +17,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, PreflightError, RaygnnError
 from raygnn.graph.available_memory import check_available, memory
-from raygnn.graph.outofcore.estimate import Needs, needs, size_of
+from raygnn.graph.outofcore.graph_stages import Needs, needs, size_of
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.texts import needs_model

@@ -26,8 +26,7 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.outofcore import disk_graph, edge_shuffle
 from raygnn.graph.outofcore.disk_graph import spill
 from raygnn.graph.outofcore.divide import make_partition, partition_out_of_core
-from raygnn.graph.outofcore.estimate import needs, size_of
-from raygnn.graph.outofcore.graph_stages import read_graph
+from raygnn.graph.outofcore.graph_stages import needs, read_graph, size_of
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing

@@ -23,7 +23,7 @@ from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError
 from raygnn.graph import available_memory
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.outofcore.estimate import Size, needs
+from raygnn.graph.outofcore.graph_stages import Size, needs
 from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import input_files, load_graph, reading_bytes

@@ -16,7 +16,7 @@ import pytest
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import CapabilityError, ConfigError, DataError, InputError
 from raygnn.graph import texts
-from raygnn.graph.outofcore.estimate import size_of
+from raygnn.graph.outofcore.graph_stages import size_of
 from raygnn.graph.outofcore.workspace import in_turn
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables.description import TextColumn

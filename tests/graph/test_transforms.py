@@ -23,7 +23,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore import disk_graph, edge_shuffle
 from raygnn.graph.outofcore.divide import make_partition
-from raygnn.graph.outofcore.estimate import size_of
+from raygnn.graph.outofcore.graph_stages import size_of
 from raygnn.graph.sources import load_graph, reading_bytes
 from raygnn.graph.tables import feature_columns, reader
 from raygnn.graph.tables.description import RandomSplit

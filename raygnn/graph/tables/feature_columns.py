@@ -25,10 +25,10 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import NEVER
 from raygnn.graph.outofcore.disk_graph import Appended
-from raygnn.graph.tables.codes import encoded
 from raygnn.graph.tables.columns import (
     INTEGER,
     Times,
+    encoded,
     first,
     is_list,
     matrix,

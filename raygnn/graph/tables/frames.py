@@ -17,9 +17,7 @@ from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, SPLITS
 from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
-from raygnn.graph.tables import codes
-from raygnn.graph.tables.codes import Codes
-from raygnn.graph.tables.columns import Times, first, is_list, matrix
+from raygnn.graph.tables.columns import Codes, Times, first, is_list, matrix, split_codes
 from raygnn.graph.tables.description import (
     ROW,
     Description,
@@ -142,7 +140,7 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
         found = times.of(chunk, column)
         samples.append(sample(found))
         for of in columns:
-            if (held := codes.splits(chunk, of, table.split_words) > 0).any():
+            if (held := split_codes(chunk, of, table.split_words) > 0).any():
                 firsts.append(int(found[held].min()))
     everyones = sample(np.sort(np.concatenate(samples)))
     found_in = TimeRange(f"column {column!r} of {files[0]}", everyones, times.in_microseconds)
@@ -326,7 +324,7 @@ class TableArrays:
         if table.splits is not None:
             return np.where(known, draw(table.splits, chunk.num, first_row), np.int8(-1))
         assert table.split is not None
-        split = codes.splits(chunk, table.split, table.split_words)
+        split = split_codes(chunk, table.split, table.split_words)
         if (bad := (split >= 0) & ~known).any():
             held_in = SPLITS[split[row := first(bad)]]
             row_of = "node" if isinstance(table, NodeTable) else "edge"

@@ -18,8 +18,7 @@ from raygnn.config.task import NodeTaskConfig
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, TrainingRows
 from raygnn.graph.sources.input_files import sha256
-from raygnn.graph.tables import codes
-from raygnn.graph.tables.columns import Times, first
+from raygnn.graph.tables.columns import Times, first, split_codes
 from raygnn.graph.tables.databases import selected
 from raygnn.graph.tables.description import LabelKind, Table
 from raygnn.graph.tables.frames import FitTo, TableArrays, unknown
@@ -76,7 +75,7 @@ def _read(
         if table.time is not None:
             times.append(times_of.of(chunk, table.time))
         if table.split is not None:
-            splits.append(codes.splits(chunk, table.split, None))
+            splits.append(split_codes(chunk, table.split, None))
     if not reader.num:
         raise DataError("the table has no rows", where=str(files[0]), remedy="add rows")
     nodes = known.lookup(reader, table.entity, pa.chunked_array(entities))
