@@ -115,18 +115,20 @@ def _import() -> ModuleType:
     for name in _LIBRARIES:
         if reason := _no_library(root, name):
             _install_placeholder(name, reason)
-    try:
-        return _import_quietly()
-    except Exception as error:
-        if "graphbolt" in _reasons:
-            raise _broken(root, error) from error
-        # GraphBolt's library exists, but does not load (no torchdata, another ABI, …).
-        _forget()
-        _install_placeholder("graphbolt", f"{type(error).__name__}: {error}")
-    try:
-        return _import_quietly()
-    except Exception as error:
-        raise _broken(root, error) from error
+    while True:
+        try:
+            return _import_quietly()
+        except Exception as error:
+            if "graphbolt" in _reasons:
+                raise CapabilityError(
+                    f"DGL is installed but cannot be loaded: {type(error).__name__}: {error}",
+                    where=str(root),
+                    remedy="reinstall it (pip install --force-reinstall dgl==2.1.0) and check that "
+                    "its shared libraries fit this system",
+                ) from error
+            # GraphBolt's library exists, but does not load (no torchdata, another ABI, …).
+            _forget()
+            _install_placeholder("graphbolt", f"{type(error).__name__}: {error}")
 
 
 def _import_quietly() -> ModuleType:
@@ -138,15 +140,6 @@ def _import_quietly() -> ModuleType:
     for name in _reasons:
         setattr(module, name, sys.modules[f"dgl.{name}"])
     return module
-
-
-def _broken(root: Path, error: Exception) -> CapabilityError:
-    return CapabilityError(
-        f"DGL is installed but cannot be loaded: {type(error).__name__}: {error}",
-        where=str(root),
-        remedy="reinstall it (pip install --force-reinstall dgl==2.1.0) and check that its "
-        "shared libraries fit this system",
-    )
 
 
 def _forget() -> None:

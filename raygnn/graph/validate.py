@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 
 _PIECE = 1 << 20  # elements checked at a time
 _LARGEST = float(np.finfo(np.float32).max)
@@ -49,24 +49,18 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
 def _check_training(data: GraphData, needs_masks: bool) -> None:
     """Check that there are nodes or edges to train on. If nodes have masks, masks of edges are
     ordinary arrays."""
-    of, masks = "nodes", {t: f.data["train_mask"] for t, f in data.nodes.items() if _trains(f)}
-    masked_edges = {etype_str(etype): f.data for etype, f in data.edges.items() if _trains(f)}
-    if not masks and masked_edges:
-        of, masks = "edges", {key: arrays["train_mask"] for key, arrays in masked_edges.items()}
-        for key, arrays in masked_edges.items():
+    of, frames = "nodes", {t: f.data for t, f in data.nodes.items() if "train_mask" in f.data}
+    if not frames:
+        edges = {etype_str(e): f.data for e, f in data.edges.items() if "train_mask" in f.data}
+        for key, arrays in edges.items():
             _check_masks(data, key, arrays, "edge")
+        of, frames = ("edges", edges) if edges else (of, frames)
+    masks = {kind: arrays["train_mask"] for kind, arrays in frames.items()}
     if (masks or needs_masks) and not any(mask.any() for mask in masks.values()):
-        raise _error(
-            data,
-            f"{next(iter(masks or data.nodes))}/train_mask",
-            f"there are no training {of}: "
-            + ("train_mask is nowhere true" if masks else "no node type has a train_mask"),
-            f"give an array train_mask that is true for the {of} to train on",
-        )
-
-
-def _trains(frame: NodeFrame | EdgeFrame) -> bool:
-    return "train_mask" in frame.data
+        why = "train_mask is nowhere true" if masks else "no node type has a train_mask"
+        remedy = f"give an array train_mask that is true for the {of} to train on"
+        key = f"{next(iter(masks or data.nodes))}/train_mask"
+        raise _error(data, key, f"there are no training {of}: {why}", remedy)
 
 
 def _check_finite(data: GraphData, key: str, array: Any) -> None:
@@ -89,13 +83,9 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
         at = np.unravel_index(int(np.argmin(finite)), finite.shape)
         value = float(piece[at])
         column = f" in column {', '.join(str(i) for i in at[1:])}" if len(at) > 1 else ""
-        raise _error(
-            data,
-            key,
-            f"the value{column} is {value}",
-            "features must be finite, and fit float32: replace or drop such rows",
-            row=start + int(at[0]),
-        )
+        remedy = "features must be finite, and fit float32: replace or drop such rows"
+        message = f"the value{column} is {value}"
+        raise _error(data, key, message, remedy, row=start + int(at[0]))
 
 
 def _check_labels(data: GraphData, ntype: str) -> None:
@@ -115,13 +105,8 @@ def _check_labels(data: GraphData, ntype: str) -> None:
     classes = max(frame.num, len(data.names.get(key, ())), 1)
     bad = _first(((rows < -1) | (rows >= classes)).any(1))
     if bad is not None:
-        raise _error(
-            data,
-            key,
-            f"the label is {label[bad]}",
-            "labels run from 0 to the number of classes - 1; -1 means unknown",
-            row=bad,
-        )
+        remedy = "labels run from 0 to the number of classes - 1; -1 means unknown"
+        raise _error(data, key, f"the label is {label[bad]}", remedy, row=bad)
 
 
 def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str) -> None:
@@ -134,32 +119,20 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
             continue
         key = f"{kind}/{name}"
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.ndim != 1:
-            raise _error(
-                data,
-                key,
-                f"it has shape {tuple(mask.shape)} and dtype {mask.dtype}",
-                f"A mask is one bool for each {of}.",
-            )
+            message = f"it has shape {tuple(mask.shape)} and dtype {mask.dtype}"
+            raise _error(data, key, message, f"A mask is one bool for each {of}.")
         for other in seen:
             both = _first(mask & arrays[other])
             if both is not None:
-                raise _error(
-                    data,
-                    key,
-                    f"the {of} is in {other} and in {name}",
-                    f"each {of} belongs to one of train, val and test at most",
-                    row=both,
-                )
+                message = f"the {of} is in {other} and in {name}"
+                remedy = f"each {of} belongs to one of train, val and test at most"
+                raise _error(data, key, message, remedy, row=both)
         seen.append(name)
         unlabelled = None if label is None else _first(mask & _unknown(label))
         if unlabelled is not None:
-            raise _error(
-                data,
-                key,
-                f"the node is in {name} and has no label",
-                f"give it a label or take it out of {name}",
-                row=unlabelled,
-            )
+            remedy = f"give it a label or take it out of {name}"
+            message = f"the node is in {name} and has no label"
+            raise _error(data, key, message, remedy, row=unlabelled)
 
 
 def _unknown(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -65,17 +65,9 @@ def pack(
     for path in sorted(directory.iterdir()):
         sync(path)
         files[path.name] = file_facts(path)
-    return CollectionMeta.model_validate(
-        {
-            **contents,
-            "directory": directory,
-            "version": VERSION,
-            "digest": digest,
-            "source": source,
-            "files": files,
-            "seconds": time.perf_counter() - started,
-        }
-    )
+    about = {"directory": directory, "version": VERSION, "digest": digest, "source": source}
+    about |= {"files": files, "seconds": time.perf_counter() - started}
+    return CollectionMeta.model_validate({**contents, **about})
 
 
 class _Packer:
@@ -100,10 +92,8 @@ class _Packer:
             remedy = "check the disk, or copy the file again"
             raise DataError(message, where=str(graphs.file), remedy=remedy) from error
         if first:
-            self.labels = {
-                name: ColumnWriter(self.directory / f"graph-{number}.npy")
-                for number, name in enumerate(sorted(graphs.labels))
-            }
+            for number, name in enumerate(sorted(graphs.labels)):
+                self.labels[name] = ColumnWriter(self.directory / f"graph-{number}.npy")
         _check_same("labels", graphs.labels, self.labels, str(graphs.file))
         for name, column in self.labels.items():
             column.add(graphs.labels[name], f"{graphs.file}: labels {name!r}")
@@ -111,14 +101,10 @@ class _Packer:
     def _add(self, data: GraphData) -> None:
         where = data.name
         if not self.num:
-            self.nodes = {
-                ntype: _FrameWriter(self.directory, f"node-{number}")
-                for number, ntype in enumerate(data.nodes)
-            }
-            self.edges = {
-                etype: _FrameWriter(self.directory, f"edge-{number}", ends=True)
-                for number, etype in enumerate(data.edges)
-            }
+            for number, ntype in enumerate(data.nodes):
+                self.nodes[ntype] = _FrameWriter(self.directory, f"node-{number}")
+            for number, etype in enumerate(data.edges):
+                self.edges[etype] = _FrameWriter(self.directory, f"edge-{number}", ends=True)
         _check_same("node types", data.nodes, self.nodes, where)
         _check_same("edge types", data.edges, self.edges, where)
         for ntype, frames in self.nodes.items():
@@ -138,23 +124,19 @@ class _Packer:
         nodes = {ntype: frames.finish() for ntype, frames in self.nodes.items()}
         if method != "none":
             _normalize(nodes, self.directory, method)
+        splits = None
+        if self.splits is not None:
+            split_of = np.full(self.num, -1, np.int8)
+            for number, split in enumerate(SPLITS):
+                split_of[self.splits[split]] = number
+            splits = _written(self.directory / "splits.npy", split_of)
         return {
             "num_graphs": self.num,
             "nodes": nodes,
             "edges": [{"etype": e, **frames.finish()} for e, frames in self.edges.items()],
             "graphs": {name: _graph_column(writer) for name, writer in self.labels.items()},
-            "splits": self._write_splits(),
+            "splits": splits,
         }
-
-    def _write_splits(self) -> PackedArray | None:
-        if self.splits is None:
-            return None
-        split_of = np.full(self.num, -1, np.int8)
-        for number, split in enumerate(SPLITS):
-            split_of[self.splits[split]] = number
-        writer = ColumnWriter(self.directory / "splits.npy")
-        writer.add(split_of, "splits")
-        return writer.finish()
 
 
 class _FrameWriter:
@@ -199,12 +181,11 @@ class _FrameWriter:
             self.columns = self._new_columns(self.empty)
             for name, column in self.columns.items():
                 column.add(self.empty[name], name)
-        offsets = ColumnWriter(self.directory / f"{self.name}.offsets.npy")
-        offsets.add(np.frombuffer(self.offsets, np.int64), self.name)
+        offsets = np.frombuffer(self.offsets, np.int64)
         return {
             "num": self.offsets[-1],
             "largest": self.largest,
-            "offsets": offsets.finish(),
+            "offsets": _written(self.directory / f"{self.name}.offsets.npy", offsets),
             "data": {name: column.finish() for name, column in self.columns.items()},
         } | {side: column.finish() for side, column in zip(("src", "dst"), self.ends)}
 
@@ -248,9 +229,14 @@ def _normalize(nodes: dict[str, dict[str, Any]], directory: Path, method: str) -
     for ntype, frame in data.nodes.items():
         path = directory / nodes[ntype]["data"]["feat"].file
         path.unlink()
-        writer = ColumnWriter(path)
-        writer.add(frame.data["feat"], ntype)
-        nodes[ntype]["data"]["feat"] = writer.finish()
+        nodes[ntype]["data"]["feat"] = _written(path, frame.data["feat"])
+
+
+def _written(path: Path, rows: Any) -> PackedArray:
+    """Write a complete array."""
+    writer = ColumnWriter(path)
+    writer.add(rows, path.name)
+    return writer.finish()
 
 
 def _graph_column(writer: ColumnWriter) -> GraphColumn:
