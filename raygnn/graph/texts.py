@@ -147,8 +147,7 @@ class Texts:
         kept: Sequence[DiskArray] = (),
     ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
         """Encode the columns of a table, and keep the rows that are marked, if some are. Rows that
-        no file has are the empty text. Returns the arrays, and the encoders as transforms.
-        """
+        no file has are the empty text. Returns the arrays, and the encoders as transforms."""
         arrays, made = dict[str, DiskArray](), dict[str, Any]()
         for name, column in table.text.items():
             key, where = f"{kind}/{name}", f"{self._file}: {place}.text.{name}"
@@ -185,9 +184,8 @@ def encode(
     described: Path,
     where: str,
 ) -> dict[str, int]:
-    """Append the vectors of a file's texts to those that an earlier attempt wrote, after the one
-    of the empty text. Returns the number of rows and of features.
-    """
+    """Append the vectors of a file's texts to those that an earlier attempt wrote, after the one of
+    the empty text. Returns the number of rows and of features."""
     attempts = to.with_suffix(".attempts")
     with attempts.open("a") as counted:
         counted.write(".")

@@ -1,11 +1,10 @@
 """Numbers the nodes of each part, and brings each edge to the part that owns it, in two passes over
 files.
 
-As in DGL, homogeneous ids run part by part and type by type, a part owns the in-edges of its
-nodes, and its graph holds every edge that touches one of its nodes, hence also out-edges to other
-parts (one hop of halo). Within a part, nodes of a type keep their original order, and edges are
-numbered by type, destination and original id, so that in-edge lists are in original order for any
-partition.
+As in DGL, homogeneous ids run part by part and type by type, a part owns the in-edges of its nodes,
+and its graph holds every edge that touches one of its nodes, hence also out-edges to other parts
+(one hop of halo). Within a part, nodes of a type keep their original order, and edges are numbered
+by type, destination and original id, so that in-edge lists are in original order for any partition.
 
 The edges of a part are cut into *buckets* of destinations, in the order of the edges' new ids, so
 that a bucket fits in memory. The first pass reads each run of edges, and writes a file in which

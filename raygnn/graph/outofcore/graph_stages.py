@@ -39,8 +39,7 @@ def read_graph(
     config: GraphConfig, work: Workspace, *, needs_masks: bool, trains: bool
 ) -> DiskGraph:
     """The graph that `raygnn.graph.sources.load_graph` reads, on disk: checked, scaled, with
-    reverse edges. Tables and archives are never in memory as a whole.
-    """
+    reverse edges. Tables and archives are never in memory as a whole."""
     if isinstance(config, TablesGraph):
         graph = read_tables(config, work)
     elif isinstance(config, OgbGraph):
@@ -215,9 +214,8 @@ class Needs:
 
 
 def size_of(graph: GraphConfig) -> Size | None:
-    """Return the size of tables and archives, from their headers; None for other formats, which
-    are read in memory.
-    """
+    """Return the size of tables and archives, from their headers; None for other formats, which are
+    read in memory."""
     if isinstance(graph, TablesGraph):
         return _of_tables(graph)
     if isinstance(graph, OgbGraph):

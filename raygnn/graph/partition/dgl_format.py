@@ -1,15 +1,14 @@
 """Reader and writer of DGL's two binary file formats, without DGL.
 
-Tensor files (``dgl.data.utils.save_tensors``) hold named arrays, graph files
-(``dgl.save_graphs``) hold graphs with node and edge data. DGL's reader does not validate files: a
-truncated one can crash the process or return uninitialised memory. This reader checks every length
-against the file and raises DataError with the file's name. The writer's output is byte for byte
-DGL's, except that padding is zero. Arrays are numpy's, so that a file can be refused without
-importing torch; only bfloat16, which numpy lacks, is read as torch tensors. Large arrays are
-mapped.
+Tensor files (``dgl.data.utils.save_tensors``) hold named arrays, graph files (``dgl.save_graphs``)
+hold graphs with node and edge data. DGL's reader does not validate files: a truncated one can crash
+the process or return uninitialised memory. This reader checks every length against the file and
+raises DataError with the file's name. The writer's output is byte for byte DGL's, except that
+padding is zero. Arrays are numpy's, so that a file can be refused without importing torch; only
+bfloat16, which numpy lacks, is read as torch tensors. Large arrays are mapped.
 
-The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc``
-in its sources), little-endian throughout.
+The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc`` in
+its sources), little-endian throughout.
 """
 
 from __future__ import annotations

@@ -116,8 +116,7 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     """Read and check a partition's description, without opening the parts.
 
     Args:
-        path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs
-            opens.
+        path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs opens.
     """
     path = any_path(path)
     if not path.exists():

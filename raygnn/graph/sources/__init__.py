@@ -77,8 +77,7 @@ def digest(graph: GraphConfig) -> str:
 
 def reading_bytes(graph: GraphConfig) -> int:
     """Estimate the memory that :func:`load_graph` takes at most, in bytes, without reading the
-    graph: from its options, or from the sizes and headers of its files.
-    """
+    graph: from its options, or from the sizes and headers of its files."""
     module = _module(graph.format)
     if hasattr(module, "reading_bytes"):
         return int(module.reading_bytes(graph))

@@ -101,8 +101,7 @@ class Transformed:
 
     def rows(self, chunk: Chunk) -> Array:
         """A chunk's features, float32 ``[n, F]``; times, of which the days since are known with a
-        seed only, int64 ``[n, 1]``.
-        """
+        seed only, int64 ``[n, 1]``."""
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:

@@ -210,8 +210,7 @@ class Ends:
 
     def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
         """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
-        below 0 where no node has the id, in rows to drop.
-        """
+        below 0 where no node has the id, in rows to drop."""
         self._register()
         tables = list(enumerate(self._tables))
         joins = " ".join(f"left join {ids} as of{at} on end{at} = of{at}.id" for at, ids in tables)

@@ -50,9 +50,8 @@ Connection: TypeAlias = Any  # DuckDB's
 
 
 def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) -> list[AnyPath]:
-    """The files that names and patterns mean, relative to ``base``; those of a pattern sorted.
-    A URI of a place that pyarrow.fs opens may have a pattern in its last part.
-    """
+    """The files that names and patterns mean, relative to ``base``; those of a pattern sorted. A
+    URI of a place that pyarrow.fs opens may have a pattern in its last part."""
     files: list[AnyPath] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if "://" in pattern:
@@ -197,8 +196,7 @@ class TableReader:
 
     def extent(self) -> tuple[int, int]:
         """Estimate the number of rows, and the bytes of the columns as arrays: of CSV by the
-        beginning of each file, of Parquet by its metadata.
-        """
+        beginning of each file, of Parquet by its metadata."""
         rows = size = 0
         for file in self.files:
             if not is_text(file):
@@ -328,9 +326,8 @@ class TableReader:
                     number += 1
 
     def _explain(self, file: AnyPath, columns: int) -> None:
-        """Find the first thing that is wrong with a file on which DuckDB gave up; returns if
-        there is none.
-        """
+        """Find the first thing that is wrong with a file on which DuckDB gave up; returns if there
+        is none."""
         line = 1
         try:
             for number, row, line in self._lines(file):
