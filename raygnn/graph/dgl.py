@@ -1,14 +1,11 @@
-"""Import of DGL 2.1 to 2.4 with any version of torch.
-
-DGL is optional: there is none for Python 3.13. Without it, :func:`dgl` raises.
+"""Import of DGL 2.1 to 2.4 with any version of torch; DGL is optional, and :func:`dgl` raises
+without it.
 
 DGL's core library does not depend on the torch version, but GraphBolt and dgl.sparse exist only
 for the torch versions that DGL was built with, and ``import dgl`` fails if GraphBolt's library is
 missing. Here missing add-ons are replaced by placeholders before the first import, so that the
-rest of DGL works; using a placeholder raises a :class:`CapabilityError` with the remedy.
-
-User code can ``import dgl.nn`` as usual once :func:`dgl` has been called, as workers do before
-they import any user code.
+rest of DGL works; using a placeholder raises a :class:`CapabilityError` with the remedy. User code
+can ``import dgl.nn`` as usual after that, as workers do it before they import any user code.
 """
 
 from __future__ import annotations

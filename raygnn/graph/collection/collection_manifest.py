@@ -32,7 +32,7 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
-def _dtype(name: str) -> str:
+def dtype_of_array(name: str) -> str:
     if name not in ("bool", *INTEGERS, *FLOATS):
         raise ValueError(f"{name!r} is no dtype of an array")
     return name
@@ -42,7 +42,7 @@ class PackedArray(Section):
     """One array of all graphs: its file, the dtype of its elements and the shape of a row."""
 
     file: str
-    dtype: Annotated[str, AfterValidator(_dtype)]
+    dtype: Annotated[str, AfterValidator(dtype_of_array)]
     shape: Annotated[tuple[_Natural, ...], Field(strict=False)] = ()
 
     @property

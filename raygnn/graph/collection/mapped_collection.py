@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, BaseModel, Field
 from torch import Tensor
 
 from raygnn.config.graph import GraphSplit
-from raygnn.graph.arrays import Array, check_row_pointers
+from raygnn.graph.arrays import Array, check_row_pointers, dtype_name
 from raygnn.graph.collection.collection_manifest import (
     REMEDY,
     CollectionMeta,
@@ -19,6 +20,7 @@ from raygnn.graph.collection.collection_manifest import (
     PackedEdges,
     PackedNodes,
     damaged,
+    dtype_of_array,
     no_splits,
     split_graphs,
 )
@@ -53,54 +55,45 @@ class Sample:
         }
 
     @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Sample:
-        """Build a graph of that schema without nodes and edges.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: ``described`` is damaged.
-        """
-        nothing = torch.empty(0, dtype=torch.int64)
-        edges = {_etype(ends): arrays for ends, arrays in described["edges"]}
-        target = described["target"]
+    def from_description(cls, described: Any) -> Sample:
+        """Build a graph of that schema without nodes and edges; raises ValueError if ``described``
+        is damaged."""
+        schema = _Schema.model_validate(described)
+        nothing, edges = torch.empty(0, dtype=torch.int64), dict(schema.edges)
+        y = None
+        if schema.target is not None:
+            y = torch.zeros(schema.target[1], dtype=getattr(torch, schema.target[0]))
         return cls(
-            num_nodes=dict.fromkeys(described["nodes"], 0),
+            num_nodes=dict.fromkeys(schema.nodes, 0),
             edges=dict.fromkeys(edges, (nothing, nothing)),
-            node_data={t: _empty(arrays) for t, arrays in described["nodes"].items()},
+            node_data={t: _empty(arrays) for t, arrays in schema.nodes.items()},
             edge_data={e: _empty(arrays) for e, arrays in edges.items()},
-            y=None if target is None else _empty({"y": target})["y"].new_zeros(_shape(target)),
+            y=y,
         )
+
+
+_ArrayKind: TypeAlias = tuple[
+    Annotated[str, AfterValidator(dtype_of_array)],
+    tuple[Annotated[int, Field(ge=0, lt=2**31, strict=True)], ...],
+]
+
+
+class _Schema(BaseModel):
+    nodes: dict[str, dict[str, _ArrayKind]]
+    edges: list[tuple[EdgeType, dict[str, _ArrayKind]]]
+    target: _ArrayKind | None
 
 
 def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
     """Return name → dtype and shape, without the first ``row`` dimensions."""
+    return {name: [dtype_name(array), list(array.shape[row:])] for name, array in arrays.items()}
+
+
+def _empty(arrays: Mapping[str, _ArrayKind]) -> dict[str, Tensor]:
     return {
-        name: [str(array.dtype).removeprefix("torch."), list(array.shape[row:])]
-        for name, array in arrays.items()
+        name: torch.empty((0, *shape), dtype=getattr(torch, dtype))
+        for name, (dtype, shape) in arrays.items()
     }
-
-
-def _empty(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    empty = {}
-    for name, about in arrays.items():
-        dtype = getattr(torch, about[0])
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"no dtype: {about[0]}")
-        empty[name] = torch.empty((0, *_shape(about)), dtype=dtype)
-    return empty
-
-
-def _shape(about: Any) -> tuple[int, ...]:
-    _, shape = about
-    if not all(type(number) is int and 0 <= number < 2**31 for number in shape):
-        raise ValueError(f"no shape: {shape}")
-    return tuple(shape)
-
-
-def _etype(names: Any) -> EdgeType:
-    source, name, target = names
-    if not all(isinstance(each, str) for each in names):
-        raise TypeError(f"not an edge type (three strings): {names}")
-    return source, name, target
 
 
 class Collection:

@@ -6,11 +6,10 @@ and its graph holds every edge that touches one of its nodes, hence also out-edg
 (one hop of halo). Within a part, nodes of a type keep their original order, and edges are numbered
 by type, destination and original id, so that in-edge lists are in original order for any partition.
 
-The edges of a part are cut into *buckets* of destinations, in the order of the edges' new ids, so
-that a bucket fits in memory. The first pass reads each run of edges, and writes a file in which
-they lie by bucket. The second reads what all these files have for one bucket, sorts it by
-destination (stable, so that in-edge lists stay in the order of the input), and puts down what the
-part needs, and for each other part the edges that come from it.
+The edges of a part are cut into *buckets* of destinations, in the order of the edges' new ids, that
+fit in memory. The first pass writes the edges of each run by bucket. The second reads those of one
+bucket from all runs, sorts them by destination (stable, so that lists stay in the order of the
+input), and writes what the part needs, and for each other part the edges that come from it.
 """
 
 from __future__ import annotations

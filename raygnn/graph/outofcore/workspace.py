@@ -83,13 +83,13 @@ class Workspace:
         sizes: Sequence[int],
         gpus: float | None = None,
     ) -> list[Result]:
-        """The results of all tasks, in order; those that an earlier try finished are not run.
+        """Return the results of all tasks, in order; those that an earlier try finished are not
+        run.
 
         Args:
-            function: of a module, as other processes are to find it, with plain JSON types for
-                a result; writes below `directory`, in place of what a task that was ended left.
-            sizes: of the tasks, for the progress: rows, unless results say how many ``rows``
-                there were.
+            function: of a module, with plain JSON types for a result; writes below `directory`, in
+                place of what a task that was ended left.
+            sizes: rows of the tasks, for the progress, unless results have their ``rows``.
             gpus: see `Pool`.
         """
         started, done, rows = time.perf_counter(), 0, 0

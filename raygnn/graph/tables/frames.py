@@ -256,17 +256,12 @@ class TableArrays:
         num: int | None = None,
     ) -> dict[str, Any]:
         """Number words, and give transforms of features their state: that of the training, or what
-        the rows for training say. The columns of both are read once, the first rows of all columns
-        for their widths.
+        the rows for training say. Returns ``"<type>/<array>"`` → see `Features.manifest`.
 
         Args:
             kind: the node or edge type.
             directory: where numbers of rows for training are kept meanwhile.
-            num: of nodes, also of those that edges add.
-
-        Returns:
-            ``"<type>/<array>"`` → what is done, the state, and before which time (``before``) the
-            rows lie that it is of, if not all; of the arrays with transforms.
+            num: number of nodes, with those that edges add.
         """
         table, before = self.table, to.before if _has_times_alone(self.table) else None
         fitted = [one for matrix in self.features.values() for one in matrix.fitted]

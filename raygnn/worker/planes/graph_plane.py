@@ -315,7 +315,7 @@ def _trained_on(weights: Weights) -> Sample:
     """Return the schema of the training graphs."""
     try:
         return Sample.from_description(weights.like or {})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         raise DataError(
             "its schema of the training graphs is invalid",
             where=str(weights.path.with_suffix(".json")),
