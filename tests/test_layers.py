@@ -74,7 +74,7 @@ ALLOWED = {
     },
     "search": {"config", "preflight.probe", "runs", "driver"},
     "serving": {"config", "graph", "models", "runs", "sampling", "driver", "prediction", "worker"},
-    "jobs": {"config", "storage", "runs", "graph.sources.python_graphs"},
+    "jobs": {"config", "storage", "runs", "graph.sources.library_graphs"},
     "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "search", "serving"},
     "__main__": {"cli"},
     "__init__": {"config", "jobs", "runs", "driver", "prediction", "search", "serving", "tasks"},

@@ -33,9 +33,7 @@ SHARE = 0.7  # of the available memory, for partitioning in memory with engine: 
 def is_out_of_core(config: Config) -> bool:
     """Return True to build the partition out of core: as configured, or with ``auto`` if the graph
     is tables or archives that do not fit into a share of this machine's memory, or a model encodes
-    text of it. Raises ConfigError, DataError if the description of the tables is wrong, or a file
-    is missing."""
-    assert config.graph is not None
+    text of it."""
     if (engine := config.partition.engine) != "auto":
         return engine == "ray"
     if needs_model(config.graph):
@@ -86,10 +84,9 @@ def make_out_of_core(
     from raygnn.graph.outofcore.divide import partition_out_of_core
 
     with show.stage("partition") as tell:
-        masks, trains = config.needs_masks, config.trains
         try:
             made = partition_out_of_core(
-                missing, config.graph, RayTasks(cluster), tell, needs_masks=masks, trains=trains
+                missing, config.graph, RayTasks(cluster), tell, config.needs_masks, config.trains
             )
         except BaseException:
             if (stages := missing.stages).exists():

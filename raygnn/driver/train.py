@@ -32,7 +32,7 @@ from raygnn.driver.resume import can_go_on, find_start, finished, initial_weight
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import InputError
-from raygnn.graph.sources.python_graphs import with_graph
+from raygnn.graph.sources.library_graphs import with_graph
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored

@@ -20,7 +20,7 @@ import raygnn
 from raygnn.config.load import ConfigSource
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
-from raygnn.graph.sources.python_graphs import with_graph
+from raygnn.graph.sources.library_graphs import with_graph
 from raygnn.jobs.handle import Handle, Lines, begun_by, opened, view
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine

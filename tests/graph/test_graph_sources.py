@@ -12,17 +12,17 @@ import torch
 from raygnn.errors import DataError
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.dgl_format import open_graphs
-from raygnn.graph.sources import saved_graphs
+from raygnn.graph.sources import library_graphs
 from tests.support.builders import assert_damage_is_harmless
 
 
 def test_edge_ids_that_are_there_twice() -> None:
     with pytest.raises(DataError, match="0 to 2, each once"):
-        saved_graphs._inverse(np.array([0, 0, 2]), "a.bin")
+        library_graphs._inverse(np.array([0, 0, 2]), "a.bin")
 
 
 def read_everything(file: Path) -> None:
-    with saved_graphs.read_all(file) as graphs:
+    with library_graphs.read_all(file) as graphs:
         list(graphs.graphs)
 
 
@@ -70,7 +70,7 @@ def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
     path = save(tmp_path / "g.bin", [graph, graph], {"y": label})
     with (
         pytest.raises(DataError, match=r"labels 'y': .*there are 2 graphs"),
-        saved_graphs.read_all(path),
+        library_graphs.read_all(path),
     ):
         pass
 

@@ -26,7 +26,7 @@ from raygnn.graph.partition import dgl_format
 from raygnn.graph.partition.dgl_format import read_tensors, write_data, write_graph, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.read import read_in_edges
-from raygnn.graph.sources.python_graphs import graph_data
+from raygnn.graph.sources.library_graphs import graph_data
 from tests.support.builders import assert_not_imported
 from tests.support.graphs import partitioned, random_graph, typed_graph
 from tests.support.parted import load_part, verify

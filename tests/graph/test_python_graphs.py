@@ -14,7 +14,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.sources import load_graph
-from raygnn.graph.sources.python_graphs import graph_data, with_graph, write_graph_file
+from raygnn.graph.sources.library_graphs import graph_data, with_graph, write_graph_file
 
 pyg = pytest.importorskip("torch_geometric.data")
 

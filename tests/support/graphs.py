@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from raygnn.graph.data import (
 )
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.make import SEED, Missing, find_partition
+from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.graph.staging.mapped import map_table
 from raygnn.graph.staging.node_cache import Stage
@@ -143,17 +144,11 @@ def _labelled(rng: np.random.Generator, num: int, features: int, classes: int) -
 
 
 def partition_graph(
-    data: GraphData,
-    out: Path,
-    parts: int = 2,
-    method: str = "random",
-    *,
-    digest: str = "d" * 64,
-    seed: int = SEED,
-    progress: Callable[[str], object] | None = None,
+    data: GraphData, out: Path, parts: int = 2, method: str = "random", **more: Any
 ) -> PartitionMeta:
-    """Write a graph as a partition in a directory."""
-    return make_partition(Missing(out, parts, method, digest, {}, out, seed), data, progress)
+    """Write a graph as a partition in a directory; ``more``: digest, seed, progress."""
+    digest, progress = more.pop("digest", "d" * 64), more.pop("progress", None)
+    return make_partition(Missing(out, parts, method, digest, {}, out, **more), data, progress)
 
 
 def partitioned(

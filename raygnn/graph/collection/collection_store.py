@@ -20,9 +20,9 @@ from raygnn.graph.collection.collection_manifest import (
     read_collection,
 )
 from raygnn.graph.partition.manifest import checksum
-from raygnn.graph.sources import datasets, saved_graphs
+from raygnn.graph.sources import datasets, library_graphs
 from raygnn.graph.sources.input_files import out_of_memory, sha256
-from raygnn.graph.sources.saved_graphs import GraphSet
+from raygnn.graph.sources.library_graphs import GraphSet
 from raygnn.storage.remote import RemotePath
 from raygnn.storage.replica import share_directory
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
@@ -90,7 +90,7 @@ class MissingCollection:
                 message = "text is not a file that dgl.save_graphs wrote"
                 remedy = "read GIN's text with a dataset class, as examples/gin_text.py does"
                 raise DataError(message, where=str(file), remedy=remedy)
-            yield saved_graphs.read_all(file)
+            yield library_graphs.read_all(file)
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:

@@ -28,7 +28,7 @@ from raygnn.graph.collection.collection_manifest import (
 )
 from raygnn.graph.data import SPLITS, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.manifest import file_facts
-from raygnn.graph.sources.saved_graphs import GraphSet
+from raygnn.graph.sources.library_graphs import GraphSet
 from raygnn.graph.sources.transforms import normalize
 from raygnn.util.files import sync
 

@@ -69,7 +69,6 @@ def partition_out_of_core(
     config: GraphConfig,
     pool: Pool,
     tell: Callable[[str], object],
-    *,
     needs_masks: bool = True,
     trains: bool = True,
 ) -> PartitionMeta:

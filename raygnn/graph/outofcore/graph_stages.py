@@ -213,7 +213,7 @@ class Needs:
     seconds: int
 
 
-def size_of(graph: GraphConfig) -> Size | None:
+def size_of(graph: GraphConfig | None) -> Size | None:
     """Return the size of tables and archives, from their headers; None for other formats, which are
     read in memory."""
     if isinstance(graph, TablesGraph):

@@ -25,7 +25,7 @@ from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_siz
 from raygnn.graph.sources.transforms import add_reverses, normalize
 
 # formats whose module is not called as they are
-_MODULES = {"dgl": "saved_graphs", "tables": "table_graph", "dataset": "datasets"}
+_MODULES = {"dgl": "library_graphs", "tables": "table_graph", "dataset": "datasets"}
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:

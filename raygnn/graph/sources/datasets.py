@@ -37,8 +37,7 @@ from raygnn.graph.data import (
     NodeFrame,
 )
 from raygnn.graph.sources.input_files import check_frames, sha256, to_ids, to_targets
-from raygnn.graph.sources.python_graphs import graph_data, is_graph
-from raygnn.graph.sources.saved_graphs import GraphSet
+from raygnn.graph.sources.library_graphs import GraphSet, graph_data, is_graph
 
 VERSION = 1
 
