@@ -58,14 +58,12 @@ class MissingCollection:
         if progress is not None:
             progress("pack")
         with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
+            method, about = (
+                self.graph.normalize or "none",
+                {"digest": self.digest, "source": self.source},
+            )
             try:
-                packed = pack(
-                    self._sources(),
-                    directory,
-                    method=self.graph.normalize or "none",
-                    digest=self.digest,
-                    source=self.source,
-                )
+                packed = pack(self._sources(), directory, method, about)
             except MemoryError as error:
                 raise out_of_memory(str(self.source["path"]), error) from None
             file = directory / MANIFEST

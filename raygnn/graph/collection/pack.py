@@ -39,10 +39,8 @@ _BUFFER_ARRAYS = 10_000
 def pack(
     sources: Iterable[AbstractContextManager[GraphSet]],
     directory: Path,
-    *,
     method: str,
-    digest: str,
-    source: dict[str, Any],
+    about: Mapping[str, Any],
 ) -> CollectionMeta:
     """Write all graphs durably to an empty directory: all files but the manifest.
 
@@ -51,7 +49,7 @@ def pack(
 
     Args:
         method: how to scale the array ``feat`` over all graphs.
-        digest, source: for the manifest; ``source["path"]`` is the input.
+        about: ``digest`` and ``source`` of the manifest, whose ``path`` is the input.
     """
     started = time.perf_counter()
     packer = _Packer(directory)
@@ -59,15 +57,17 @@ def pack(
         with source_file as graphs:
             packer.add_all(graphs)
     if not packer.num:
-        raise DataError("there are no graphs", where=str(source["path"]), remedy="check graph.path")
+        raise DataError(
+            "there are no graphs", where=str(about["source"]["path"]), remedy="check graph.path"
+        )
     contents = packer.finish(method)
     files = {}
     for path in sorted(directory.iterdir()):
         sync(path)
         files[path.name] = file_facts(path)
-    about = {"directory": directory, "version": VERSION, "digest": digest, "source": source}
-    about |= {"files": files, "seconds": time.perf_counter() - started}
-    return CollectionMeta.model_validate({**contents, **about})
+    made = {"directory": directory, "version": VERSION, "files": files}
+    made["seconds"] = time.perf_counter() - started
+    return CollectionMeta.model_validate({**contents, **about, **made})
 
 
 class _Packer:

@@ -274,24 +274,11 @@ def _overload(part, group, sizes, loads, means, mean_load):  # type: ignore[no-u
 
 
 @njit(**_COMPILE)
-def move_nodes(  # type: ignore[no-untyped-def]
-    nodes,
-    degrees,
-    in_degrees,
-    groups,
-    size_limits,
-    load_limit,
-    means,
-    mean_load,
-    labels,
-    sizes,
-    loads,
-    names,
-    counts,
-    left,
-):
+def move_nodes(nodes, degrees, in_degrees, limits, labels, sizes, loads, names, counts, left):  # type: ignore[no-untyped-def]
     """Let each node move to the part of most of its neighbours within the limits; a part's excess
-    over the mean, times the node's degree, is subtracted from its count."""
+    over the mean, times the node's degree, is subtracted from its count. ``limits``: see
+    `raygnn.graph.partition.stream.Balance`."""
+    groups, size_limits, load_limit, means, mean_load = limits
     for node in nodes:
         own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
         degree = np.float64(degrees[node])

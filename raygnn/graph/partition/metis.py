@@ -47,13 +47,8 @@ def assign(
     elif parts >= num_nodes:  # METIS leaves some nodes without a valid part
         flat = np.arange(num_nodes)
     else:
-        flat = metis_library.divide(
-            undirected(data),
-            parts,
-            constraints(data, parts),
-            _in_degrees(data),
-            f"the graph {data.name}",
-        )
+        graph, weights, loads = undirected(data), constraints(data, parts), _in_degrees(data)
+        flat = metis_library.divide(graph, parts, weights, loads, f"the graph {data.name}")
     sizes = [frame.num for frame in data.nodes.values()]
     return dict(zip(data.nodes, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
 

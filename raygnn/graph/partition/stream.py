@@ -294,22 +294,12 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
     """Move nodes to the parts of most of their neighbours, in place."""
+    means = balance.means, balance.mean_load
+    limits = balance.groups, balance.size_limits, balance.load_limit, *means
 
     def move(nodes: Array, *sketches: Array) -> None:
-        edge_kernels.move_nodes(
-            nodes,
-            edges.degrees,
-            edges.in_degrees,
-            balance.groups,
-            balance.size_limits,
-            balance.load_limit,
-            balance.means,
-            balance.mean_load,
-            labels,
-            balance.sizes,
-            balance.loads,
-            *sketches,
-        )
+        counts = labels, balance.sizes, balance.loads
+        edge_kernels.move_nodes(nodes, edges.degrees, edges.in_degrees, limits, *counts, *sketches)
 
     edges.propagate(labels, _MOVE_PASSES, move)
 

@@ -320,9 +320,7 @@ def load_shard(
         codes = staged.edge_split(held, split)
         rows[split.etype].data.update({name: codes.array(name) for name in (SPLIT, NUMBER)})
     own = {
-        t: slice(
-            *(int(bound) - int(meta.node_ranges[t][span[0], 0]) for bound in b[rank : rank + 2])
-        )
+        t: slice(*(b[rank : rank + 2] - meta.node_ranges[t][span[0], 0]).tolist())
         for t, b in bounds.items()
     }
     return Shard(
