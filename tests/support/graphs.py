@@ -147,7 +147,7 @@ def partition_graph(
     data: GraphData, out: Path, parts: int = 2, method: str = "random", **more: Any
 ) -> PartitionMeta:
     """Write a graph as a partition in a directory; ``more``: digest, seed, progress."""
-    digest, progress = more.pop("digest", "d" * 64), more.pop("progress", None)
+    digest, progress = more.pop("digest", "0" * 64), more.pop("progress", None)
     return make_partition(Missing(out, parts, method, digest, {}, out, **more), data, progress)
 
 
