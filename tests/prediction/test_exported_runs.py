@@ -367,8 +367,8 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
     monkeypatch.setattr(program, "check", compare)
     for module, function, out in (
-        (program, "replacing", "served"),
-        (export_module, "publish", "new"),
+        (program, "replacing", "new"),
+        (export_module, "publish", "served"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, function, _full)
