@@ -331,10 +331,14 @@ class FaultConfig(Section):
     )
 
 
+# what YAML 1.1 makes of on and off, where another reader than ours was used
+_OnOff = BeforeValidator(lambda v: ("on" if v else "off") if isinstance(v, bool) else v)
+
+
 class GuardConfig(Section):
     """Comparison of the ranks, and limits on bad batches."""
 
-    mode: Literal["on", "deep", "off"] = Field(
+    mode: Annotated[Literal["on", "deep", "off"], _OnOff] = Field(
         "on",
         description="on = ranks compare what they are about to do (parameters, dtypes, batch "
         "arrays, options); deep = also each collective before it runs (slow); off = no comparison.",

@@ -18,6 +18,7 @@ from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
+from raygnn.runs.trust import check_classes
 from raygnn.worker.job import TaskTarget
 
 # share of a node's free memory that the whole structure may take; its workers map one copy
@@ -61,6 +62,7 @@ def count_workers(
     graph, if it was read. Raises InputError and PreflightError as `read_early`, and the latter
     without a connection to the cluster.
     """
+    check_classes(config)
     if config.cluster.limits is not None:
         return config, config.cluster.limits[1], None
     if not cluster.local:

@@ -22,9 +22,10 @@ from typing import Any
 
 from raygnn.config.load import read_text
 from raygnn.config.problems import KeyPath, dotted
+from raygnn.config.schema import Config
 from raygnn.config.values import CLASS_PATTERN, find_module
 from raygnn.config.yaml_text import read_yaml
-from raygnn.errors import DataError, InputError, RaygnnError
+from raygnn.errors import ConfigError, DataError, InputError, RaygnnError
 
 # sections whose `args` are data, as are the variables of comm.env
 _WITH_ARGS = (("graph",), ("model",), ("task",))
@@ -82,6 +83,18 @@ def _is_data(at: KeyPath) -> bool:
     return (
         at == ("comm", "env") or (key == "args" and args) or (len(at) == 3 and at[:2] == _CALLBACKS)
     )
+
+
+def check_classes(config: Config) -> None:
+    """Raise ConfigError for a class whose module cannot be found; nothing is imported."""
+    for at, spec in classes(config.to_dict()):
+        if isinstance(missing := find_module(spec.partition(":")[0]), str):
+            raise ConfigError(
+                f"{spec}: there is no module {missing}",
+                where=config.where(dotted(at)),
+                remedy="correct the name, install the package, or start in the directory that "
+                f"holds it (now {Path.cwd()})",
+            )
 
 
 def usable(

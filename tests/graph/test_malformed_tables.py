@@ -149,7 +149,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "yaml binary": (raw("shop.yaml", b"\xff\xfe\x00"), ["shop.yaml", "UTF-8"]),
     "masks, which were columns of truth values": (
         spec("nodes user masks", {"train": "age"}),
-        ["unknown key 'masks'", "did you mean nodes.user.split?"],
+        ["unknown key 'masks'", "label_kind, labels, split,"],
     ),
     "unknown key": (
         spec("nodes user lable", "class"),

@@ -339,7 +339,7 @@ def test_other_data(
     session = Mock()
     session.launch.return_value = {"metrics": nothing, "workers": 2}
     monkeypatch.setattr(asking, "session_beside", lambda *args, **options: nullcontext(session))
-    with pytest.raises(InputError, match="nothing in the split 'val'"):
+    with pytest.raises(InputError, match="no labels in the split 'val'"):
         raygnn.evaluate(run, split="val", display=False)
 
 

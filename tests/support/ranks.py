@@ -17,6 +17,7 @@ import os
 import pickle
 import random
 import tempfile
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -110,8 +111,9 @@ def _each(exchange: Exchange, function: Callable[..., Any], arguments: Sequence[
 
 def end_kept_ranks() -> None:
     """End the kept processes; the next call forks others."""
-    _end(_pool)
-    _pool.clear()
+    ended = [*_pool]
+    _pool.clear()  # first, as pytest's time limit may end this
+    _end(ended)
 
 
 @dataclass(frozen=True)
@@ -177,17 +179,24 @@ class _Process:
             answer: tuple[bool, Any] = pickle.loads(self._pipe.recv_bytes())
             return answer
         except (EOFError, ConnectionError):
-            self._process.join(5)
+            self._wait()
             return False, f"a rank died without a word, exit code {self._process.exitcode}"
 
     def close(self) -> None:
         self._pipe.close()
 
     def join(self) -> None:
-        self._process.join(5)
-        if self._process.is_alive():
+        self._wait()
+        if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
+
+    def _wait(self) -> None:
+        """Wait for its end, at most 5 s; `Process.join` would wait without an end, since the pipe
+        that it looks at was released by the child."""
+        deadline = time.monotonic() + 5
+        while self._process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 _pool: list[_Process] = []

@@ -109,7 +109,7 @@ USUAL = {
 def test_the_keys_reach_what_they_name(
     comm: dict[str, Any], guard: str, expected: dict[str, Any], make_job: JobFactory
 ) -> None:
-    config = make_job(comm=comm, guard=guard, train={"max_steps": 1})
+    config = make_job(comm=comm, guard={"mode": guard}, train={"max_steps": 1})
     told = {key: value for key, value in comm.items() if key in USUAL}
     assert run_ranks(2, _live, job_of(config), fresh=True) == [USUAL | told | expected] * 2
 
