@@ -52,7 +52,7 @@ def _with_a_wrong_hook(exchange: Exchange, job: Job) -> str:
 def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory) -> None:
     """Without it, gloo adds bf16 to fp16 silently."""
     config = make_job(
-        guard=mode, comm={"compression": "bf16", "timeout": 20}, train={"max_steps": 2}
+        guard={"mode": mode}, comm={"compression": "bf16", "timeout": 20}, train={"max_steps": 2}
     )
     said = run_ranks(2, _with_a_wrong_hook, job_of(config), fresh=True)
     if mode == "on":
