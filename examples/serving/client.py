@@ -25,7 +25,7 @@ def predict(
     """Yield a row for each id.
 
     Args:
-        options: ``fanout``, ``at``, ``scores`` or ``explain``; see docs/serving.md.
+        options: ``task``, ``fanout``, ``at``, ``scores`` or ``explain``; see docs/serving.md.
 
     Raises:
         RuntimeError: the service refused the request, or was full for too long.
@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("address", help="such as http://127.0.0.1:8000")
     parser.add_argument("--ids", required=True, help="a file with an id in each line")
+    parser.add_argument("--task", help="of a service of several")
     parser.add_argument("--token-file", help="as of raygnn serve")
     args = parser.parse_args()
     session = requests.Session()
@@ -54,11 +55,12 @@ def main() -> None:
         session.headers["Authorization"] = f"Bearer {token}"
     schema = session.get(f"{args.address}/schema", timeout=LIMIT)
     schema.raise_for_status()
-    (kind,) = schema.json()["ids"].values()
+    served = schema.json()
+    (kind,) = (served["tasks"][args.task] if args.task else served)["ids"].values()
     lines = Path(args.ids).read_text().split("\n")
     ids = [int(line) if kind == "integer" else line for line in lines if line]
     for start in range(0, len(ids), SIZE):
-        for row in predict(session, args.address, ids[start : start + SIZE]):
+        for row in predict(session, args.address, ids[start : start + SIZE], task=args.task):
             print(json.dumps(row))
 
 

@@ -170,7 +170,8 @@ def _add_models(commands: Any) -> None:
             help=f"rows with {what}, CSV or Parquet, in place of those of the training table "
             "(task.table)",
         )
-    for parser in (predict, recommend, explain, serve):
+    serve.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
+    for parser in (predict, recommend, explain):
         parser.add_argument("--task", metavar="NAME", help="which task, of a run with several")
     for parser in (predict, recommend, embed, evaluate, explain, serve):
         if parser not in (explain, serve):

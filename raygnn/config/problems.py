@@ -122,6 +122,8 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
         value, _choices(field.annotation) * (kind in ("literal_error", "expected"))
     ):
         return f"did you mean {close}?"
+    if kind == "model_type" and isinstance(field.default, BaseModel):
+        return f"give its keys: {', '.join(type(field.default).model_fields)}"
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return f"correct it: {field.description}"
     return f"correct it or leave it out (default {show(field.default)}): {field.description}"

@@ -48,7 +48,7 @@ _TOLD = 10  # problems of a request that are answered
 _AFTER = "1"  # seconds after which a refused request may come again
 
 Models = dict[str, NodeAnswers | LinkAnswers]  # by task
-Asked = tuple[Any, str, AnyQuestion]  # a model, the name of its run, and a question for it
+PlacedQuestion = tuple[Any, str, AnyQuestion]  # a model, the name of its run, and a question for it
 
 GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
 GivenIds = Annotated[list[GivenId], Field(min_length=1, max_length=_MOST)]
@@ -247,12 +247,12 @@ class ModelReplica:
         batch_wait_timeout_s=_WAIT,
         batch_size_fn=lambda asked: sum(_size(question) for _, _, question in asked),
     )
-    async def _batch(self, asked: list[Asked]) -> list[Any]:
+    async def _batch(self, asked: list[PlacedQuestion]) -> list[Any]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _answers, asked)
 
 
-def _answers(asked: Sequence[Asked]) -> list[Any]:
+def _answers(asked: Sequence[PlacedQuestion]) -> list[Any]:
     """Return the answer to each question, and the run that it is of."""
     found: dict[int, Any] = {}
     for model in {id(model): model for model, _, _ in asked}.values():

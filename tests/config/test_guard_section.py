@@ -22,6 +22,16 @@ def test_invalid_values_are_refused(given: Any) -> None:
         load_config({**JOB, "guard": given})
 
 
+def test_the_former_short_form_names_the_keys() -> None:
+    with pytest.raises(ConfigError, match="give its keys: mode, every, nan_steps"):
+        load_config({**JOB, "guard": "deep"})
+
+
+@pytest.mark.parametrize(("given", "mode"), [(True, "on"), (False, "off")])
+def test_modes_as_yaml_1_1_reads_them(given: bool, mode: str) -> None:
+    assert load_config({**JOB, "guard": {"mode": given}}).guard.mode == mode
+
+
 @pytest.mark.parametrize(
     ("sections", "key"),
     [

@@ -58,7 +58,7 @@ class Sample:
     def from_description(cls, described: Any) -> Sample:
         """Build a graph of that schema without nodes and edges; raises ValueError if ``described``
         is damaged."""
-        schema = _Schema.model_validate(described)
+        schema = _GraphKinds.model_validate(described)
         nothing, edges = torch.empty(0, dtype=torch.int64), dict(schema.edges)
         y = None
         if schema.target is not None:
@@ -78,7 +78,7 @@ _ArrayKind: TypeAlias = tuple[
 ]
 
 
-class _Schema(BaseModel):
+class _GraphKinds(BaseModel):
     nodes: dict[str, dict[str, _ArrayKind]]
     edges: list[tuple[EdgeType, dict[str, _ArrayKind]]]
     target: _ArrayKind | None
