@@ -41,9 +41,7 @@ def write(directory: Path, parts: int, *, typed: bool = False) -> list[str]:
         frame.data["raygnn_id"] = np.arange(frame.num)
         ends = np.stack([edges.src, edges.dst], 1)
         np.savez(directory / "source.npz", edges=ends, feat=frame.data["feat"])
-    meta = partition_graph(
-        data, directory / "parts", parts=parts, method="random", digest="d", source={}
-    )
+    meta = partition_graph(data, directory / "parts", parts=parts, method="random", digest="d")
     return [data.name, str(meta.config_file), str(directory / "source.npz")]
 
 
