@@ -151,13 +151,19 @@ def own_session(*, logs: bool) -> Iterator[None]:
     otherwise=nothing,
     loses="worker processes that die as soon as they start are reported after Ray's own timeout",
 )
-def actors_of(job: str) -> list[Mapping[str, Any]] | None:
-    """Return the actors of a job, whose id is hexadecimal; None if they cannot be listed. The
-    public function needs the dashboard, which an embedded Ray does not have."""
+def list_actors() -> list[Mapping[str, Any]] | None:
+    """Return the actors of this process's Ray job, in an actor those that it created itself; None
+    if they cannot be listed. The public function needs the dashboard, which an embedded Ray does
+    not have."""
     import ray
     from ray._private import state
 
-    return list(state.actors(job_id=ray.JobID(bytes.fromhex(job))).values())
+    context = ray.get_runtime_context()
+    actors = state.actors(job_id=ray.JobID(bytes.fromhex(context.get_job_id())))
+    if (actor := context.get_actor_id()) is None:
+        return list(actors.values())
+    owner = actors[actor]["Address"]
+    return [each for each in actors.values() if each["OwnerAddress"] == owner]
 
 
 @private(
@@ -170,7 +176,7 @@ def kill_actors(class_name: str) -> None:
     import ray
     from ray._private.worker import global_worker
 
-    for actor in actors_of(ray.get_runtime_context().get_job_id()) or ():
+    for actor in list_actors() or ():
         if actor["ActorClassName"] == class_name and actor["State"] != "DEAD":
             actor_id = ray.ActorID(bytes.fromhex(actor["ActorID"]))
             global_worker.core_worker.kill_actor(actor_id, True)
@@ -238,15 +244,16 @@ def lean_trainer(
     failures: Any,
     *,
     local: bool,
+    inside: bool,
     stopped: Callable[[], bool],
     died: Callable[[], bool],
 ) -> type[Any]:
     """Return a TorchTrainer class with our policies, see `scales_itself`, that starts up to four
     processes less, of 1 to 3 s each.
 
-    The one for Ray Data's datasets is not used. On an embedded Ray (``local``) the controller runs
-    in the thread that calls ``fit``; a placement group cleaner and an autoscaler's client, which
-    Ray would start one after the other before any rank, are not needed.
+    The one for Ray Data's datasets is not used. If the ranks end with this process (``inside``),
+    the controller runs in the thread that calls ``fit``, without a placement group cleaner, which
+    waits 10 s for a dashboard when it ends. An embedded Ray (``local``) needs no autoscaler.
 
     Calls of a Ray that has ended end this process: none is made once ``stopped`` or ``died``.
     """
@@ -255,7 +262,7 @@ def lean_trainer(
     from ray.train.v2._internal.execution.controller import TrainController
     from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
-    idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
+    idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if inside else set())
 
     class WatchedWorkerGroup(WorkerGroup):
         def poll_status(self, timeout: float | None = None) -> Any:
@@ -272,9 +279,9 @@ def lean_trainer(
                 raise RuntimeError("stopped before it began")
             arguments["scaling_policy"] = policy
             arguments["failure_policy"] = failures(self.run_config.failure_config)
-            if not local:
+            if not inside:
                 return super()._initialize_and_run_controller(**arguments)
-            for request in ("send", "maybe_send", "cancel"):
+            for request in ("send", "maybe_send", "cancel") if local else ():
                 setattr(policy, f"_{request}_resource_request", lambda: None)
             controller = Controller(**arguments)
             # it passes ranks its actor handle, which they would query for what they reported

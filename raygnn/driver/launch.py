@@ -98,6 +98,13 @@ class Launch:
         self._ended.wait(wait if self.cluster.ready else 0.0)
         self._end_fit()
 
+    def _controls(self) -> bool:
+        """Return True if Ray Train's controller runs in this process: on an embedded Ray, and in an
+        actor, with which Ray ends all that it started."""
+        import ray
+
+        return self.cluster.local or ray.get_runtime_context().get_actor_id() is not None
+
     def _end_fit(self) -> None:
         """Kill Ray Train's controller, or the ranks if it is in this process: a Ray that ends under
         the thread that waits for them would end this process, too."""
@@ -106,7 +113,7 @@ class Launch:
             if not self.cluster.ready or self.cluster.death() is not None:
                 return
             with contextlib.suppress(Exception):  # Ray ends, and the controller with it
-                compat.kill_actors(WORKER if self.cluster.local else CONTROLLER)
+                compat.kill_actors(WORKER if self._controls() else CONTROLLER)
             self._ended.wait(_OWN_STOP / 4)
 
     @property
@@ -232,13 +239,13 @@ class Launch:
         """Run Ray Train; on a cluster the death of its controller counts as a rank's failure."""
         from ray.exceptions import ActorDiedError
 
-        local, failures = self.cluster.local, self._job.config.fault.max_failures
+        failures = self._job.config.fault.max_failures
         while not self._stopped:
             try:
                 self._trainer(control, failures).fit()
                 return
             except ActorDiedError as error:
-                if local or self._stopped or self.cluster.death() is not None:
+                if self._controls() or self._stopped or self.cluster.death() is not None:
                     raise
                 starts = control.snapshot().starts
                 failures = min(failures - 1, self._job.config.fault.max_failures - starts)
@@ -252,7 +259,7 @@ class Launch:
 
         from raygnn.worker.comm.backend import CommBackendConfig
 
-        job, comm, workers, local = self._job, self._comm, self._workers, self.cluster.local
+        job, comm, workers, inside = self._job, self._comm, self._workers, self._controls()
         cluster = job.config.cluster
         known = {field.name for field in fields(FailureConfig)}
         fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
@@ -269,8 +276,9 @@ class Launch:
             policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(job.config))
             trainer_class = compat.lean_trainer(
                 policy,
-                partial(Failures, stopped=self._is_stopped if local else None),
-                local=local,
+                partial(Failures, stopped=self._is_stopped if inside else None),
+                local=self.cluster.local,
+                inside=inside,
                 stopped=self._is_stopped,
                 died=lambda: self.cluster.death() is not None,
             )

@@ -157,10 +157,8 @@ class Startup:
             self._wait_for_processes(waited)
 
     def _find_phase(self) -> Phase:
-        import ray
-
         room = self._groups("PENDING", "RESCHEDULING")
-        actors = compat.actors_of(ray.get_runtime_context().get_job_id())
+        actors = compat.list_actors()
         workers = [a["State"] for a in actors or () if a["ActorClassName"] == WORKER]
         if actors is None and not room and self._groups("CREATED"):
             workers = ["ALIVE"] * self._workers

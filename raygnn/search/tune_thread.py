@@ -137,6 +137,7 @@ class TuneThread(threading.Thread):
                 metric=self._metric,
                 mode=self._mode,
                 max_concurrent_trials=self._concurrent,
+                reuse_actors=True,  # a new process imports for 10 s
                 scheduler=self._scheduler(),
             ),
             run_config=tune.RunConfig(
@@ -279,13 +280,22 @@ class TrialActor(tune.Trainable):
             path: ``sys.path`` of the command, with the user's modules.
         """
         sys.path += [entry for entry in path if entry not in sys.path]
-        number, settings = trial["trial"]["number"], trial["trial"]["settings"]
-        place = config.run_dir / TRIALS, trial_id(number)
-        self._run_dir = Path(*place)
-        self._configure = partial(trial_config, config, settings, place, partition)
+        self._config, self._partition = config, partition
         self._patience = _TRIAL_STOP + config.fault.save_timeout.seconds
         self._metric, mode = metric
         self._better = max if mode == "max" else min
+        self._start(**trial["trial"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Start the training of another trial, once that of the last one has ended."""
+        self.cleanup()
+        self._start(**new_config["trial"])
+        return True
+
+    def _start(self, number: int, settings: Mapping[str, Any]) -> None:
+        place = self._config.run_dir / TRIALS, trial_id(number)
+        self._run_dir = Path(*place)
+        self._configure = partial(trial_config, self._config, settings, place, self._partition)
         self._best: list[float] = []
         self._results: SimpleQueue[dict[str, Any] | RaygnnError] = SimpleQueue()
         self._stopped = threading.Event()
