@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,51 @@ def test_a_command_with_public_names(workers: Any, tmp_path: Path) -> None:
     assert code == 0, out + err
     assert "status         done" in out
     assert command.left_behind() == []
+
+
+_ACTORS = """
+import ray
+
+from raygnn import compat
+
+ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+
+@ray.remote(num_cpus=0)
+class Child:
+    def lives(self):
+        return True
+
+
+@ray.remote(num_cpus=0)
+class Parent:
+    def __init__(self):
+        self.child = Child.remote()
+
+    def lives(self):
+        return ray.get(self.child.lives.remote(), timeout=60)
+
+    def kill(self):
+        names = [each["ActorClassName"] for each in compat.list_actors()]
+        compat.kill_actors("Child")
+        return names
+
+
+kills, stays = Parent.remote(), Parent.remote()
+assert ray.get([kills.lives.remote(), stays.lives.remote()], timeout=60) == [True, True]
+assert ray.get(kills.kill.remote(), timeout=60) == ["Child"]
+try:
+    ray.get(kills.lives.remote(), timeout=60)
+    raise AssertionError("the child lives")
+except ray.exceptions.RayTaskError:
+    print(ray.get(stays.lives.remote(), timeout=60), len(compat.list_actors()))
+"""
+
+
+@pytest.mark.system
+@pytest.mark.comfort
+def test_an_actor_kills_only_what_it_started() -> None:
+    """As trials of a search do, whose actors are of one job."""
+    argv = [sys.executable, "-c", _ACTORS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.returncode) == ("True 4\n", 0), done.stderr

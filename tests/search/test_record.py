@@ -69,21 +69,22 @@ def test_a_search_without_a_completed_trial_has_no_run_to_open(tmp_path: Path) -
         open_run(tmp_path)
 
 
+def trial_actor(path: Path, mode: str = "max") -> TrialActor:
+    """Return the first trial's actor, in this process."""
+    actor = TrialActor.__new__(TrialActor)  # of which Ray Tune makes an actor
+    trial = {"trial": {"number": 0, "settings": {}}}
+    actor.setup(trial, load_config(job(path)), None, ("val/mrr", mode), [])
+    return actor
+
+
 @pytest.mark.parametrize(("mode", "wanted"), [("max", [1.0, 3.0, 3.0]), ("min", [1.0, 1.0, 0.5])])
 def test_trials_are_compared_by_their_best_value_so_far(
     mode: str, wanted: list[float], tmp_path: Path
 ) -> None:
-    actor = TrialActor.__new__(TrialActor)  # of which Ray Tune makes an actor
     values = [None, 1.0, math.nan, 3.0, 0.5]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialActor, "_train", lambda self: None)
-        actor.setup(
-            {"trial": {"number": 0, "settings": {}}},
-            load_config(job(tmp_path)),
-            None,
-            ("val/mrr", mode),
-            [],
-        )
+        actor = trial_actor(tmp_path, mode)
     actor._take([{"epoch": epoch, "val/mrr": value} for epoch, value in enumerate(values)])
     found = [actor.step() for _ in wanted]
     assert [one["val/mrr"] for one in found] == wanted
@@ -92,6 +93,23 @@ def test_trials_are_compared_by_their_best_value_so_far(
     (tmp_path / "test" / "trials" / ".stop").touch()
     with pytest.raises(KeyboardInterrupt):
         actor._take([])
+
+
+def test_a_process_begins_another_trial_once_its_last_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    def train(actor: TrialActor) -> None:
+        assert actor._stopped.wait(60)
+        ended.append(actor._run_dir.name)
+
+    monkeypatch.setattr(TrialActor, "_train", train)
+    actor = trial_actor(tmp_path)
+    assert actor.reset_config({"trial": {"number": 1, "settings": {}}})
+    assert ended == ["t000"]
+    actor.cleanup()
+    assert ended == ["t000", "t001"]
 
 
 def test_the_median_rule_stops_a_worse_trial_and_pauses_none(tmp_path: Path) -> None:

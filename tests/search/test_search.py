@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import raygnn
+from raygnn import compat
 from raygnn.runs.run import Run
 from raygnn.search.record import SearchResult
 from tests.search.test_optuna import suggestions
@@ -75,7 +76,17 @@ def test_a_search(raygnn_command: Callable[..., Command], tmp_path: Path) -> Non
     model = {"kind": "net:Net", "args": {"fails": False}}
     write_job(tmp_path, model=model, train={"epochs": 4}, search=SEARCH)
     first = raygnn_command("tune", "job.yaml")
-    until(lambda: record.exists() and json.loads(record.read_text())["best"], LIMIT)
+    titles: set[str] = set()
+
+    def has_best() -> bool:
+        titles.update(first.running().values())
+        return record.exists() and bool(json.loads(record.read_text())["best"])
+
+    until(has_best, LIMIT)
+    # Ray Train's controller is in the trial's process
+    assert "RayTrainWorker" in " ".join(titles)
+    if not os.environ.get(compat.PLAIN):
+        assert "TrainController" not in " ".join(titles)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.communicate()
     assert first.left_behind(30) == []
