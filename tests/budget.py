@@ -46,28 +46,28 @@ LINES = {
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
     "": 255,
-    "compat": 830,
+    "compat": 837,
     "util": 716,
     "config": 4_565,
     "graph": 13_770,
-    "sampling": 5_724,
+    "sampling": 5_728,
     "models": 4_416,
     "tasks": 3_083,
     "preflight": 2_754,
     "storage": 773,
     "checkpoint": 1_847,
     "worker": 8_781,
-    "driver": 4_255,
+    "driver": 4_268,
     "prediction": 1_433,
-    "search": 1_084,
-    "serving": 1_537,
+    "search": 1_094,
+    "serving": 1_754,
     "runs": 4_883,
     "jobs": 1_333,
     "cli": 980,
-    "package": 63_012,
-    "tests": 59_591,
+    "package": 63_263,
+    "tests": 59_827,
 }
-MODULES, MODULES_TODAY = 189, 243
+MODULES, MODULES_TODAY = 189, 244
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15

@@ -361,6 +361,13 @@ class CollectionInput(Input):
         return None if self.meta is None else (None, self.meta.num_graphs)
 
 
+def find_input(config: Config) -> PartitionInput | CollectionInput:
+    """Find a job's stored input; its ``meta`` is None if there is none."""
+    if config.task.of_graphs:
+        return CollectionInput(find_collection(config))
+    return PartitionInput(find_partition(config, 1), None)
+
+
 def with_rows(facts: PartitionFacts, lists: Mapping[str, Any]) -> PartitionFacts:
     """Return the facts with the splits of the only task's training table, if it has one."""
     rows = lists.get("", {}).get(TABLE)

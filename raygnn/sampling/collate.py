@@ -203,7 +203,7 @@ def check_schema(
     packed: dict[Any, Any] = {**meta.nodes, **meta.edges}
     for kind, frames in packed.items():
         likes, of = arrays_of(pattern, kind), kind if isinstance(kind, str) else etype_str(kind)
-        read = likes if exact else _names(inputs[kind]) if kind in inputs else ()
+        read = likes if exact else names_of(inputs[kind]) if kind in inputs else ()
         for name in read:
             array, like = frames.data.get(name), likes[name]
             if array is None:
@@ -221,7 +221,8 @@ def check_schema(
         raise unlike(f"targets of shape {list(y.shape)}", str(list(target.shape)))
 
 
-def _names(inputs: Inputs) -> tuple[str, ...]:
+def names_of(inputs: Inputs) -> tuple[str, ...]:
+    """Return the names of the arrays that make a type's input."""
     scales = (name + SCALE for name in inputs.scaled)
     return *inputs.plain, *inputs.scaled, *scales, *inputs.categories
 
@@ -277,9 +278,12 @@ class GraphBatchMaker:
             digest.update(split.encode() + numbers.astype(np.int64).tobytes())
         return digest.hexdigest()
 
-    def join(self, numbers: np.ndarray) -> GraphBatch:
-        """Build a batch of these graphs for evaluation."""
-        total, samples = len(numbers), [self.samples[number] for number in numbers.tolist()]
+    def join(self, numbers: np.ndarray, samples: list[Sample] | None = None) -> GraphBatch:
+        """Build a batch for evaluation of the graphs of these numbers, or of others
+        (``samples``)."""
+        total = len(numbers)
+        if samples is None:
+            samples = [self.samples[number] for number in numbers.tolist()]
         return self._joined(numbers, samples, total=total, window=max(1, total), epoch=0, step=0)
 
     def _joined(self, numbers: np.ndarray, samples: list[Sample], **facts: Any) -> GraphBatch:

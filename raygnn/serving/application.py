@@ -22,10 +22,12 @@ from starlette.exceptions import HTTPException
 from raygnn import __version__
 from raygnn.errors import RaygnnError
 from raygnn.runs.run import Run, open_run
+from raygnn.serving.graph_answers import GraphAnswers
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
     AnyQuestion,
+    GraphQuestion,
     ListQuestion,
     NodeQuestion,
     PairQuestion,
@@ -47,7 +49,8 @@ _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
 _AFTER = "1"  # seconds after which a refused request may come again
 
-Models = dict[str, NodeAnswers | LinkAnswers]  # by task
+AnyAnswers = NodeAnswers | LinkAnswers | GraphAnswers
+Models = dict[str, AnyAnswers]  # by task
 PlacedQuestion = tuple[Any, str, AnyQuestion]  # a model, the name of its run, and a question for it
 
 GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
@@ -89,6 +92,29 @@ class NodeBody(_Body):
     def question(self) -> NodeQuestion:
         fanout = None if self.fanout is None else tuple(self.fanout)
         return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain)
+
+
+Rows = Annotated[dict[str, dict[str, list[Any]]], Field(description="of each type, by array")]
+
+
+class GraphRows(BaseModel):
+    """A graph. Edges have ``source`` and ``target``, numbers of the nodes in the order of their
+    rows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nodes: Rows
+    edges: Rows
+
+
+class GraphBody(_Body):
+    """Graphs to predict for."""
+
+    graphs: list[GraphRows] = Field(min_length=1, max_length=_MOST)
+    scores: bool = Field(False, description="also answer each class's probability")
+
+    def question(self) -> GraphQuestion:
+        return GraphQuestion([graph.model_dump() for graph in self.graphs], self.scores)
 
 
 class PairBody(_Body):
@@ -148,7 +174,7 @@ def app(
     options = {"task": task, "at": at, "trust": trust, "overrides": list(overrides)}
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
     deployment = serve.deployment(
-        serve.ingress(_http(_of_links(found, task), token is not None))(ModelReplica),
+        serve.ingress(_http(_kinds(found, task), token is not None))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,
@@ -208,8 +234,9 @@ class ModelReplica:
         found = {name: model.schema() for name, model in self._models.items()}
         return {**found.get("", {"tasks": found}), "raygnn": __version__}
 
-    def _model(self, question: AnyQuestion, task: str | None) -> NodeAnswers | LinkAnswers:
-        kind = NodeAnswers if isinstance(question, NodeQuestion) else LinkAnswers
+    def _model(self, question: AnyQuestion, task: str | None) -> AnyAnswers:
+        kinds = {NodeQuestion: NodeAnswers, GraphQuestion: GraphAnswers}
+        kind = kinds.get(type(question), LinkAnswers)
         names = [name for name, model in self._models.items() if isinstance(model, kind)]
         if task in names or (task is None and len(names) == 1):
             return self._models[task or names[0]]
@@ -263,19 +290,22 @@ def _answers(asked: Sequence[PlacedQuestion]) -> list[Any]:
 
 def _load(options: dict[str, Any]) -> tuple[Models, str]:
     found = Served.find(**options)
-    model, models = ServedModel(found[0]), dict[str, NodeAnswers | LinkAnswers]()
+    model, models = ServedModel(found[0]), dict[str, AnyAnswers]()
     for served in found:
-        kind = LinkAnswers if served.one.task.of_links else NodeAnswers
+        task = served.one.task
+        kind = LinkAnswers if task.of_links else GraphAnswers if task.of_graphs else NodeAnswers
         models[served.task] = kind(model.for_task(served))
     return models, found[0].config.name
 
 
 def _size(question: AnyQuestion) -> int:
+    if isinstance(question, GraphQuestion):
+        return len(question.graphs)
     return len(question.pairs if isinstance(question, PairQuestion) else question.ids)
 
 
-def _http(links: Collection[bool], guarded: bool) -> FastAPI:
-    """Return the routes of models that score links (True), or predict for nodes (False)."""
+def _http(kinds: Collection[str], guarded: bool) -> FastAPI:
+    """Return the routes of models of these kinds, see `_kinds`."""
     # without a description there is no /docs either, which would need no token
     described = None if guarded else "/openapi.json"
     http = FastAPI(title="raygnn", version=__version__, openapi_url=described)
@@ -301,11 +331,13 @@ def _http(links: Collection[bool], guarded: bool) -> FastAPI:
         answer.__doc__ = body.__doc__
         http.post(path)(answer)
 
-    if True in links:
+    if "link" in kinds:
         route("/score", PairBody)
         route("/recommend", ListBody)
-    if False in links:
+    if "node" in kinds:
         route("/predict", NodeBody)
+    if "graph" in kinds:
+        route("/predict", GraphBody)
     return http
 
 
@@ -371,8 +403,9 @@ class Door:
         return None
 
 
-def _of_links(run: Run, task: str | None) -> set[bool]:
-    """Return whether each task, or the one of this name, is of links."""
+def _kinds(run: Run, task: str | None) -> set[str]:
+    """Return what each task, or the one of this name, predicts: ``node``, ``link``, ``graph``."""
     tasks = run.config.get("tasks") or {task: run.config.get("task") or {}}
     chosen = tasks.values() if task is None else [tasks.get(task, {})]
-    return {"link_prediction" in (one.get("kind"), one.get("like")) for one in chosen}
+    names = [str(one.get("like") or one.get("kind")) for one in chosen]
+    return {name.partition("_")[0] for name in names}

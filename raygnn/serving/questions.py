@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,21 @@ class ListQuestion:
     known: bool = False
 
 
-AnyQuestion = NodeQuestion | PairQuestion | ListQuestion
+@dataclass(frozen=True)
+class GraphQuestion:
+    """Graphs to predict for.
+
+    Attributes:
+        graphs: ``nodes``: node type → array → rows; ``edges``: edge type → array → rows, with
+            ``source`` and ``target``.
+        scores: see `NodeQuestion`.
+    """
+
+    graphs: Sequence[Mapping[str, Any]]
+    scores: bool = False
+
+
+AnyQuestion = NodeQuestion | PairQuestion | ListQuestion | GraphQuestion
 AnswerRows = list[dict[str, Any]]
 
 

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from raygnn.config.schema import Config
-from raygnn.driver.inputs import PartitionInput
+from raygnn.driver.inputs import CollectionInput, PartitionInput, find_input
 from raygnn.driver.job_plan import goal_fields, goals_of
 from raygnn.errors import InputError
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.partition.read import read_ids
 from raygnn.prediction.request import ask
 from raygnn.prediction.worker_side import open_trained
@@ -42,7 +41,7 @@ class Served:
 
     config: Config
     task: str
-    partition: PartitionMeta
+    given: PartitionInput | CollectionInput
     request: Request
 
     @classmethod
@@ -79,27 +78,36 @@ class Served:
         if asked.config.tasks and task is None:
             names = [*asked.config.tasks]
         kinds = {name: config.of(name).task for name in names}
-        served = [n for n, of in kinds.items() if not of.of_graphs and of.of_edges == of.of_links]
+        served = [n for n, of in kinds.items() if of.of_edges == of.of_links]
         links, what, remedy = [name for name in served if kinds[name].of_links], None, ""
         if not served:
             what = f"models of {kinds[names[0]].kind} are not served"
             remedy = "use predict or export"
         elif any(config.of(name).model.pair_history for name in links):
             what, remedy = "model.pair_history reads earlier edges of each pair", "use predict"
+        elif config.task.of_graphs and getattr(config.graph, "normalize", None) == "standard":
+            what = "graph.normalize: standard scales features over all graphs"
+            remedy = "use predict, or scale the features in your dataset"
         elif links and at is None and config.sampling.time is not None:
             what = "in a run with sampling.time, scores of links depend on the time"
             remedy = "name it, such as --at 2026-01-31"
         if what is not None:
             raise InputError(what, where="serve", remedy=remedy)
-        found = find_partition(config, 1)
-        if isinstance(found, Missing):
+        given = find_input(config)
+        if given.meta is None:
             raise InputError(
                 "the partition that it was trained on is not there",
-                where=str(found.place),
+                where=str(given.place),
                 remedy="make it with raygnn partition and the run's config.yaml",
             )
         requests = (Request(asked.weights, "all", rows=True, at=asked.at, task=n) for n in served)
-        return [cls(config, request.task, found, request) for request in requests]
+        return [cls(config, request.task, given, request) for request in requests]
+
+    @property
+    def partition(self) -> PartitionMeta:
+        meta = self.given.meta
+        assert isinstance(meta, PartitionMeta)
+        return meta
 
     @property
     def one(self) -> Config:
@@ -121,11 +129,11 @@ class ServedModel:
     """
 
     def __init__(self, served: Served):
-        self.served, config, found = served, served.config, served.partition
-        goals = goals_of(config, PartitionInput(found, None).facts(config))
+        self.served, config = served, served.config
+        goals = goals_of(config, served.given.facts(config))
         job = Job(
             config,
-            found.directory,
+            served.given.place,
             config.run_dir,
             **goal_fields(config, goals),
             replicated=True,

@@ -17,7 +17,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
-from raygnn.serving.application import ModelReplica, _answers, _load, _of_links
+from raygnn.serving.application import ModelReplica, _answers, _kinds, _load
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
@@ -218,8 +218,8 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
     pandas.testing.assert_frame_equal(pandas.DataFrame(listed), want, atol=1e-5, check_dtype=False)
     with pytest.raises(RequestError, match="no task 'price' answers this"):
         replica._model(asked[1], "price")
-    assert _of_links(run, None) == {True, False}
-    assert _of_links(run, "likes") == {True}
+    assert _kinds(run, None) == {"link", "node"}
+    assert _kinds(run, "likes") == {"link"}
 
 
 @pytest.mark.parametrize("several", [False, True])

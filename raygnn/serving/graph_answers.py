@@ -1,0 +1,162 @@
+"""Answers of a model that predicts for whole graphs, which come with the request."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from raygnn.graph.arrays import dtype_name
+from raygnn.graph.collection.mapped_collection import Sample
+from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.sources.transforms import normalize
+from raygnn.sampling.collate import arrays_of, names_of
+from raygnn.serving.questions import AnswerRows, GraphQuestion, RequestError
+from raygnn.serving.served_run import ServedModel
+from raygnn.tasks.inference import graph_outputs
+from raygnn.worker.planes.prediction_rows import Format
+
+_ENDS = "source", "target"
+_SEE = "see /schema"
+
+
+class GraphAnswers:
+    """Answers questions about graphs of the schema that the model was trained on."""
+
+    def __init__(self, model: ServedModel):
+        self._model, self._config, self._plane = model, model.served.one, model.plane
+        self._pattern: Sample = self._plane.pattern
+
+    def schema(self) -> dict[str, Any]:
+        """Return what a caller must know, as plain JSON types: of each node and edge type the
+        arrays that the model reads, with their dtype and the shape of a row."""
+
+        def arrays(kind: str | EdgeType) -> dict[str, Any]:
+            likes = arrays_of(self._pattern, kind)
+            return {
+                name: [dtype_name(likes[name]), list(likes[name].shape[1:])]
+                for name in self._read(kind)
+            }
+
+        nodes = {ntype: arrays(ntype) for ntype in self._pattern.num_nodes}
+        edges = {etype_str(etype): arrays(etype) for etype in self._pattern.edges}
+        return {**self._model.schema(), "nodes": nodes, "edges": edges}
+
+    def answer(self, questions: Sequence[GraphQuestion]) -> list[AnswerRows | RequestError]:
+        """Return the rows for each question, or what is wrong with it."""
+        samples, known = list[Sample](), list[int | RequestError]()
+        for one in questions:
+            try:
+                own = [self._sample(graph, f"graphs[{k}]") for k, graph in enumerate(one.graphs)]
+                samples += own
+                known.append(len(own))
+            except RequestError as error:
+                known.append(error)
+        outputs = self._outputs(samples) if samples else torch.empty(0)
+        answers = list[AnswerRows | RequestError]()
+        for one, count in zip(questions, known):
+            if isinstance(count, RequestError):
+                answers.append(count)
+                continue
+            task = self._config.task
+            form = Format("graph", task.classifies, one.scores, task.several_labels)
+            rows = pa.table(form.columns(outputs[:count])).to_pylist()
+            answers.append([{"graph": number, **row} for number, row in enumerate(rows)])
+            outputs = outputs[count:]
+        return answers
+
+    def _outputs(self, samples: Sequence[Sample]) -> Tensor:
+        plane, module, sampling = self._plane, self._model.module, self._config.sampling
+        maker = plane.batches(module)
+        outputs, _ = graph_outputs(
+            module,
+            lambda numbers: maker.join(numbers, [samples[number] for number in numbers.tolist()]),
+            np.arange(len(samples)),
+            sampling.eval_batch_size or sampling.batch_size,
+            plane.ranks.device,
+            module.checked,
+        )
+        return outputs
+
+    def _sample(self, graph: Mapping[str, Any], where: str) -> Sample:
+        """Return a graph of a request. Raises RequestError if the model cannot read it."""
+        types = {etype_str(etype): etype for etype in self._pattern.edges}
+        _check_names(graph["nodes"], self._pattern.num_nodes, f"{where}.nodes")
+        _check_names(graph["edges"], types, f"{where}.edges")
+        nodes, edges, edge_data = {}, {}, {}
+        for ntype, given in graph["nodes"].items():
+            nodes[ntype] = self._arrays(ntype, given, f"{where}.nodes.{ntype}")
+        sizes = {ntype: len(next(iter(arrays.values()))) for ntype, arrays in nodes.items()}
+        for name, given in graph["edges"].items():
+            arrays = self._arrays(types[name], given, f"{where}.edges.{name}")
+            ends = [arrays.pop(end) for end in _ENDS]
+            for end, ids, ntype in zip(_ENDS, ends, types[name][::2]):
+                _check_range(ids, sizes[ntype], f"{where}.edges.{name}.{end}")
+            edges[types[name]], edge_data[types[name]] = (ends[0], ends[1]), arrays
+        frames = {ntype: NodeFrame(sizes[ntype], arrays) for ntype, arrays in nodes.items()}
+        normalize(
+            GraphData("", frames, {}), getattr(self._config.graph, "normalize", "none") or "none"
+        )
+        return Sample(sizes, edges, nodes, edge_data, self._pattern.y)
+
+    def _arrays(
+        self, kind: str | EdgeType, given: Mapping[str, Sequence[Any]], where: str
+    ) -> dict[str, Tensor]:
+        """Return all arrays of a type that the model reads, and the ends of edges."""
+        likes = {name: arrays_of(self._pattern, kind)[name] for name in self._read(kind)}
+        if not isinstance(kind, str):
+            likes |= dict.fromkeys(_ENDS, torch.empty(0, dtype=torch.int64))
+        _check_names(given, likes, where)
+        schema = self._plane.schema
+        categories = (schema.categories if isinstance(kind, str) else schema.edge_categories).get(
+            kind, {}
+        )
+        arrays = {name: _rows(given[name], like, f"{where}.{name}") for name, like in likes.items()}
+        for name, rows in arrays.items():
+            if len(rows) != len(arrays[min(arrays)]):
+                what = f"it has {len(rows)} rows, and {min(arrays)} {len(arrays[min(arrays)])}"
+                raise RequestError(what, where=f"{where}.{name}", remedy="give equally many")
+            if name in categories:
+                _check_range(rows, categories[name][0], f"{where}.{name}")
+        return arrays
+
+    def _read(self, kind: str | EdgeType) -> Collection[str]:
+        """Return the names of the arrays of a type that the model reads."""
+        if self._config.model.takes_dgl:
+            return arrays_of(self._pattern, kind)
+        inputs = {**self._plane.inputs, **self._plane.edge_inputs}
+        return names_of(inputs[kind]) if kind in inputs else ()
+
+
+def _check_names(given: Mapping[str, Any], wanted: Collection[str], where: str) -> None:
+    for name in sorted({*given} ^ {*wanted}):
+        what = f"{name!r} is missing" if name in wanted else f"the model does not read {name!r}"
+        raise RequestError(what, where=where, remedy=f"give {', '.join(wanted) or 'none'}; {_SEE}")
+
+
+def _check_range(numbers: Tensor, count: int, where: str) -> None:
+    for number in numbers[(numbers < 0) | (numbers >= count)].tolist():
+        what = f"there is no {number} among the {count}, which are numbered from 0"
+        raise RequestError(what, where=where, remedy=f"give numbers below {count}")
+
+
+def _rows(given: Sequence[Any], like: Tensor, where: str) -> Tensor:
+    """Return rows of the shape and dtype of those of ``like``."""
+    shape, floating = (len(given), *like.shape[1:]), like.is_floating_point()
+    kinds = "if" if floating else "b" if like.dtype == torch.bool else "i"
+    try:
+        rows = np.array(given) if given else np.empty(shape, np.int64)
+    except ValueError:  # ragged
+        rows = np.empty(0, object)
+    if given and (rows.shape != shape or rows.dtype.kind not in kinds):
+        what = f"it is no list of rows of shape {list(shape[1:])} and {dtype_name(like)}"
+        raise RequestError(what, where=where, remedy=_SEE)
+    found = torch.from_numpy(rows).to(like.dtype)
+    whole = found.isfinite() if floating else found == torch.from_numpy(rows)
+    if not whole.all():
+        raise RequestError(f"a number is beyond {dtype_name(like)}", where=where, remedy=_SEE)
+    return found
