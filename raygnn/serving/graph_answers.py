@@ -158,5 +158,6 @@ def _rows(given: Sequence[Any], like: Tensor, where: str) -> Tensor:
     found = torch.from_numpy(rows).to(like.dtype)
     whole = found.isfinite() if floating else found == torch.from_numpy(rows)
     if not whole.all():
-        raise RequestError(f"a number is beyond {dtype_name(like)}", where=where, remedy=_SEE)
+        what = "a number is not finite as" if floating else "a number does not fit"
+        raise RequestError(f"{what} {dtype_name(like)}", where=where, remedy=_SEE)
     return found
