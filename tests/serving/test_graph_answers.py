@@ -115,7 +115,7 @@ EDGES = "graphs[1].edges._N:_E:_N"
         (bond({"_N": {"feat": [["a", 2, 3, 4]]}}), "graphs[1].nodes._N.feat", "float32"),
         (bond({"_N": {"feat": [[None, 2, 3, 4]]}}), "graphs[1].nodes._N.feat", "float32"),
         (bond({"_N": {"feat": [[True, True, True, True]]}}), "graphs[1].nodes._N.feat", "float32"),
-        (bond({"_N": {"feat": [[1e39, 2, 3, 4]]}}), "graphs[1].nodes._N.feat", "not finite as float32"),
+        (bond({"_N": {"feat": [[1e39, 2, 3, 4]]}}), "graphs[1].nodes._N.feat", "finite"),
         (bond(source=None), EDGES, "'source' is missing"),
         (bond(source=[0, 2]), f"{EDGES}.source", "no 2 among the 2"),
         (bond(target=[-1, 0]), f"{EDGES}.target", "no -1 among the 2"),
