@@ -31,7 +31,8 @@ define tests
 	$(1)/bin/python -m pytest -m "$(2) alone" --durations=10 $(call marked,alone) || status=1; \
 	exit $$status
 endef
-FAST := not slow and not system and
+SHORT := not slow and not system and
+FAST := $(SHORT) not long and
 SYSTEM := not slow and system and
 
 # Tests whose outcome depends on a processor's arithmetic, and the names that ATen, oneDNN and MKL have
@@ -40,7 +41,7 @@ ARITHMETIC := tests/models tests/sampling tests/tasks $(addprefix tests/worker/t
     numerics averaging reduction edge_tasks graph_tasks embeddings sharding mixed_dtypes multitask))
 define test_instructions
 	ATEN_CPU_CAPABILITY=$(1) ONEDNN_MAX_CPU_ISA=$(2) MKL_ENABLE_INSTRUCTIONS=$(3) \
-	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)
+	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(SHORT) not alone" $(ARITHMETIC)
 endef
 
 # Those that need no DGL, where there is none; what they need could come to need it unnoticed. All with
@@ -52,16 +53,17 @@ WITHOUT_DGL := tests/test_cli.py $(addprefix tests/,config preflight) $(addprefi
     $(addsuffix .py,events relations graph_tasks)) tests/prediction/test_new_graphs.py \
     $(filter-out $(OF_TABLES),$(wildcard tests/graph/test_*.py))
 define test_without_dgl
-	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" --durations=20 $(2)
+	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(SHORT) not alone" --durations=20 $(2)
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-plain test-all test-nodgl mutants lint wheel docs bench data gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-long test-system test-plain test-all test-nodgl mutants lint wheel docs bench data gpu gpu-parcel test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
+	@echo "make test-long    trainings on several ranks, exports, databases"
 	@echo "make test-system  those of whole commands and clusters"
 	@echo "make test-plain   those with public names of Ray, Lightning and torch only"
 	@echo "make test-nodgl   fast tests of what works without DGL, in an environment without it"
@@ -117,6 +119,9 @@ train: setup
 
 test: setup
 	$(call tests,.venv,$(FAST))
+
+test-long: setup
+	@unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(SHORT) long" --durations=20 $(call marked,long)
 
 test-system: setup
 	$(call tests,.venv,$(SYSTEM),$(call marked,system))

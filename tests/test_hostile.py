@@ -18,6 +18,8 @@ from tests.support.graphs import partitioned, typed_graph
 from tests.support.hostile import Outcome, assert_refused, bombs, outcomes, tree
 from tests.support.made_runs import make_run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:

@@ -34,6 +34,8 @@ from tests.support.builders import assert_refused
 from tests.support.postgres import PASSWORD, Server, free_port, postgres
 from tests.support.tables_builder import write_table
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("pyarrow", minversion="19")  # as the extra has it
 pytest.importorskip("adbc_driver_sqlite")
 pytest.importorskip("adbc_driver_postgresql")

@@ -42,6 +42,8 @@ from tests.support.ogb_builder import EDGES, NODES, write_archives
 from tests.support.parted import assert_same, graphs, in_edges, original_ids, reassemble
 from tests.support.tables_builder import changed, write_shop, write_table
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

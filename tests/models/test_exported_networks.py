@@ -33,6 +33,8 @@ from tests.models.test_typed_families import ETYPES, PLAIN, SIZES, random_block
 from tests.support import whole_graphs
 from tests.support.small_jobs import slow_but
 
+pytestmark = pytest.mark.long
+
 TYPED = Schema({"a": 6, "b": 3}, ETYPES, 4, target="a")
 RELATED = Schema({"a": 6, "b": 3}, ETYPES, 4, {}, dict.fromkeys(ETYPES[:3], 5), target="a")
 BONDED = replace(

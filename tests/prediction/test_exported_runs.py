@@ -38,6 +38,8 @@ from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, paid
 from tests.worker.test_graph_tasks import dataset, make
 from tests.worker.test_multitask import several
 
+pytestmark = pytest.mark.long
+
 ONE_LAYER: dict[str, Any] = {
     "model": {"layers": 1, "hidden": 8},
     "sampling": {"fanout": [5]},

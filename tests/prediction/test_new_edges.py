@@ -25,6 +25,8 @@ from tests.worker.test_events import events
 from tests.worker.test_events import run as events_run
 from tests.worker.test_multitask import KIND, TASKS, several
 
+pytestmark = pytest.mark.long
+
 STARS = {"kind": "edge_regression", "etype": "likes", "target": "stars", "reverse": "liked_by"}
 
 

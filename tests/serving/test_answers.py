@@ -40,6 +40,8 @@ from tests.support.small_jobs import JobFactory, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
 from tests.worker.test_training_tables import of, write
 
+pytestmark = pytest.mark.long
+
 NODES = [3, 500, 77, 901]
 
 

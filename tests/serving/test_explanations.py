@@ -32,6 +32,8 @@ from tests.support.small_jobs import JobFactory, job, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of
 from tests.worker.test_training_tables import of, write
 
+pytestmark = pytest.mark.long
+
 EVERY = 10**6  # contributions
 ITEMS, EACH = 400, 6  # and links of either type to each of them
 

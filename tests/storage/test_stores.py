@@ -39,6 +39,8 @@ from raygnn.worker.node_files import FileServer, Forwarder, is_away
 from tests.support.small_jobs import about, job, until
 from tests.support.stores import LocalStore, uri_of
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

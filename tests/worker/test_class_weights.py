@@ -30,6 +30,8 @@ from tests.worker.test_edge_tasks import config_of
 from tests.worker.test_graph_tasks import dataset, make
 from tests.worker.test_multitask import KIND, several
 
+pytestmark = pytest.mark.long
+
 OWN = "tests.support.own_losses"
 FOCAL = {"loss": "focal", "class_weights": "balanced", "label_smoothing": 0.1}
 SPREAD = ((1, True), (2, True), (3, False))

@@ -35,6 +35,8 @@ from raygnn.worker.rank import Rank
 from tests.support.elsewhere import Cudart, elsewhere
 from tests.support.small_jobs import DEVICE, job, losses, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 CPU_ALONE = {"sample_on": "cpu", "features_on": "cpu"}
 LEARNED = {"dim": 4, "ntypes": ["_N"]}
 GAT = {"model": {"kind": "gat", "hidden": 8}, "cluster": {"workers": 2}}

@@ -22,6 +22,8 @@ from tests.prediction.test_predict import ask
 from tests.support.graphs import ensure_partition, partitioned
 from tests.support.small_jobs import JobFactory, edges_of, job, losses, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 PEOPLE, THINGS = 150, 100
 TRAIN = {"epochs": 8, "lr": 0.02, "eval_every": 4}
 LIKES: EdgeType = ("person", "likes", "thing")

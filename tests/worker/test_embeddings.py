@@ -27,6 +27,8 @@ from tests.support.plain_embeddings import PlainSage, learned_rows, rows_in
 from tests.support.small_jobs import JobFactory, job, runtime, train_on_ranks
 from tests.worker.test_numerics import losses
 
+pytestmark = pytest.mark.long
+
 DIM = 8
 STEPS = 30
 

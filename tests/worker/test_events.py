@@ -22,6 +22,8 @@ from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.seeds import _nodes
 from tests.support.small_jobs import job, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 NODES, EDGES, CLASSES = 300, 4000, 3
 VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test
 METRICS = {"node_classification": "loss", "edge_classification": "loss", "link_prediction": "mrr"}

@@ -24,6 +24,8 @@ from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, goals_of, losses, train_on_ranks
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, TRAIN, config_of, paid, shop
 
+pytestmark = pytest.mark.long
+
 PRICE = {"kind": "node_regression", "ntype": "thing", "target": "price"}
 KIND = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
 LINK = {**LINKS, "negatives": {"number": 40}, "decoder": "distmult"}

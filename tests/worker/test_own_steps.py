@@ -25,6 +25,8 @@ from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import losses as graph_losses
 from tests.worker.test_graph_tasks import make as graph_job
 
+pytestmark = pytest.mark.long
+
 OWN = "tests.support.own_steps"
 SMALL = {"nodes": 900, "degree": 8}
 LINKS = {"like": "link_prediction", "negatives": {"number": 50}}

@@ -23,6 +23,8 @@ from tests.driver.test_resume import stopped
 from tests.prediction.test_predict import ask
 from tests.support.small_jobs import job, losses, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 SOURCES, TARGETS, END = 50, 20, 1000
 LEFT = ("mrr", "hits@1", "hits@10")
 

@@ -32,6 +32,8 @@ from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import losses as graph_losses
 from tests.worker.test_graph_tasks import make as graph_job
 
+pytestmark = pytest.mark.long
+
 OWN = "tests.support.pyg_models"
 SAGE = {"kind": f"{OWN}:Sage", "interface": "pyg"}
 TYPED = {

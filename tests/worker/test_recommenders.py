@@ -21,6 +21,8 @@ from tests.support.plain_embeddings import learned_rows
 from tests.support.small_jobs import job, losses, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, shop
 
+pytestmark = pytest.mark.long
+
 MODELS: dict[str, dict[str, Any]] = {
     "lightgcn": {"kind": "lightgcn", "layers": 2, "dim": 8},
     "factors": {"kind": "none", "dim": 8},

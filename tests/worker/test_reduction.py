@@ -17,6 +17,8 @@ from tests.driver.test_resume import stopped
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("compression", ["fp16"])
 def test_compressed_gradients_train_nearly_the_same(compression: str, make_job: JobFactory) -> None:

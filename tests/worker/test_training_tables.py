@@ -39,6 +39,8 @@ from tests.support.graphs import ensure_partition
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import job, job_of, losses, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 CUSTOMERS, PURCHASES, ROWS = 60, 1500, 600
 FIRST, DAYS = np.datetime64("2024-01-01"), 400
 VAL, TEST = FIRST + 250, FIRST + 320  # days from which on rows are for these splits

@@ -26,6 +26,8 @@ from tests.support.plain_embeddings import learned_rows
 from tests.support.small_jobs import JobFactory, job, losses, selected, train_on_ranks
 from tests.support.stores import LocalStore
 
+pytestmark = pytest.mark.long
+
 FIRST = "layers.0.convs.:_N:_E:_N.weight"
 
 
