@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 2_754,
     "storage": 773,
     "checkpoint": 1_847,
-    "worker": 8_781,
+    "worker": 8_790,
     "driver": 4_268,
     "prediction": 1_433,
     "search": 1_094,

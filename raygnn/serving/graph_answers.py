@@ -17,7 +17,6 @@ from raygnn.graph.sources.transforms import normalize
 from raygnn.sampling.collate import arrays_of, names_of
 from raygnn.serving.questions import AnswerRows, GraphQuestion, RequestError
 from raygnn.serving.served_run import ServedModel
-from raygnn.tasks.inference import graph_outputs
 from raygnn.worker.planes.prediction_rows import Format
 
 _ENDS = "source", "target"
@@ -56,7 +55,9 @@ class GraphAnswers:
                 known.append(len(own))
             except RequestError as error:
                 known.append(error)
-        outputs = self._outputs(samples) if samples else torch.empty(0)
+        outputs = torch.empty(0)
+        if samples:
+            outputs = self._plane.outputs(self._model.module, samples)
         answers = list[AnswerRows | RequestError]()
         for one, count in zip(questions, known):
             if isinstance(count, RequestError):
@@ -68,19 +69,6 @@ class GraphAnswers:
             answers.append([{"graph": number, **row} for number, row in enumerate(rows)])
             outputs = outputs[count:]
         return answers
-
-    def _outputs(self, samples: Sequence[Sample]) -> Tensor:
-        plane, module, sampling = self._plane, self._model.module, self._config.sampling
-        maker = plane.batches(module)
-        outputs, _ = graph_outputs(
-            module,
-            lambda numbers: maker.join(numbers, [samples[number] for number in numbers.tolist()]),
-            np.arange(len(samples)),
-            sampling.eval_batch_size or sampling.batch_size,
-            plane.ranks.device,
-            module.checked,
-        )
-        return outputs
 
     def _sample(self, graph: Mapping[str, Any], where: str) -> Sample:
         """Return a graph of a request. Raises RequestError if the model cannot read it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -209,17 +209,26 @@ class GraphPlane:
     def _where(self) -> str:
         return str(self.job.partition)
 
+    def outputs(self, task: TaskModule, samples: Sequence[Sample]) -> Tensor:
+        """Return the outputs, float32 ``[n, out_features]``, of graphs of the same schema that are
+        not in the collection."""
+
+        def join(numbers: np.ndarray) -> GraphBatch:
+            return self._maker.join(numbers, [samples[number] for number in numbers.tolist()])
+
+        return self._outputs(task, np.arange(len(samples)), join=join)[0]
+
     def _outputs(
         self,
         task: TaskModule,
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
+        join: Callable[[np.ndarray], GraphBatch] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        sampling = self.config.sampling
+        sampling, device = self.config.sampling, self.ranks.device
         size = sampling.eval_batch_size or sampling.batch_size
-        return graph_outputs(
-            task, self._maker.join, numbers, size, self.ranks.device, run or task.checked
-        )
+        join = join or self._maker.join
+        return graph_outputs(task, join, numbers, size, device, run or task.checked)
 
     @cached_property
     def sizes(self) -> Sizes:
