@@ -165,23 +165,18 @@ def read_mapping(source: Mapping[str, Any], label: str = "config") -> Document:
     return Document(_plain(source, label, 0), label)
 
 
-def read_file(source: str | Path) -> Document:
+_START = "write at least name, graph and model; `raygnn config-schema` describes all keys"
+
+
+def read_file(source: str | Path, remedy: str = _START) -> Document:
     """Return a document from a YAML file. Raises ConfigError if the file is missing, unreadable,
     too large, not UTF-8, not YAML or not a mapping."""
     label, path = str(source), Path(source)
     data, lines = read_yaml(read_text(path, label), label)
-    if data is None:
-        raise ConfigError(
-            "the file is empty",
-            where=label,
-            remedy="write a configuration: name, graph and model at least",
-        )
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"expected sections (`key: value`), got {show(data)}",
-            where=label,
-            remedy="start with `name: my-run`; `raygnn config-schema` describes all keys",
-        )
+        message = f"expected sections (`key: value`), got {show(data)}"
+        message = "the file is empty" if data is None else message
+        raise ConfigError(message, where=label, remedy=remedy)
     return Document(data, label, Path(os.path.abspath(path)), lines)
 
 

@@ -63,7 +63,7 @@ class GraphData:
         names: ``"<type>/<array>"`` → categories that its codes 0, 1, … stand for.
         reverses: edge type → type with its edges reversed, in the same order.
         transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
-            `raygnn.graph.tables.frames.settle`.
+            `raygnn.graph.tables.frames.TableArrays.fit`.
         columns: ``"<node type>/<array>"`` → name of each number of its rows.
         microseconds: types, not reversed ones, whose ``time`` surely is in microseconds.
     """

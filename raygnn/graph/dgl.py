@@ -33,12 +33,10 @@ _LIBRARIES = {
     "sparse": "dgl_sparse/libdgl_sparse_pytorch_{torch}",
 }
 
-_REMEDIES = {
-    "graphbolt": "do without it (raygnn's sampler does not need it), or install a DGL build for "
-    "this torch version (DGL 2.1.0 has GraphBolt for torch 2.0.0 to 2.2.1)",
-    "sparse": "write the layer with dgl.nn or torch operations, or install a DGL build for this "
-    "torch version (DGL 2.1.0 has dgl.sparse for torch 2.0.0 to 2.2.1)",
-}
+_INSTEAD = (
+    "use raygnn's sampler, dgl.nn or torch operations, or install a DGL build for this torch "
+    "version (DGL 2.1.0 has both add-ons for torch 2.0.0 to 2.2.1)"
+)
 
 # dgl.distributed: look-ups of a partition book, and functions of a DistGraph that take ids
 _LOOK_UPS = (
@@ -58,11 +56,8 @@ def installed() -> bool:
 
 
 def dgl() -> ModuleType:
-    """Return the ``dgl`` module, imported at the first call.
-
-    Raises:
-        CapabilityError: DGL is not installed, or its core cannot be loaded here.
-    """
+    """Return the ``dgl`` module, imported at the first call. Raises CapabilityError if DGL is not
+    installed or cannot be loaded."""
     global _module
     with _lock:
         if _module is None:
@@ -79,11 +74,9 @@ def missing() -> dict[str, str]:
 def _load() -> ModuleType:
     already = sys.modules.get("dgl")
     if already is not None and not hasattr(already, "DGLGraph"):
-        raise CapabilityError(
-            "a module named 'dgl' is loaded already, and it is not DGL",
-            where=str(getattr(already, "__file__", "dgl")),
-            remedy="rename the file or package that hides the installed DGL",
-        )
+        message, where = "a module named 'dgl' is not DGL", str(getattr(already, "__file__", "dgl"))
+        remedy = "rename the file or package that hides the installed DGL"
+        raise CapabilityError(message, where=where, remedy=remedy)
     module = _import()
     _accept_any_device(module.distributed)
     return module
@@ -176,10 +169,8 @@ class _PlaceholderMeta(type):
 
 def _unusable(cls: type) -> CapabilityError:
     add_on = cls.__module__.rpartition(".")[2]
-    return CapabilityError(
-        f"{cls.__module__}.{cls.__name__} is not available here: {_reasons[add_on]}",
-        remedy=_REMEDIES[add_on],
-    )
+    message = f"{cls.__module__}.{cls.__name__} is not available here: {_reasons[add_on]}"
+    return CapabilityError(message, remedy=_INSTEAD)
 
 
 class _Placeholder(ModuleType):

@@ -48,12 +48,8 @@ _MOST_RELATIONS = 1 << 20
 def lists_of(
     config: Config, target: EdgeTarget, counts: tuple[int, int], held: GraphData | PartitionMeta
 ) -> dict[str, NegativeLists]:
-    """Read the negatives that a task's files list, for `TRAINING` and for each split.
-
-    Args:
-        counts: numbers of source and target nodes.
-        held: the graph or partition with the user's ids of nodes and relations.
-    """
+    """Read the negatives that a task's files list, for `TRAINING` and for each split. ``counts``:
+    numbers of source and target nodes; ``held``: the graph or partition with the user's ids."""
     from raygnn.graph.partition.read import read_ids
 
     task, etype, found = config.task, target.etype, dict[str, NegativeLists]()
@@ -120,7 +116,8 @@ def read_lists(
             if isinstance(flat, _Flat):
                 places.setdefault(name, []).append(flat.rows + chunk.first)
             if flat.num:
-                found.setdefault(name, []).append(known[name].numbers(flat, name))
+                nodes = known[name].lookup(flat, name, known[name].ends(flat, name))
+                found.setdefault(name, []).append(nodes)
     columns = {name: np.concatenate(parts) for name, parts in found.items()}
     rows, digest = np.stack([columns[name] for name in keys], axis=1), sha256(file)
     if not len(rows):
@@ -147,8 +144,7 @@ def _ids(kind: str, names: Any, count: int) -> Ids:
 
 
 def _padded(own: np.ndarray, at: np.ndarray, nodes: np.ndarray, where: str) -> np.ndarray:
-    """Build ``[P, K]``: the nodes of each of P lists (``at``: list of each node), padded with
-    ``own``."""
+    """Build ``[P, K]``: nodes of each of P lists (``at``: their lists), padded with ``own``."""
     counts = np.bincount(at, minlength=len(own))
     width, dtype = int(counts.max()), index_type(int(max(own.max(), nodes.max(initial=0))))
     check_fits_memory(len(own) * width * dtype().itemsize, f"{len(own)} lists of {width}", where)

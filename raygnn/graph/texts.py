@@ -126,12 +126,8 @@ def _loaded(encoder: str, dim: int, on_gpu: bool, base: Path) -> Encode:
 
 
 class Texts:
-    """The text columns of a graph's tables, encoded in tasks for each file; a column after the
-    other.
-
-    Args:
-        to: the training's encoders, if these are other tables.
-    """
+    """The text columns of a graph's tables, encoded in tasks for each file, one after the other;
+    ``to``: the training's encoders, if these are other tables."""
 
     def __init__(self, graph: TablesGraph, to: FitTo, work: Workspace):
         self._file, self._trained, self._work = Path(graph.path), to.trained, work

@@ -55,13 +55,8 @@ def typical(times: IntArray) -> int:
 
 @dataclass(frozen=True)
 class TimeRange:
-    """Range of the times of one type.
-
-    Attributes:
-        of: type and array, for messages.
-        times: int64 ``[n]``, a sample, ascending.
-        is_explicit: True if they are known to be microseconds since 1970; nothing is guessed then.
-    """
+    """Range of the times of one type: an ascending sample, int64 ``[n]``, of what messages call
+    ``of``. Nothing is guessed if they are ``is_explicit``: known to be microseconds since 1970."""
 
     of: str
     times: IntArray
@@ -164,12 +159,8 @@ def per_second(latest: int) -> int:
 
 
 def moment(value: int | str, latest: int, among: Sequence[TimeRange] = (), of: str = "") -> int:
-    """Convert a time to the data's unit; a number outside of ``among`` must not show another.
-
-    Args:
-        value: a number in that unit, or ISO text, in UTC unless it names a zone.
-        latest: a time of the data, see `typical`.
-    """
+    """Convert a number, or ISO text, in UTC unless it names a zone, to the unit that ``latest``
+    shows (see `typical`); a number outside of ``among`` must not show another."""
     if isinstance(value, int):
         if not any(len(r.times) and r.times[0] <= value <= r.times[-1] for r in among):
             check_units([*among, TimeRange(of, np.array([value]))], "all or none are before", of)
@@ -180,11 +171,8 @@ def moment(value: int | str, latest: int, among: Sequence[TimeRange] = (), of: s
 def since(times: IntArray, val: float | int | str, test: float | int | str) -> tuple[int, int]:
     """Return the times from which on seeds are for validation, and for test.
 
-    Seeds of one time stay in one split, so shares are met as nearly as that allows.
-
-    Args:
-        times: int64 ``[n]``, of all seeds.
-        val, test: shares, or times (see `moment`).
+    ``val`` and ``test`` are times (see `moment`), or shares, which are met as nearly as possible
+    with seeds of one time in one split.
     """
     if not (isinstance(val, float) and isinstance(test, float)):
         among = typical(times), [TimeRange("the times", np.sort(times))], "task.split"

@@ -47,8 +47,7 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
 
 
 def _check_training(data: GraphData, needs_masks: bool) -> None:
-    """Check that there are nodes or edges to train on. If nodes have masks, masks of edges are
-    ordinary arrays."""
+    """Check that there are nodes to train on, or edges if no nodes have masks."""
     of, frames = "nodes", {t: f.data for t, f in data.nodes.items() if "train_mask" in f.data}
     if not frames:
         edges = {etype_str(e): f.data for e, f in data.edges.items() if "train_mask" in f.data}
@@ -161,16 +160,11 @@ def _error(
 
 
 def check_weights(name: str, etype: EdgeType, weight: Any) -> None:
-    """Raise DataError unless the weights (array or tensor) are one finite number per edge, from 0
-    on."""
+    """Raise DataError unless weights (array or tensor) are one finite number from 0 per edge."""
     which = f"array {name!r} of edge type {etype_str(etype)}"
     if math.prod(weight.shape[1:]) != 1:
-        raise DataError(
-            f"{which} has rows of {list(weight.shape[1:])}, expected one weight for each edge",
-            remedy="give each edge one weight, or remove sampling.edge_weight",
-        )
+        message = f"{which} has rows of {list(weight.shape[1:])}, expected one weight for each edge"
+        raise DataError(message, remedy="give each edge one weight, or remove sampling.edge_weight")
     if len(weight) and not (weight.min() >= 0 and weight.max() < math.inf):
-        raise DataError(
-            f"{which} holds weights that are negative or not finite",
-            remedy="make them numbers from 0, or remove sampling.edge_weight",
-        )
+        message = f"{which} holds weights that are negative or not finite"
+        raise DataError(message, remedy="make them numbers from 0, or remove sampling.edge_weight")

@@ -145,7 +145,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "yaml syntax": (raw("shop.yaml", b"nodes: [\n"), ["shop.yaml", "line 2"]),
     "yaml of a list": (raw("shop.yaml", b"- a\n"), ["shop.yaml", "expected sections"]),
-    "yaml empty": (raw("shop.yaml", b"# nothing\n"), ["shop.yaml", "expected sections"]),
+    "yaml empty": (raw("shop.yaml", b"# nothing\n"), ["shop.yaml", "is empty"]),
     "yaml binary": (raw("shop.yaml", b"\xff\xfe\x00"), ["shop.yaml", "UTF-8"]),
     "masks, which were columns of truth values": (
         spec("nodes user masks", {"train": "age"}),

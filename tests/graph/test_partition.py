@@ -22,7 +22,7 @@ from raygnn.config.graph import DatasetGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.graph import sources
+from raygnn.graph import arrays, sources
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -77,7 +77,7 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
         assert meta.manifest.parts == part_facts(read_meta(meta.directory))
         frames = {**data.nodes, **{etype_str(etype): edges for etype, edges in data.edges.items()}}
         assert meta.manifest.features == {
-            f"{kind}/{name}": Feature.from_array(array)
+            f"{kind}/{name}": Feature(dtype=arrays.dtype_name(array), shape=list(array.shape[1:]))
             for kind, frame in frames.items()
             for name, array in frame.data.items()
         }

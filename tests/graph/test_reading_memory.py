@@ -210,7 +210,7 @@ def test_arrow_runs_out_of_memory(
     def fail(*_: Any, **__: Any) -> Any:
         raise pa.ArrowMemoryError("malloc of size 8589934592 failed")
 
-    name = "raygnn.graph.tables.reader.batches"
+    name = "raygnn.graph.tables.reader.scanner"
     if kind == "parquet":
         name = "raygnn.graph.tables.reader.pq.ParquetFile.iter_batches"
     monkeypatch.setattr(name, fail)

@@ -33,12 +33,8 @@ __all__ = [
 
 
 def open_collection(config: Config, directory: AnyPath, *, others: bool = False) -> Collection:
-    """Open a job's graphs.
-
-    Args:
-        others: the graphs are not those of the training: they need no targets, and have no splits
-            except the dataset's own.
-    """
+    """Open a job's graphs; ``others`` than the training's need no targets, and have no splits but
+    the dataset's own."""
     if isinstance(directory, RemotePath):
         message = f"{directory} is not on a disk of this machine"
         remedy = "copy the collection to a directory that every node sees"

@@ -123,13 +123,9 @@ class CollectionMeta(Section):
         """Return the labels of this name. Raises ConfigError, which lists the existing ones."""
         if name not in self.graphs:
             names = ", ".join(map(repr, sorted(self.graphs))) or "none at all"
-            raise ConfigError(
-                f"the graphs have no labels {name!r}; there are {names}",
-                where="task.target",
-                remedy="set task.target to one of them"
-                if self.graphs
-                else "save the graphs with labels: dgl.save_graphs(file, graphs, {name: array})",
-            )
+            message = f"the graphs have no labels {name!r}; there are {names}"
+            remedy = "name one of them, or save some: dgl.save_graphs(file, graphs, {name: array})"
+            raise ConfigError(message, where="task.target", remedy=remedy)
         return self.graphs[name]
 
     def given_splits(self) -> dict[str, np.ndarray] | None:
@@ -145,28 +141,20 @@ class CollectionMeta(Section):
         return None if high is None else high + 1
 
     def check_target(self, task: TaskConfig, *, known: bool = True) -> None:
-        """Check that the labels fit the task.
-
-        Args:
-            known: each graph must have a label.
-        """
+        """Check that the labels fit the task; ``known``: each graph must have one."""
         if not known and task.target not in self.graphs:
             return
         column = self.target(task.target)
         where = f"{self.directory}: labels {task.target!r}"
         kind = f"they are {column.dtype} of shape {[self.num_graphs, *column.shape]}"
         if len(column.shape) > 1:
-            raise DataError(
-                kind, where=where, remedy="give each graph one label, or one row of them"
-            )
+            remedy = "give each graph one label, or one row of them"
+            raise DataError(kind, where=where, remedy=remedy)
         if task.classifies:
             if column.high is None or column.shape not in ((), (1,)):
-                raise ConfigError(
-                    f"{kind}, not one class number for each graph",
-                    where=f"task.target ({where})",
-                    remedy="save them as integers from 0, or set task.labels to multi or "
-                    "task.kind to graph_regression",
-                )
+                message = f"{kind}, not one class number for each graph"
+                remedy = "save integers from 0, or set task.labels: multi or kind: graph_regression"
+                raise ConfigError(message, where=f"task.target ({where})", remedy=remedy)
             if known and column.low is not None and column.low < 0:
                 message = f"the lowest class is {column.low}"
                 remedy = "number the classes from 0, and leave out graphs without a class"
@@ -209,13 +197,7 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dic
     size, and ``graph.val`` is a share of the others; with ``graph.fold_for: val``, the fold is the
     validation split and there is no test split. Otherwise ``graph.val`` and ``graph.test`` are
     shares of all graphs. A share above 0 is at least one graph, if that leaves one to train on.
-
-    Args:
-        num: number of graphs, from 1.
-        classes: integers ``[num]``; None without classes.
-
-    Returns:
-        "train", "val" and "test" → graph numbers, int64, ascending; each graph is in one of them.
+    Returns "train", "val" and "test" → graph numbers, int64, ascending.
     """
     # RandomState, because its stream is the same in every version of NumPy
     order = np.random.RandomState(graph.seed).permutation(num)
@@ -238,10 +220,6 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: GraphSplit) -> dic
             val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
     parts = {"train": train, "val": val, "test": test}
     return {name: np.sort(part).astype(np.int64) for name, part in parts.items()}
-
-
-def no_splits() -> dict[str, np.ndarray]:
-    return {name: np.zeros(0, np.int64) for name in SPLITS}
 
 
 def _count(share: float, whole: int, available: int) -> int:

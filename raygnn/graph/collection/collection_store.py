@@ -36,13 +36,8 @@ _SUFFIXES = (".bin", ".dgl")
 
 @dataclass(frozen=True)
 class MissingCollection:
-    """A collection that is yet to be packed.
-
-    Attributes:
-        place: its directory.
-        graph: the files or the dataset to pack.
-        shared: object store that the directory is uploaded to, if not all nodes see it.
-    """
+    """A collection that is yet to be packed into ``place``, which is uploaded to the object store
+    ``shared`` if not all nodes see it."""
 
     place: Path
     graph: ManyGraphs | DatasetGraph
@@ -58,10 +53,8 @@ class MissingCollection:
         if progress is not None:
             progress("pack")
         with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
-            method, about = (
-                self.graph.normalize or "none",
-                {"digest": self.digest, "source": self.source},
-            )
+            method = self.graph.normalize or "none"
+            about = {"digest": self.digest, "source": self.source}
             try:
                 packed = pack(self._sources(), directory, method, about)
             except MemoryError as error:

@@ -21,10 +21,9 @@ from raygnn.graph.collection.collection_manifest import (
     PackedNodes,
     damaged,
     dtype_of_array,
-    no_splits,
     split_graphs,
 )
-from raygnn.graph.data import EdgeType
+from raygnn.graph.data import SPLITS, EdgeType
 from raygnn.graph.partition.manifest import check_size
 
 
@@ -56,8 +55,7 @@ class Sample:
 
     @classmethod
     def from_description(cls, described: Any) -> Sample:
-        """Build a graph of that schema without nodes and edges; raises ValueError if ``described``
-        is damaged."""
+        """Build a graph of that schema, without nodes and edges. Raises ValueError if damaged."""
         schema = _GraphKinds.model_validate(described)
         nothing, edges = torch.empty(0, dtype=torch.int64), dict(schema.edges)
         y = None
@@ -128,7 +126,8 @@ class Collection:
         self._labels = labels
         self._nodes = {ntype: _MappedFrames(meta, nodes) for ntype, nodes in meta.nodes.items()}
         self._edges = {etype: _MappedFrames(meta, edges) for etype, edges in meta.edges.items()}
-        self.splits: Mapping[str, Array] = meta.given_splits() or no_splits()
+        nothing = {name: np.zeros(0, np.int64) for name in SPLITS}
+        self.splits: Mapping[str, Array] = meta.given_splits() or nothing
         if graph is not None and meta.splits is None:
             whole = self.num_classes is not None and labels is not None and labels.ndim == 1
             self.splits = split_graphs(self.num, labels if whole else None, graph)

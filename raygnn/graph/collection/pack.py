@@ -44,12 +44,8 @@ def pack(
 ) -> CollectionMeta:
     """Write all graphs durably to an empty directory: all files but the manifest.
 
-    Memory: one graph and a few megabytes of each array; with ``method``, each type's features
-    twice.
-
-    Args:
-        method: how to scale the array ``feat`` over all graphs.
-        about: ``digest`` and ``source`` of the manifest, whose ``path`` is the input.
+    Memory: one graph and a few megabytes of each array; with a ``method`` to scale the array
+    ``feat`` over all graphs, each type's features twice. ``about``: digest and source.
     """
     started = time.perf_counter()
     packer = _Packer(directory)
@@ -57,9 +53,8 @@ def pack(
         with source_file as graphs:
             packer.add_all(graphs)
     if not packer.num:
-        raise DataError(
-            "there are no graphs", where=str(about["source"]["path"]), remedy="check graph.path"
-        )
+        where = str(about["source"]["path"])
+        raise DataError("there are no graphs", where=where, remedy="check graph.path")
     contents = packer.finish(method)
     files = {}
     for path in sorted(directory.iterdir()):
@@ -270,12 +265,7 @@ def finite_rows(rows: Tensor) -> Tensor:
 
 @dataclass
 class ColumnWriter:
-    """Writer of one array of all graphs.
-
-    Attributes:
-        finite: refuse infinities and NaN.
-        dtype, shape: of the rows so far; None before the first.
-    """
+    """Writer of one array of all graphs; ``finite``: refuse infinities and NaN."""
 
     path: Path
     finite: bool = False
@@ -286,33 +276,24 @@ class ColumnWriter:
     _size: int = 0
 
     def add(self, array: Any, where: str) -> None:
-        """Append rows.
-
-        Args:
-            array: ``[n, …]``, NumPy or torch; must not change before :meth:`finish`.
-            where: graph and array, for errors.
-        """
+        """Append rows ``[n, …]`` of NumPy or torch, which must not change before :meth:`finish`."""
         rows = torch.as_tensor(array)
         shape = tuple(rows.shape[1:])
         if self.shape is None or self.dtype is None:
             self.dtype, self.shape = rows.dtype, shape
         if shape != self.shape:
-            raise DataError(
-                f"its rows have shape {list(shape)}, those of the graphs before {list(self.shape)}",
-                where=where,
-                remedy="give this array the same shape in all graphs, except the first dimension",
-            )
+            message = f"its rows have shape {list(shape)}, in the graphs before {list(self.shape)}"
+            remedy = "give this array rows of one shape in all graphs"
+            raise DataError(message, where=where, remedy=remedy)
         common = common_dtype(self.dtype, rows.dtype)
         if common is None:
             message = f"it is {dtype_name(rows)}, in the graphs before {_name(self.dtype)}"
             remedy = "save this array as numbers of one kind in all graphs"
             raise DataError(message, where=where, remedy=remedy)
         if self.finite and not (good := finite_rows(rows)).all():
-            raise DataError(
-                "features are infinite or not a number",
-                where=f"{where}, row {int(good.int().argmin())}",
-                remedy="features must be finite: replace them, or leave the graph out",
-            )
+            where = f"{where}, row {int(good.int().argmin())}"
+            remedy = "features must be finite: replace them, or leave the graph out"
+            raise DataError("features are infinite or not a number", where=where, remedy=remedy)
         if common != self.dtype:
             self._flush()
             self._widen(common)

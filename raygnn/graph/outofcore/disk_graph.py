@@ -25,14 +25,8 @@ Described = dict[str, Any]  # array name → [path, dtype, shape of a row], as J
 
 @dataclass(frozen=True)
 class DiskArray:
-    """An array in a file.
-
-    Attributes:
-        dtype: its name, ``bfloat16`` among them.
-        row_shape: shape without the rows.
-        offset: where in the file it begins, in bytes.
-        rows: how many there are; None = up to the end of the file.
-    """
+    """An array in a file, from byte ``offset`` on; ``rows`` None = up to the end of the file.
+    ``dtype`` is a name, ``bfloat16`` among them; ``row_shape`` the shape without the rows."""
 
     path: Path
     dtype: str
@@ -86,12 +80,8 @@ class DiskArray:
 
 
 class Appended:
-    """New file to which rows are appended; a context manager.
-
-    Attributes:
-        array: the file; of the dtype and row shape of the first rows, if they are not given.
-        num: number of rows so far.
-    """
+    """New file to which rows are appended, ``num`` so far; a context manager. ``array`` has dtype
+    and row shape of the first rows, if they are not given."""
 
     def __init__(self, path: Path, dtype: str = "", row_shape: tuple[int, ...] = ()):
         self.array, self.num = DiskArray(path, dtype, row_shape), 0

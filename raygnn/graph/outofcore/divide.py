@@ -22,9 +22,9 @@ from raygnn.graph.outofcore.disk_graph import DiskArray, DiskGraph, spill, store
 from raygnn.graph.outofcore.graph_stages import read_graph
 from raygnn.graph.outofcore.workspace import Pool, Workspace, on_threads
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import Missing, finish, same_partition
+from raygnn.graph.partition.make import Missing, same_partition
 from raygnn.graph.partition.metis import assign
-from raygnn.graph.partition.write import check_storable, write_parts
+from raygnn.graph.partition.write import check_storable, write_partition
 from raygnn.util.files import is_vacant, new_directory, publish, storage_errors
 from raygnn.util.locks import Lock
 
@@ -47,18 +47,17 @@ def make_partition(
         return same_partition(place, missing.digest)
     check_storable(data)
     with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
+        (directory / "stages").mkdir()
+        work = Workspace(directory / "stages", on_threads, tell)
         tell(method)
         started = time.perf_counter()
         assigned = assign(
             data, missing.parts, method, missing.seed, lambda done: tell(f"{method}, {done}")
         )
-        seconds = {method: time.perf_counter() - started}
-        (directory / "stages").mkdir()
-        work = Workspace(directory / "stages", on_threads, tell)
+        work.seconds[method] = time.perf_counter() - started
         graph = spill(data, work.directory("edges"), only_edges=True)
-        manifest = write_parts(graph, data, assigned, missing.parts, method, work, directory)
+        write_partition(graph, data, assigned, missing, work, directory)
         shutil.rmtree(work.path)
-        finish(manifest, directory, missing, seconds | work.seconds)
         if not publish(directory, place):
             return same_partition(place, missing.digest)
     return missing.upload(read_meta(place), progress)
@@ -77,7 +76,7 @@ def partition_out_of_core(
     Args:
         pool: runs the tasks; every machine that it has sees the partition's place and the input.
         tell: called with what is done; see `Workspace`.
-        needs_masks, trains: as of :func:`raygnn.graph.sources.load_graph`.
+        needs_masks, trains: see `raygnn.graph.validate.check`.
     """
     place, stages = missing.draft.absolute(), missing.stages
     if not is_vacant(place):
@@ -93,10 +92,7 @@ def partition_out_of_core(
             directory = work.directory("partition")
             check_storable(graph.data())
             assigned = _assigned(missing, graph, work)
-            manifest = write_parts(
-                graph, None, assigned, missing.parts, missing.method, work, directory
-            )
-            finish(manifest, directory, missing, work.seconds)
+            write_partition(graph, None, assigned, missing, work, directory)
             published = publish(directory, place)
             shutil.rmtree(work.path, ignore_errors=True)
         finally:

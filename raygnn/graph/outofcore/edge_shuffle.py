@@ -15,7 +15,7 @@ input), and writes what the part needs, and for each other part the edges that c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,13 +105,8 @@ def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """In-edges of some nodes of one part and type that follow one another.
-
-    Attributes:
-        part: who owns them.
-        first_row, rows: homogeneous id of the first of these nodes, and how many there are.
-        first_edge, edges: homogeneous id of the first edge, and how many there are.
-    """
+    """In-edges of some nodes of one part and type that follow one another: homogeneous ids of the
+    first node and edge, and how many there are."""
 
     number: int
     etype: EdgeType
@@ -224,22 +219,18 @@ def _scatter(
     of_bucket = np.searchsorted(np.array(first_rows), dst, side="right") - 1
     starts, order = edge_kernels.group(of_bucket, len(first_rows))
     arrays = {"src": src[order], "dst": dst[order], "place": order.astype(np.int32)}
-    files = {name: store(_file(path, name), array) for name, array in arrays.items()}
+    files = {name: _stored(path, name, array) for name, array in arrays.items()}
     for name, array in run.data.items():
-        store(file := _file(path, f"data/{name}"), run.rows(name)[order])
-        files[f"data/{name}"] = DiskArray(file, array.dtype, array.row_shape)
+        key = f"data/{name}"
+        files[key] = _stored(path, key, run.rows(name)[order], array.dtype)
     return {"starts": starts.tolist(), "arrays": described(files)}
 
 
 def _gather(
     bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int], number_type: str, directory: Path
 ) -> dict[str, Any]:
-    """Sort the edges of a bucket. Returns ``leaving`` and ``arrays`` of `SortedEdges`.
-
-    Args:
-        pieces: where the edges lie, in the order of their numbers.
-        bounds: of the parts' nodes.
-    """
+    """Sort the edges of a bucket, from pieces in the order of their numbers. Returns ``leaving``
+    and ``arrays`` of `SortedEdges`."""
     columns = _columns(pieces)
     starts, order = edge_kernels.group(columns["dst"] - bucket.first_row, bucket.rows)
     src, dst = columns["src"][order], columns["dst"][order]
@@ -256,11 +247,10 @@ def _gather(
         "out-at": by_part,
     }
     path = directory / str(bucket.number)
-    files = {name: store(_file(path, name), array) for name, array in written.items()}
+    files = {name: _stored(path, name, array) for name, array in written.items()}
     for name, array in pieces[0][-1].items():
         if name.startswith("data/"):
-            store(file := _file(path, name), columns[name][order])
-            files[name] = DiskArray(file, array.dtype, array.row_shape)
+            files[name] = _stored(path, name, columns[name][order], array.dtype)
     return {"leaving": leaving[:-1].tolist(), "arrays": described(files)}
 
 
@@ -276,5 +266,7 @@ def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
     return {name: np.concatenate(arrays) for name, arrays in blocks.items()}
 
 
-def _file(path: Path, column: str) -> Path:
-    return Path(f"{path}.{column.replace('/', '-')}")
+def _stored(path: Path, column: str, rows: Array, dtype: str = "") -> DiskArray:
+    """Write a column of edges; ``dtype``: of data, which may be rows of bfloat16 as int16."""
+    array = store(Path(f"{path}.{column.replace('/', '-')}"), rows)
+    return replace(array, dtype=dtype or array.dtype)

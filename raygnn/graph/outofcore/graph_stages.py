@@ -184,12 +184,8 @@ _START, _RATE, _STREAM_RATE = 20, 600_000, 150_000
 
 @dataclass(frozen=True)
 class Size:
-    """About how large a graph is.
-
-    Attributes:
-        node_bytes, edge_bytes: of what is read for all nodes, and for all edges.
-        unpacked: bytes of archives that are unpacked on disk; None of tables, which all are.
-    """
+    """About how large a graph is: bytes of what is read for all nodes and for all edges, and of
+    archives that are unpacked on disk; None of tables, which all are."""
 
     nodes: int
     edges: int
@@ -214,24 +210,16 @@ class Needs:
 
 
 def size_of(graph: GraphConfig | None) -> Size | None:
-    """Return the size of tables and archives, from their headers; None for other formats, which are
-    read in memory."""
-    if isinstance(graph, TablesGraph):
-        return _of_tables(graph)
+    """Return the size of tables and archives, from their headers; None for other formats."""
     if isinstance(graph, OgbGraph):
-        return _of_archives(ogb.archived(graph), times=2 if graph.undirected else 1)
-    return None
-
-
-def _of_archives(dataset: ogb.Archived, times: int) -> Size:
-    unpacked = sum(member.nbytes for member in dataset.members if not is_in_place(member))
-    node_bytes = sum(member.nbytes for member in dataset.nodes.values()) + 11 * dataset.num_nodes
-    edge_bytes = sum(m.nbytes for m in (dataset.ends, *dataset.edges.values())) * times
-    num_edges = dataset.ends.shape[1] * times
-    return Size(dataset.num_nodes, num_edges, node_bytes, edge_bytes, unpacked)
-
-
-def _of_tables(graph: TablesGraph) -> Size:
+        dataset, times = ogb.archived(graph), 2 if graph.undirected else 1
+        unpacked = sum(member.nbytes for member in dataset.members if not is_in_place(member))
+        node_bytes = sum(m.nbytes for m in dataset.nodes.values()) + 11 * dataset.num_nodes
+        edge_bytes = sum(m.nbytes for m in (dataset.ends, *dataset.edges.values())) * times
+        edges = dataset.ends.shape[1] * times
+        return Size(dataset.num_nodes, edges, node_bytes, edge_bytes, unpacked)
+    if not isinstance(graph, TablesGraph):
+        return None
     nodes = edges = node_bytes = edge_bytes = 0
     for table, rows, size in extents(graph):
         if isinstance(table, NodeTable):

@@ -39,8 +39,7 @@ def in_turn(
 def on_threads(
     function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[int, Result]]:
-    """Run tasks in threads of this process, a few more than cores, as some wait for the disk: see
-    `Pool`."""
+    """Run tasks in threads, a few more than cores, as some wait for the disk: see `Pool`."""
     with ThreadPoolExecutor(min((os.cpu_count() or 1) + 2, _MAX_THREADS), "stages") as pool:
         running = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
         try:
@@ -52,14 +51,8 @@ def on_threads(
 
 
 class Workspace:
-    """A directory of stages.
-
-    Args:
-        tell: called with a stage's name, how much of it is done, rows a second, and the time left.
-
-    Attributes:
-        seconds: of each stage of this try.
-    """
+    """A directory of stages, with the ``seconds`` of each in this try. ``tell`` is called with a
+    stage's name, how much of it is done, rows a second, and the time left."""
 
     def __init__(self, path: Path, pool: Pool, tell: Callable[[str], object]):
         self.path, self.pool, self.tell = path, pool, tell
@@ -83,8 +76,7 @@ class Workspace:
         sizes: Sequence[int],
         gpus: float | None = None,
     ) -> list[Result]:
-        """Return the results of all tasks, in order; those that an earlier try finished are not
-        run.
+        """Return the results of all tasks, in order, without running those finished earlier.
 
         Args:
             function: of a module, with plain JSON types for a result; writes below `directory`, in
@@ -118,8 +110,7 @@ class Workspace:
         return [results[number] for number in range(len(tasks))]
 
     def drop(self, stage: str) -> None:
-        """Remove what the tasks of a stage wrote, which nothing needs any more; that they are done
-        stays known."""
+        """Remove what the tasks of a stage wrote, but not that they are done."""
         for path in self.directory(stage).iterdir():
             if path.suffix != ".json":
                 path.unlink()

@@ -103,8 +103,7 @@ class StoredGraph:
 
 @dataclass(frozen=True)
 class GraphFile:
-    """An open graph file: number of graphs, label arrays of any length, and the graphs, which can
-    be iterated once."""
+    """An open graph file: number of graphs, label arrays, and the graphs, to iterate once."""
 
     count: int
     labels: dict[str, Array | Tensor]
@@ -112,11 +111,7 @@ class GraphFile:
 
 
 def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, Array | Tensor]:
-    """Read the named arrays of a tensor file.
-
-    Args:
-        expected: expected size and hash, which is computed while reading.
-    """
+    """Read the named arrays of a tensor file; ``expected`` size and hash are checked meanwhile."""
     with _open(path, expected) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
         declared = reader.u64()
@@ -178,12 +173,8 @@ def write_graph(
     ndata: Mapping[str, AnyArray],
     edata: Mapping[str, AnyArray],
 ) -> FileFacts:
-    """Write one homogeneous graph, in COO, durably, for ``dgl.load_graphs``.
-
-    Args:
-        src, dst: int64 ``[E]``, ids in ``0 … num_nodes-1``.
-        ndata, edata: name → array with ``num_nodes`` or ``E`` rows.
-    """
+    """Write one homogeneous graph, in COO, durably, for ``dgl.load_graphs``; ids are int64 ``[E]``
+    in ``0 … num_nodes-1``."""
     nodes = {DEFAULT_NTYPE: NodeFrame(num_nodes, {**ndata})}
     edges = {DEFAULT_ETYPE: EdgeFrame(src, dst, {**edata})}
     with path.open("wb") as file:
@@ -268,13 +259,9 @@ class _DglReader:
         self.file.seek(end)
 
     def raw(self, count: int) -> bytes:
-        self.fits(count, 1)
-        try:
-            data = self.file.read(count)
-        except OSError as error:
-            raise self.bad(f"cannot be read: {error.strerror or error}") from error
-        self._passed(data, count)
-        return data
+        data = bytearray(self.fits(count, 1))
+        self.fill(memoryview(data))
+        return bytes(data)
 
     def fill(self, buffer: memoryview) -> None:
         for start in range(0, len(buffer), _CHUNK):
@@ -283,14 +270,11 @@ class _DglReader:
                 count = self.file.readinto(chunk)  # type: ignore[attr-defined]
             except OSError as error:
                 raise self.bad(f"cannot be read: {error.strerror or error}") from error
-            self._passed(chunk[:count], len(chunk))
-
-    def _passed(self, data: bytes | memoryview, count: int) -> None:
-        if self._expected is not None:
-            self._hash.update(data)
-        self.at += len(data)
-        if len(data) != count:
-            raise self.bad("is cut short")
+            if self._expected is not None:
+                self._hash.update(chunk[:count])
+            self.at += count
+            if count != len(chunk):
+                raise self.bad("is cut short")
 
     def u64(self) -> int:
         return int.from_bytes(self.raw(8), "little")
@@ -325,8 +309,7 @@ class _DglReader:
         return torch.from_numpy(array).view(torch.bfloat16)
 
     def mapped(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-        """Map the array whose elements follow, copy-on-write; None if it is small, or the file
-        system cannot map files."""
+        """Map the array that follows, copy-on-write; None if it is small or cannot be mapped."""
         size = math.prod(shape) * dtype.itemsize
         if size < _MAPPED or not isinstance(self.path, Path):
             return None

@@ -23,8 +23,7 @@ _mix = njit(inline="always")(hashing.mix)
 
 
 def group(keys: IndexArray, groups: int) -> tuple[IntArray, IndexArray]:
-    """Sort stably by counting: starts of the groups, int64 ``[groups+1]``, and positions by
-    group."""
+    """Sort stably by counting: starts of the groups, ``[groups+1]``, and positions by group."""
     starts = starts_of(keys, groups)
     order = np.empty(len(keys), dtype=index_type(len(keys)))
     _scatter(keys, starts[:-1].copy(), order)

@@ -30,14 +30,8 @@ TRAIN, VAL, TEST, NONE = 0, 1, 2, -1  # in the order of `raygnn.graph.data.SPLIT
 
 @dataclass(frozen=True)
 class SplitEdges:
-    """Edges of the split's type into a part's nodes, in the order of its in-edge lists.
-
-    Attributes:
-        src, dst: int64 ``[E]``, type-wise ids.
-        codes: int8 ``[E]``, `TRAIN` ….
-        numbers: int64 ``[E]``, original edge ids; ids in the partition if the writer did not keep
-            them.
-    """
+    """Edges of the split's type into a part's nodes, in the order of its in-edge lists: type-wise
+    ids of the ends, codes (`TRAIN` …, int8), and original ids as of `read_original_edges`."""
 
     src: IntArray
     dst: IntArray
@@ -58,7 +52,9 @@ class Splitter:
         self._original: dict[str, Array] = {}
         self._since: tuple[int, int] | None = None
         if split.time is not None:
-            self._since = self._moments(split.time)
+            assert split.shares is not None
+            times = [self._times(part, None) for part in range(meta.num_parts)]
+            self._since = since(np.concatenate(times), *split.shares)
         elif split.shares is not None:
             for ntype in {split.etype[0], split.etype[2]}:
                 ids = [read_original_nodes(meta, part)[ntype] for part in range(meta.num_parts)]
@@ -91,11 +87,6 @@ class Splitter:
             edges = self.part(part)
             hidden.append((edges.src * num + edges.dst)[edges.codes > TRAIN])
         return np.unique(np.concatenate(hidden))
-
-    def _moments(self, name: str) -> tuple[int, int]:
-        assert self._split.shares is not None
-        times = [self._times(part, None) for part in range(self._meta.num_parts)]
-        return since(np.concatenate(times), *self._split.shares)
 
     def _times(self, part: int, order: Array | None) -> IntArray:
         etype, name = self._split.etype, str(self._split.time)
@@ -139,13 +130,8 @@ class Splitter:
 
 
 def is_reverse_of_hidden(src: IntArray, dst: IntArray, hidden: IntArray, num_sources: int) -> Array:
-    """Return which edges reverse a hidden edge, bool ``[E]``.
-
-    Args:
-        src, dst: int64 ``[E]``.
-        hidden: see `Splitter.hidden`; ``num_sources``: number of nodes of the edges' source type,
-            which is the destination type of the hidden ones.
-    """
+    """Return which edges reverse one of `Splitter.hidden`, whose destinations are of their source
+    type, with ``num_sources`` nodes: bool ``[E]``."""
     if not len(hidden):
         return np.zeros(len(src), bool)
     reverse = dst * num_sources + src

@@ -86,8 +86,7 @@ class PartitionMeta:
         return self.manifest.files.get(name or "") if self.manifest else None
 
     def id_file(self, ntype: str) -> AnyPath | None:
-        """Return the file of a node type's original ids in the user's data; None if the user's ids
-        are just numbers."""
+        """Return the file of the user's ids of a node type; None if they are just numbers."""
         kept = self.manifest is not None and ntype in self.manifest.ids
         return self.directory / "ids" / f"{ntype}.arrow" if kept else None
 
@@ -113,11 +112,8 @@ class PartitionMeta:
 
 
 def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
-    """Read and check a partition's description, without opening the parts.
-
-    Args:
-        path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs opens.
-    """
+    """Read and check a partition's description, without opening the parts; ``path``: its directory
+    or DGL's json in it, local or a URI that pyarrow.fs opens."""
     path = any_path(path)
     if not path.exists():
         message = "there is no partition here"
@@ -129,7 +125,7 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
         path = directory if path == directory else directory / path.name
     manifest = read_manifest(directory)
     config = _DglJson(_find_json(directory) if path.is_dir() else path)
-    num_parts = config.integer("num_parts", 1, _MAX_PARTS)
+    num_parts = config.num_parts()
     ntypes = config.types("ntypes", DEFAULT_NTYPE)
     etypes = config.edge_types("etypes", etype_str(DEFAULT_ETYPE), ntypes)
     node_map = config.ranges("node_map", ntypes, num_parts, "num_nodes")
@@ -190,10 +186,10 @@ class _DglJson:
         remedy = "partition the graph again, or correct the json"
         return DataError(what, where=f"{self.path}: {key}", remedy=remedy)
 
-    def integer(self, key: str, low: int, high: int) -> int:
-        value = self.values.get(key)
-        if type(value) is not int or not low <= value <= high:
-            raise self.bad(key, f"{value!r} is not a whole number from {low} to {high}")
+    def num_parts(self) -> int:
+        value = self.values.get("num_parts")
+        if type(value) is not int or not 1 <= value <= _MAX_PARTS:
+            raise self.bad("num_parts", f"{value!r} is not a whole number from 1 to {_MAX_PARTS}")
         return value
 
     def types(self, key: str, default: str) -> list[str]:

@@ -18,13 +18,7 @@ from raygnn.config.places import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.manifest import (
-    LAYOUT_VERSION,
-    MANIFEST,
-    Manifest,
-    PartitionSource,
-    checksum,
-)
+from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, checksum
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, remove_stale
@@ -37,12 +31,8 @@ SEED = 0  # fixed, so that runs with different training seeds share one partitio
 
 @dataclass(frozen=True)
 class Missing:
-    """A partition that is yet to be built.
-
-    Attributes:
-        place: its directory.
-        draft: directory on this machine where it is built; `upload` moves it to ``place``.
-    """
+    """A partition that is yet to be built, on this machine in ``draft``; `upload` moves it to
+    ``place``."""
 
     place: AnyPath
     parts: int
@@ -61,8 +51,7 @@ class Missing:
     def upload(
         self, made: PartitionMeta, progress: Callable[[str], object] | None = None
     ) -> PartitionMeta:
-        """Move the built partition to ``place`` if that is an object store. Raises DataError if it
-        cannot be written."""
+        """Move the built partition to ``place`` if that is an object store."""
         if not isinstance(self.place, RemotePath):
             return made
         if progress is not None:
@@ -73,8 +62,7 @@ class Missing:
 
 
 def is_partition(place: AnyPath) -> bool:
-    """Return True if the upload of a partition is complete: its json comes last. Raises DataError
-    if the location cannot be read."""
+    """Return True if the upload of a partition is complete: its json comes last."""
     return any(path.name != MANIFEST for path in place.glob("*.json"))
 
 
@@ -97,12 +85,9 @@ def find_partition(
     meta = None if place is None or is_vacant(place) else read_meta(place)
     if meta is not None and (meta.manifest is None or graph is None):
         if config.partition.parts not in ("auto", meta.num_parts):
-            raise ConfigError(
-                f"{config.partition.parts}, but the partition at {config.partition.path} has "
-                f"{meta.num_parts} parts",
-                where=config.where("partition.parts"),
-                remedy="set partition.parts to auto, or name another partition.path",
-            )
+            message = f"{config.partition.parts}, but the one at {place} has {meta.num_parts} parts"
+            remedy = "set partition.parts to auto, or name another partition.path"
+            raise ConfigError(message, where=config.where("partition.parts"), remedy=remedy)
         return meta
     if graph is None:
         message = f"there is no partition at {place}, and no graph to partition"
@@ -160,22 +145,6 @@ def _graph_digest(found: PartitionMeta | Missing | None) -> str | None:
         return str(found.source["made_from"]["graph"])
     manifest = None if found is None else found.manifest
     return None if manifest is None else manifest.source.made_from.get("graph")
-
-
-def finish(
-    manifest: Manifest, directory: Path, missing: Missing, seconds: dict[str, float]
-) -> None:
-    """Write the manifest of a partition, durably, after all of its other files."""
-    from raygnn.graph.partition.write import write_json
-
-    made = {
-        "digest": missing.digest,
-        "seed": missing.seed,
-        "source": PartitionSource(**missing.source),
-        "seconds": seconds,
-    }
-    values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
-    write_json(directory / MANIFEST, {**values, "checksum": checksum(values)})
 
 
 def same_partition(place: Path, digest: str) -> PartitionMeta:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import AnyArray, Array, dtype_name
+from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS
 from raygnn.storage.remote import AnyPath
 from raygnn.util.hashing import digest
@@ -46,10 +46,6 @@ class Feature(_ManifestSection):
 
     dtype: str
     shape: list[_Count]
-
-    @classmethod
-    def from_array(cls, array: AnyArray) -> Feature:
-        return cls(dtype=dtype_name(array), shape=list(array.shape[1:]))
 
 
 class PartFacts(_ManifestSection):
@@ -122,8 +118,7 @@ class Manifest(_ManifestSection):
 
 
 def split_counts(node_data: Mapping[str, Array | Tensor]) -> dict[str, dict[str, int]]:
-    """Count the nodes in a part's existing masks (``"<type>/<name>"``): node type → split →
-    number."""
+    """Count the nodes in a part's masks (``"<type>/<name>"``): node type → split → number."""
     counts: dict[str, dict[str, int]] = {}
     for key, mask in node_data.items():
         ntype, _, name = key.rpartition("/")

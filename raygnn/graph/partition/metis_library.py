@@ -27,12 +27,8 @@ _FAILURES = {-2: "invalid input", -3: "out of memory"}
 def divide(
     graph: tuple[IntArray, IntArray], parts: int, weights: IntArray, loads: IntArray, what: str
 ) -> IntArray:
-    """Partition with METIS, again with a constraint on in-edges if a part has too many.
-
-    Args:
-        graph, weights: see `metis`.
-        loads: int64 ``[nodes]``, in-edges of each node.
-    """
+    """Partition with `metis`, again with a constraint on in-edges (``loads``, int64 ``[nodes]``) if
+    a part has too many."""
     try:
         assigned = metis(*graph, parts, weights)
         held = np.bincount(assigned, loads, parts)
@@ -40,10 +36,8 @@ def divide(
             weights = np.concatenate([weights, loads[:, None]], axis=1)
             assigned = metis(*graph, parts, weights)
     except RuntimeError as error:
-        raise DataError(
-            f"METIS could not divide {what} into {parts} parts: {error}",
-            remedy="use fewer parts, or partition.method: random",
-        ) from error
+        message = f"METIS could not divide {what} into {parts} parts: {error}"
+        raise DataError(message, remedy="use fewer parts, or partition.method: random") from error
     return assigned
 
 
@@ -59,17 +53,12 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
         parts: fewer than there are nodes.
         weights: int64 ``[nodes, constraints]``; each column is balanced.
 
-    Returns:
-        int64 ``[nodes]``, each node's part.
-
-    Raises:
-        RuntimeError: METIS failed.
-        CapabilityError: pymetis is missing, or its library has changed.
+    Returns each node's part, int64 ``[nodes]``. Raises RuntimeError if METIS failed.
     """
     library, index = _library()
-    function = (
-        library.METIS_PartGraphRecursive if parts <= _BISECTED else library.METIS_PartGraphKway
-    )
+    function = library.METIS_PartGraphKway
+    if parts <= _BISECTED:
+        function = library.METIS_PartGraphRecursive
     num_nodes, constraints = weights.shape
     number = np.ctypeslib.as_ctypes_type(index)
     assigned, cut = np.empty(num_nodes, index), number()

@@ -300,6 +300,5 @@ def _frames(
 
 
 def _inconsistent(path: AnyPath, problem: str) -> DataError:
-    return DataError(
-        problem, where=str(path), remedy="the file is damaged: partition the graph again"
-    )
+    remedy = "the file is damaged: partition the graph again"
+    return DataError(problem, where=str(path), remedy=remedy)

@@ -109,12 +109,8 @@ def assign_by_streaming(
 
 
 def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Array:
-    """Return the group of each node: one per type, or two, of training nodes and of the others, if
-    there are at least 8 training nodes per part.
-
-    Args:
-        types: number of nodes and training mask (bool) of each node type.
-    """
+    """Return the group of each node from number and training mask (bool) of each type's nodes: one
+    per type, or two, of training nodes and of the others, if a part gets at least 8 of them."""
     made: list[Array] = []
     last = 0
     for num, train in types:
@@ -129,12 +125,7 @@ def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Arr
 
 
 class _EdgePasses:
-    """Edges, read in passes, and the nodes' sketches of them.
-
-    Attributes:
-        num: number of edges.
-        degrees, in_degrees: of each node, the former without loops.
-    """
+    """Edges, read in passes, and the nodes' sketches of them; ``degrees`` are without loops."""
 
     def __init__(
         self, num_nodes: int, passes: Passes, seed: int, threads: int, announced: Iterator[object]
@@ -305,12 +296,8 @@ def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
 
 
 class Balance:
-    """Sizes of the parts, and their limits.
-
-    Attributes:
-        groups, in_degrees: of each node.
-        sizes: int64 ``[parts, groups]`` nodes; loads: int64 ``[parts]`` in-edges.
-    """
+    """Sizes of the parts (int64 ``[parts, groups]`` nodes), loads (``[parts]`` in-edges), and their
+    limits; groups and in-degrees are of each node."""
 
     def __init__(self, groups: Array, in_degrees: Array, parts: int):
         self.groups, self.in_degrees = groups, in_degrees

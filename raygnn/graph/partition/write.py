@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel
 from torch import Tensor
 
 from raygnn.errors import DataError
@@ -21,6 +20,7 @@ from raygnn.graph.arrays import (
     Array,
     IntArray,
     OnDemand,
+    dtype_name,
     index_type,
     rows_of,
     storable,
@@ -31,14 +31,15 @@ from raygnn.graph.outofcore.disk_graph import DiskGraph
 from raygnn.graph.outofcore.edge_shuffle import Numbering, SortedEdges, homogeneous, shuffle
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
+from raygnn.graph.partition.make import Missing
 from raygnn.graph.partition.manifest import (
     LAYOUT_VERSION,
     MANIFEST,
-    Feature,
     FileFacts,
     Manifest,
     PartFacts,
     PartitionSource,
+    checksum,
     file_facts,
     split_counts,
 )
@@ -52,11 +53,8 @@ def check_storable(data: GraphData) -> None:
     """Raise DataError for names and arrays that DGL's files cannot express."""
     for kind in (name for etype in data.edges for name in etype):
         if ":" in kind:
-            raise DataError(
-                f"the type name {kind!r} contains a colon, which separates names in DGL's files",
-                where=data.name,
-                remedy="give the type another name",
-            )
+            message = f"the type {kind!r} contains a colon, which separates names in DGL's files"
+            raise DataError(message, where=data.name, remedy="give the type another name")
     frames = {ntype: frame.data for ntype, frame in data.nodes.items()}
     frames |= {etype_str(etype): frame.data for etype, frame in data.edges.items()}
     for kind, arrays in frames.items():
@@ -68,44 +66,36 @@ def check_storable(data: GraphData) -> None:
                 raise DataError(message, where=data.where(key), remedy=remedy)
 
 
-def write_parts(
+def write_partition(
     graph: DiskGraph,
     held: GraphData | None,
     assigned: Mapping[str, IntArray],
-    parts: int,
-    method: str,
+    missing: Missing,
     work: Workspace,
     directory: Path,
-) -> Manifest:
-    """Write every part, the ids and DGL's json, durably; existing files are replaced. Return their
-    manifest.
-
-    Args:
-        held: the graph, if its arrays of nodes are in memory.
-        assigned: part of every node, by node type.
-    """
-    data = held or graph.data()
+) -> None:
+    """Write every part, the ids, DGL's json and last the manifest, durably, over existing files.
+    ``held``: the graph, if its arrays of nodes are in memory; ``assigned``: part of every node."""
+    data, parts = held or graph.data(), missing.parts
     numbering = Numbering.from_assignment(assigned, parts, work.directory("numbering"))
     edges = shuffle(graph, numbering, work)
     assembly = Assembly(held or replace(graph, others={}), numbering, *edges)
     tasks = [(assembly, part, directory) for part in range(parts)]
     sizes = [sum(assembly.num_edges(part).values()) for part in range(parts)]
-    found = work.run("write", _write_part, tasks, sizes)
-    written = [_WrittenPart.model_validate(part) for part in found]
-    files: dict[str, FileFacts] = {}
-    features: dict[str, Feature] = {}
+    written = work.run("write", _write_part, tasks, sizes)
+    files, features = dict[str, Any](), dict[str, Any]()
     for part in written:
-        files |= part.files
-        features |= part.features
+        files |= part["files"]
+        features |= part["features"]
     files |= _write_ids(data.ids, directory)
-    config = _dgl_json(data, assembly, method)
+    config = _dgl_json(data, assembly, missing.method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
-    return Manifest(
+    manifest = Manifest(
         layout=LAYOUT_VERSION,
         graph_name=config["graph_name"],
         num_parts=parts,
-        method=method,
+        method=missing.method,
         features=features,
         ids=list(data.ids),
         names=data.names,
@@ -113,16 +103,20 @@ def write_parts(
         transforms=data.transforms,
         columns=data.columns,
         microseconds=data.microseconds,
-        parts=[part.facts for part in written],
+        parts=[part["facts"] for part in written],
         files=files,
         versions={
             name: metadata.version(name)
             for name in ("dgl", "pymetis", "torch", "numpy")
             if any(metadata.distributions(name=name))  # DGL is optional
         },
-        digest="",
-        source=PartitionSource(),
+        digest=missing.digest,
+        seed=missing.seed,
+        source=PartitionSource(**missing.source),
+        seconds=work.seconds,
     )
+    values = manifest.model_dump(exclude_unset=True)
+    write_json(directory / MANIFEST, {**values, "checksum": checksum(values)})
 
 
 @dataclass(frozen=True)
@@ -209,16 +203,8 @@ class Assembly:
         return (len(nodes), *ends, ndata, edata), halo, cut
 
 
-class _WrittenPart(BaseModel):
-    """A part's entries in the manifest, once it is on disk."""
-
-    facts: PartFacts
-    files: dict[str, FileFacts]
-    features: dict[str, Feature]
-
-
 def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any]:
-    """Write the files of one part, durably, in place of existing ones: see `_WrittenPart`."""
+    """Write the files of a part, durably, over existing ones. Returns its part of the manifest."""
     data = assembly.held.data() if isinstance(assembly.held, DiskGraph) else assembly.held
     nodes = {t: assembly.numbering.nodes(t, part) for t in data.nodes}
     num_edges = assembly.num_edges(part)
@@ -262,8 +248,12 @@ def _write_part(assembly: Assembly, part: int, directory: Path) -> dict[str, Any
         splits=split_counts(masks),
         bytes=sum(file.bytes for file in files.values()),
     )
-    features = {key: Feature.from_array(array) for key, array in {**node_data, **edge_data}.items()}
-    return _WrittenPart(facts=facts, files=files, features=features).model_dump()
+    features = {
+        key: {"dtype": dtype_name(array), "shape": list(array.shape[1:])}
+        for key, array in {**node_data, **edge_data}.items()
+    }
+    stored = {name: file.model_dump() for name, file in files.items()}
+    return {"facts": facts.model_dump(), "files": stored, "features": features}
 
 
 def _numbers(of: Sequence[SortedEdges]) -> Iterator[Array]:

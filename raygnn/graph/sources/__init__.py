@@ -29,16 +29,11 @@ _MODULES = {"dgl": "library_graphs", "tables": "table_graph", "dataset": "datase
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:
-    """Read, check and normalise the graph that a config names.
+    """Read, check (see `validate.check`) and normalise the graph that a config names.
 
-    Args:
-        needs_masks: whether there must be nodes or edges for training.
-        trains: whether the graph is trained on; of others masks may be empty.
-
-    Returns:
-        The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
-        int64 ``[N]`` (-1 = unknown) and ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``
-        on the node types that have them, and whatever else a ``dgl`` file stores.
+    It has ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label`` int64 ``[N]``
+    (-1 = unknown) and ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]`` on the node types
+    that have them, and whatever else a ``dgl`` file stores.
     """
     try:
         data: GraphData = _module(graph.format).read(graph)

@@ -53,13 +53,8 @@ _OF_LINKS = ("relation", "weight", "year")
 
 @dataclass(frozen=True)
 class OpenDataset:
-    """A constructed dataset.
-
-    Attributes:
-        spec: its class, ``"module:Class"``.
-        raw_files: the files that it was made from, where it names them as PyG does.
-        stamps: size and time of each of these when it was constructed.
-    """
+    """A constructed dataset of the class ``spec``, with the files that it was made from, where it
+    names them as PyG does, and size and time of each then."""
 
     spec: str
     dataset: Any
@@ -71,11 +66,8 @@ class OpenDataset:
             return len(self.dataset)
 
     def item(self, number: int) -> tuple[GraphData, Any, Any]:
-        """Read ``dataset[number]``.
-
-        Returns:
-            The graph with NumPy arrays, the labels that came with it, and PyG's graph-level ``y``.
-        """
+        """Read ``dataset[number]``: the graph with NumPy arrays, the labels that came with it, and
+        PyG's graph-level ``y``."""
         where = f"{self.spec}[{number}]"
         with their_errors(f"{where} failed", _KEY, "correct the class", DataError):
             item = self.dataset[number]
@@ -121,10 +113,8 @@ def files(graph: DatasetGraph) -> list[Path]:
 
 
 def identity(graph: DatasetGraph) -> dict[str, Any]:
-    """Return what stands for the class and its arguments in a digest: also the class's source.
-
-    Raw files stand for ``root``, wherever it is.
-    """
+    """Return what stands for the class, its source and its arguments in a digest. Raw files stand
+    for ``root``, wherever it is."""
     args = dict(graph.args)
     if open_dataset(graph).raw_files:
         args.pop("root", None)
@@ -260,20 +250,15 @@ def _explained(error: ConfigError, graph: DatasetGraph) -> RaygnnError:
         paths = _raw_paths(frame.f_locals.get("self"))
         if missing := [path for path in paths if not path.exists()]:
             assert cause is not None
-            names = ", ".join(path.name for path in missing[:10])
-            return DataError(
-                f"the raw file is missing, and {graph.dataset} could not download it: "
-                f"{error_text(cause)}",
-                where=str(missing[0]),
-                remedy=f"put into {missing[0].parent}, from a machine with a network: {names}",
-            )
+            names, why = ", ".join(path.name for path in missing[:10]), error_text(cause)
+            message = f"the raw file is missing, and {graph.dataset} could not download it: {why}"
+            remedy = f"put into {missing[0].parent}, from a machine with a network: {names}"
+            return DataError(message, where=str(missing[0]), remedy=remedy)
     if isinstance(cause, OSError) and cause.errno in _READ_ONLY:
-        return DataError(
-            f"{graph.dataset} cannot write what it makes of its raw files: {cause.strerror}",
-            where=str(cause.filename or graph.args.get("root")),
-            remedy="set graph.args.root to a directory that you may write to, with the raw files "
-            "or links to them in it",
-        )
+        message = f"{graph.dataset} cannot write what it makes of its raw files: {cause.strerror}"
+        remedy = "set graph.args.root to a writable directory with the raw files or links to them"
+        where = str(cause.filename or graph.args.get("root"))
+        return DataError(message, where=where, remedy=remedy)
     return error
 
 
@@ -353,12 +338,10 @@ def _take_links(data: GraphData, dataset: Any) -> None:
     parts = [given.get(split) for split in ("train", "valid", "test")]
     keys = next((keys for keys in _LINKS if all(keys <= set(part or ()) for part in parts)), None)
     if keys is None or len(data.nodes) > 1 or len(data.edges) > 1:
-        raise DataError(
-            "its splits of links are not of one edge type: "
-            f"{', '.join(map(str, parts[0] or ())) or 'none'}",
-            where=where,
-            remedy="write a class of your own, whose edges have train_mask, val_mask and test_mask",
-        )
+        listed = ", ".join(map(str, parts[0] or ())) or "none"
+        message = f"its splits of links are not of one edge type: {listed}"
+        remedy = "write a class of your own, whose edges have train_mask, val_mask and test_mask"
+        raise DataError(message, where=where, remedy=remedy)
     more = [name for name in _OF_LINKS if all(name in part for part in parts)]
     rows = {
         name: np.concatenate([_numbers(part[name], f"{where}: {name}") for part in parts])
@@ -431,7 +414,7 @@ def check_splits(named: Mapping[str, Any], num: int, spec: str) -> dict[str, Arr
     splits, split_of = {}, np.full(num, -1)
     for at, split in enumerate(SPLITS):
         tensor = to_tensor(named.get(split, ()))
-        if tensor is None or tensor.dim() != 1 or not is_integral(tensor):
+        if tensor is None or tensor.dim() != 1 or "int" not in str(tensor.dtype):
             raise _bad_split(spec, f"its splits hold no graph numbers for {split}")
         numbers = np.sort(tensor.numpy().astype(np.int64))
         outside = numbers[(numbers < 0) | (numbers >= num)]
@@ -449,18 +432,8 @@ def check_splits(named: Mapping[str, Any], num: int, spec: str) -> dict[str, Arr
 
 
 def _bad_split(spec: str, message: str) -> DataError:
-    return DataError(
-        message,
-        where=f"{_KEY} {spec}",
-        remedy="give a dictionary of train, val and test, each with numbers from 0, and each of "
-        "these in one of them at most",
-    )
-
-
-def is_integral(tensor: Any) -> bool:
-    """Return True for a tensor of whole numbers."""
-    kind = tensor.dtype
-    return not (kind.is_floating_point or kind.is_complex or "bool" in str(kind))
+    remedy = "give a dictionary of train, val and test, with numbers from 0, each in one at most"
+    return DataError(message, where=f"{_KEY} {spec}", remedy=remedy)
 
 
 def to_tensor(values: Any) -> Any:

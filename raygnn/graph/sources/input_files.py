@@ -24,7 +24,6 @@ _A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"
 
 def check_file(path: AnyPath) -> int:
     """Return the size in bytes of ``path``, a regular, readable file that is not empty."""
-
     where = os.fsencode(str(path)).decode(errors="backslashreplace")
 
     def refused(message: str, remedy: str) -> DataError:
@@ -32,7 +31,6 @@ def check_file(path: AnyPath) -> int:
 
     if where != str(path):
         raise refused("the path is not UTF-8", "rename the file")
-
     if isinstance(path, RemotePath):
         if not path.is_file():
             raise refused("there is no such file", "check the URI")
@@ -62,8 +60,7 @@ def check_file(path: AnyPath) -> int:
 
 @contextmanager
 def opened(path: AnyPath) -> Iterator[BinaryIO]:
-    """Open a file for reading; raises DataError as :func:`check_file` does, and if reading
-    fails."""
+    """Open a file for reading; raises DataError as :func:`check_file`, and if reading fails."""
     check_file(path)
     try:
         with path.open("rb") as file:
@@ -100,12 +97,8 @@ def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
     """
     _, available = memory()
     if num_bytes > available:
-        raise DataError(
-            f"{array} would take {size(num_bytes)}, more than the {size(available)} of memory "
-            "that are available",
-            where=where,
-            remedy=_MORE_MEMORY,
-        )
+        message = f"{array} would take {size(num_bytes)}, and {size(available)} of memory are free"
+        raise DataError(message, where=where, remedy=_MORE_MEMORY)
 
 
 def out_of_memory(where: str, error: Exception) -> DataError:

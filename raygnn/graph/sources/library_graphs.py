@@ -161,12 +161,8 @@ def with_graph(config: ConfigSource, graph: Any, directory: Path | None = None) 
 
 
 def write_graph_file(graph: Any, directory: Path) -> Path:
-    """Write a graph, unless that has been done, to a file for the format ``dgl``.
-
-    Args:
-        graph: see `graph_data`.
-        directory: the file is called after its content.
-    """
+    """Write a graph (see `graph_data`), unless that has been done, to a file for the format ``dgl``
+    that is called after its content."""
     data = graph_data(graph)
     with storage_errors(directory, DataError):
         directory.mkdir(parents=True, exist_ok=True)
@@ -232,8 +228,9 @@ def _of_pyg(graph: Any) -> GraphData:
     for ntype, store in node_stores.items():
         found = {name: value for name, value in store.to_dict().items() if store.is_node_attr(name)}
         found = _arrays(found, ntype)
-        if (y := found.get("y")) is not None and _are_classes(y):
-            found["label"] = found.pop("y")
+        y = found.get("y")
+        if y is not None and not y.is_floating_point() and y.shape[1:] in ((), (1,)):
+            found["label"] = found.pop("y")  # an integer for each node
         named = {_PYG_NAMES.get(name, name): array for name, array in found.items()}
         nodes[ntype] = NodeFrame(int(store.num_nodes), named)
     edges = {}
@@ -248,20 +245,13 @@ def _of_pyg(graph: Any) -> GraphData:
     return GraphData("graph", nodes, edges)
 
 
-def _are_classes(y: Any) -> bool:
-    """Return True for one integer per node."""
-    return not y.is_floating_point() and (y.ndim == 1 or tuple(y.shape[1:]) == (1,))
-
-
 def _arrays(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return tensors on the CPU; raises DataError for a sparse or otherwise unstorable one."""
     for name, array in found.items():
         layout = str(getattr(array, "layout", type(array).__name__)).removeprefix("torch.")
         if layout != "strided" or not storable(array):
-            raise DataError(
-                f"is {dtype_name(array) if layout == 'strided' else layout}, which cannot be "
-                "stored",
-                where=f"graph: {kind}/{name}",
-                remedy="make a dense tensor of another dtype of it, or remove it",
-            )
+            of = dtype_name(array) if layout == "strided" else layout
+            where, message = f"graph: {kind}/{name}", f"is {of}, which cannot be stored"
+            remedy = "make a dense tensor of another dtype of it, or remove it"
+            raise DataError(message, where=where, remedy=remedy)
     return {name: array.detach().cpu() for name, array in found.items()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as formats
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
@@ -60,7 +61,7 @@ class Member:
         """Read all of it, in C order and native byte order."""
         check_fits_memory(self.nbytes, f"the array of shape {self.shape}", self.origin)
         with _stream(self.file, self.name) as stream, _numpy_errors(self.origin):
-            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+            array: Array = formats.read_array(stream, allow_pickle=False)
         array = array.astype(self.dtype.newbyteorder("="), order="C", copy=False)
         return array.reshape(self.shape)
 
@@ -77,21 +78,15 @@ class Member:
 def members(
     file: Path, names: Sequence[str], remedy: str, others: tuple[str, ...] = ()
 ) -> dict[str, Member]:
-    """Return the arrays of these names, without expanding any.
-
-    Args:
-        remedy: where one of the names is missing.
-        others: how names of other arrays begin that are taken where they are there.
-    """
+    """Return the arrays of these names, without expanding any, and existing ones whose names begin
+    as ``others``."""
     with _opened(file) as archive:
         stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]
         missing = [name for name in names if name not in stored]
         if missing:
-            raise DataError(
-                f"it holds no array {missing[0]}, only {', '.join(stored[:20])[:200] or 'nothing'}",
-                where=str(file),
-                remedy=remedy,
-            )
+            listed = ", ".join(stored[:20])[:200] or "nothing"
+            message = f"it holds no array {missing[0]}, only {listed}"
+            raise DataError(message, where=str(file), remedy=remedy)
         chosen = dict.fromkeys([*names, *(name for name in stored if name.startswith(others))])
         return {name: _member(archive, file, name) for name in chosen}
 
@@ -129,13 +124,11 @@ def _info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
     info, origin = _info(archive, name), f"{file}: {name}"
     with archive.open(info) as stream, _numpy_errors(origin):
-        version = np.lib.format.read_magic(stream)
-        read_header = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read_header(stream)
+        version = formats.read_magic(stream)
+        read = formats.read_array_header_2_0
+        if version == (1, 0):
+            read = formats.read_array_header_1_0
+        shape, fortran, dtype = read(stream)
         start = stream.tell()
     left = info.file_size - start
     if dtype.hasobject:

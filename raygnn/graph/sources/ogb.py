@@ -76,13 +76,11 @@ def _place(graph: OgbGraph) -> Path:
         if (place / "raw" / _ARCHIVE).exists():
             return place
     kind = "Link" if graph.name.startswith("ogbl") else "Node"
-    raise DataError(
-        f"there is no archive {directory}/raw/{_ARCHIVE}, or raw/{_ARCHIVE}",
-        where=str(graph.path),
-        remedy="read datasets that come otherwise with their class: graph: {format: dataset, "
-        f'dataset: "ogb.{kind.lower()}proppred:{kind}PropPredDataset", args: {{name: '
-        f"{graph.name}, root: {graph.path}}}}}",
-    )
+    message = f"there is no archive {directory}/raw/{_ARCHIVE}, or raw/{_ARCHIVE}"
+    of = f'dataset: "ogb.{kind.lower()}proppred:{kind}PropPredDataset"'
+    of += f", args: {{name: {graph.name}, root: {graph.path}}}"
+    remedy = f"read others with their class: graph: {{format: dataset, {of}}}"
+    raise DataError(message, where=str(graph.path), remedy=remedy)
 
 
 def _split_directory(graph: OgbGraph, place: Path) -> Path:
@@ -154,14 +152,13 @@ class Archived:
     def targets(self) -> Arrays:
         """Read the nodes' labels and masks."""
         rows = self.label.read()
-        labels = (
-            {"labels": rows} if rows.ndim > 1 else {"label": to_labels(rows, self.label.origin)}
-        )
-        return labels | _masks(self.split, self.num_nodes)
+        masks = _masks(self.split, self.num_nodes)
+        if rows.ndim > 1:
+            return {"labels": rows, **masks}
+        return {"label": to_labels(rows, self.label.origin), **masks}
 
     def checked_ends(self, src: Array, dst: Array, first: int = 0) -> tuple[Array, Array]:
-        """Return sources and destinations, from edge ``first`` on, as int64 ``[n]``; raises
-        DataError for an id that is not a node."""
+        """Return sources and destinations, from edge ``first`` on, as int64 ``[n]``, checked."""
         num, origin = self.num_nodes, self.ends.origin
         sources = to_ids(src, num, f"{origin}[0]", "source", first)
         return sources, to_ids(dst, num, f"{origin}[1]", "destination", first)

@@ -115,8 +115,7 @@ def _masks(graph: PlantedGraph, num: int, order: Array) -> dict[str, Array]:
 
 
 def _features(graph: PlantedGraph, label: Array, thing: int, width: int) -> Array:
-    """Generate float32 ``[len(label), width]``, variance 1: means of ±1 per class under the
-    noise."""
+    """Generate float32 ``[len(label), width]``, variance 1: means of ±1 per class under noise."""
     random = _stream(graph, thing)
     signs = _stream(graph, _MEANS).integers(0, 2, (graph.classes, width))
     scale = 1 / math.sqrt(1 + graph.noise**2)

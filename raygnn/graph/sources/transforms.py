@@ -89,16 +89,9 @@ def add_reverses(data: GraphData) -> None:
 
 
 def both_directions(a: Array, b: Array, num: int) -> tuple[Array, Array]:
-    """Turn each pair ``(a[i], b[i])`` into two directed edges, every edge once.
-
-    Args:
-        a, b: int64 ``[P]``, ids in ``0 … num-1``; duplicates and either order are fine.
-        num: number of nodes, below 2^31.
-
-    Returns:
-        Sources and destinations, int64 ``[E]``, in order of destination, then source. A
-        self-loop is one edge.
-    """
+    """Turn each pair ``(a[i], b[i])`` of ids below ``num``, itself below 2^31, into two directed
+    edges, every edge once, also of pairs that repeat. Return sources and destinations, int64
+    ``[E]``, in order of destination, then source. A self-loop is one edge."""
     keys = np.concatenate((a * num + b, b * num + a))
     keys.sort()
     fresh = np.empty(len(keys), dtype=bool)

@@ -9,6 +9,7 @@ number, which is what the array holds.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -56,7 +57,7 @@ def read(graph: TriplesGraph) -> GraphData:
     counts = dict.fromkeys(SPLITS, 0)
     with (
         TemporaryDirectory(prefix="raygnn-") as spill,
-        Ends(_COLUMNS, [entities, relations, entities], "add", Path(spill)) as ends,
+        closing(Ends(_COLUMNS, [entities, relations, entities], "add", Path(spill))) as ends,
     ):
         for split, file in _files(place).items():
             reader = _reader(file)

@@ -80,8 +80,7 @@ def map_table(
         shared: a multiple of `PAGE` beyond the last shared row.
         handle: descriptor of an anonymous file of so many rows; None = the rows are private.
         large: put private memory on large pages if the system has them. Random reads from small
-            pages take up to 50 % longer, as nearly every row misses the TLB. For shared rows see
-            `use_large_pages`.
+            pages take up to 50 % longer, as nearly every row misses the TLB.
 
     Raises:
         DataError: a file has become shorter, or cannot be opened.
@@ -155,15 +154,13 @@ def large_pages(shared: bool) -> bool:
 @contextmanager
 def _opened(rows: FileRows, size: int) -> Iterator[int]:
     try:
-        handle = os.open(rows.file, os.O_RDONLY | os.O_CLOEXEC)
+        file = rows.file.open("rb")
     except OSError as error:
         raise _damaged_file(rows, f"cannot be read: {error.strerror or error}") from error
-    try:
-        if os.fstat(handle).st_size < size:
+    with file:
+        if os.fstat(file.fileno()).st_size < size:
             raise _damaged_file(rows, "is cut short")
-        yield handle
-    finally:
-        os.close(handle)
+        yield file.fileno()
 
 
 def _damaged_file(rows: FileRows, what: str) -> DataError:
@@ -171,8 +168,7 @@ def _damaged_file(rows: FileRows, what: str) -> DataError:
 
 
 def _reserve(size: int, keep: object) -> tuple[int, Any]:
-    """Reserve addresses from a large page on: the first, and an object that frees them when it is
-    garbage-collected."""
+    """Reserve addresses from a large page on: the first, and an object that holds them."""
     length = _whole_pages(size) + _LARGE_PAGE
     start = _mmap(None, length, _PRIVATE | mmap.MAP_ANONYMOUS, protection=_PROT_NONE)
     base = -(-start // _LARGE_PAGE) * _LARGE_PAGE

@@ -132,15 +132,15 @@ class Draft:
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> ArrayWriter:
         """Create a file, to which exactly the rows of ``shape`` must be appended."""
-        file = f"{len(self._arrays)}.npy"
-        facts = StoredArray(file=file, dtype=dtype, shape=shape, offset=0, bytes=0)
+        file, stored = f"{len(self._arrays)}.npy", stored_dtype(dtype)
         stream = (self._directory / file).open("wb")
-        self._writers.append(ArrayWriter(stream, facts.stored))
-        header = {"descr": facts.stored.str, "fortran_order": False, "shape": shape}
+        self._writers.append(ArrayWriter(stream, stored))
+        header = {"descr": stored.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(stream, header)
-        offset = stream.tell()
-        size = offset + math.prod(shape) * facts.stored.itemsize
-        self._arrays[name] = facts.model_copy(update={"offset": offset, "bytes": size})
+        at = stream.tell()
+        size = at + math.prod(shape) * stored.itemsize
+        facts = StoredArray(file=file, dtype=dtype, shape=shape, offset=at, bytes=size)
+        self._arrays[name] = facts
         return self._writers[-1]
 
     def finish(self, made_from: Mapping[str, Any]) -> None:
@@ -175,14 +175,9 @@ class ArrayWriter:
 
 
 class Stage:
-    """The cache of one node.
-
-    Args:
-        root: its directory; created for this user only if it does not exist.
-        max_bytes: size from which on unused entries are evicted, least recently used first; None =
-            half of the disk.
-        wait: seconds to wait for another worker to build an entry.
-    """
+    """The cache of one node, in a directory for this user only. From ``max_bytes`` on (None = half
+    of the disk) unused entries are evicted, least recently used first; ``wait``: seconds to wait
+    for another worker to build an entry."""
 
     def __init__(self, root: Path, max_bytes: int | None = None, *, wait: float = 1800.0):
         self.root = root.absolute()
@@ -200,11 +195,8 @@ class Stage:
         made_from: Mapping[str, Any],
         build: Callable[[Draft], None],
     ) -> CacheEntry:
-        """Return an entry, built now by ``build`` if it does not exist or is damaged.
-
-        Args:
-            kind: in lower case; span: its parts, first and one past the last.
-            made_from: JSON values that determine the content.
+        """Return an entry, built now by ``build`` if it does not exist or is damaged. ``span``: its
+        parts, first and one past the last; ``made_from``: JSON values that determine the content.
         """
         facts = {"version": VERSION, "what": kind, "span": list(span), **made_from}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

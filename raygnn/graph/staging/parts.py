@@ -79,12 +79,9 @@ class Staged:
         hide: Sequence[EdgeSplit] = (),
         time: str | None = None,
     ) -> CacheEntry:
-        """Return the in-edge lists that messages pass along, as `topology` has them.
-
-        Args:
-            hide: splits whose edges for validation and test, and their reverses, are left out.
-            time: array that each list ascends by, for the edge types that have it.
-        """
+        """Return the in-edge lists that messages pass along, as `topology` has them, without edges
+        for validation and test of the splits ``hide``, and their reverses; ascending by the array
+        ``time``, for the edge types that have it."""
         entry = self.topology(span, edge_arrays)
         if hide:
             hides = [(split, self.edge_split(span, split)) for split in hide]
@@ -96,12 +93,10 @@ class Staged:
         for etype in self.meta.etypes:
             array = entry.arrays.get(f"edge/{etype_str(etype)}/{time}")
             if array is not None and (array.stored.kind not in "iu" or len(array.shape) > 1):
-                raise DataError(
-                    f"array {time!r} of edge type {etype_str(etype)} is {array.dtype} "
-                    f"{list(array.shape)}, not one integer time per edge",
-                    where="sampling.time.edges",
-                    remedy="give each edge one whole number, or name another array",
-                )
+                is_now = f"{time!r} of edge type {etype_str(etype)} is {array.dtype}"
+                message = f"array {is_now} {list(array.shape)}, not one integer time per edge"
+                remedy = "give each edge one whole number, or name another array"
+                raise DataError(message, where="sampling.time.edges", remedy=remedy)
         build = partial(_write_sorted, whole=entry, etypes=self.meta.etypes, time=time)
         return self._entry("sorted", span, build, of=entry.path.name, by=time)
 
@@ -113,11 +108,8 @@ class Staged:
         names: Sequence[str],
         dtype: torch.dtype,
     ) -> Tensor:
-        """Map arrays of the edges of one type, concatenated to ``[E, F]``; see `table`.
-
-        Args:
-            lists: entry of the lists that they are aligned with, for ``span``.
-        """
+        """Map arrays of the edges of one type, aligned with ``lists`` and concatenated to
+        ``[E, F]``; see `table`."""
         keys = [f"edge/{etype_str(etype)}/{name}" for name in names]
         arrays = {key: lists.tensor(key) for key in keys}
         first = arrays[keys[0]]
@@ -156,9 +148,7 @@ class Staged:
         if len(keys) == 1 and nodes.arrays[keys[0]].dtype == target:
             return nodes, keys[0]
 
-        def build(draft: Draft) -> None:
-            _write_table(draft, {key: nodes.tensor(key) for key in keys}, dtype)
-
+        build = partial(_write_table, arrays={k: nodes.tensor(k) for k in keys}, dtype=dtype)
         made = self._entry("table", span, build, ntype=ntype, names=list(names), dtype=target)
         return made, "table"
 
@@ -374,12 +364,10 @@ def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
             raise DataError(message, where=where, remedy="replace it, or drop its node or edge")
         lost = ~torch.isfinite(piece.to(dtype))
         if lost.any():
-            raise DataError(
-                f"features up to {piece[lost].abs().max():g} do not fit "
-                f"{str(dtype).removeprefix('torch.')}",
-                where=where,
-                remedy="scale them (graph.normalize), or choose another precision",
-            )
+            to = str(dtype).removeprefix("torch.")
+            message = f"features up to {piece[lost].abs().max():g} do not fit {to}"
+            remedy = "scale them (graph.normalize), or choose another precision"
+            raise DataError(message, where=where, remedy=remedy)
 
 
 def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:
@@ -413,14 +401,8 @@ def _rows(ranges: IntArray, span: Span) -> int:
 def alias_tables(indptr, weight):  # type: ignore[no-untyped-def]
     """Build alias tables, to sample entries of lists in proportion to their weights in constant
     time (Walker, 1977; built as in Vose, "A linear algorithm for generating random numbers with a
-    given distribution", 1991).
-
-    Args:
-        indptr: ``[R+1]``; weight: ``[E]``, at least 0.
-
-    Returns:
-        uint64 ``[E]``: upper 32 bits: probability, of 2³², to keep the entry itself; lower 32
-        bits: position in its list of the alternative.
+    given distribution", 1991). Weights are at least 0. Returns uint64 ``[E]``: upper 32 bits:
+    probability, of 2³², to keep the entry itself; lower: position in its list of the alternative.
     """
     out = np.empty(weight.shape[0], np.uint64)
     longest = np.int64(0)

@@ -189,8 +189,7 @@ class Shard:
         return int(self.staged.meta.edge_ranges[etype][self.held[0], 0])
 
     def layout(self, ntype: str, ranks: Sequence[int], cached: int = 0) -> TableLayout:
-        """Build the layout of a table with the rows of some ranks, this one included, and of a
-        cache."""
+        """Build the layout of a table with the rows of some ranks, its own too, and a cache."""
         bounds, end = self.bounds[ntype], 0
         starts = np.full(len(bounds) - 1, -1)
         for rank in ranks:
@@ -211,10 +210,6 @@ class Shard:
     ) -> Tensor:
         """Map a table of node arrays, concatenated to ``[layout.total, F]``: rows of the layout's
         ranks are shared by all workers of the node; writing to them is private to this process.
-
-        Args:
-            names: arrays of floats or integers; each is flattened to ``[owned, …]``.
-            handle: see `map_table`.
         """
         files = []
         for rank in np.flatnonzero(layout.starts >= 0).tolist():
@@ -232,8 +227,7 @@ class Shard:
     def _staged(
         self, ntype: str, names: Sequence[str], dtype: torch.dtype, rank: int
     ) -> tuple[CacheEntry, str, int, int]:
-        """Return entry and name of the array with a rank's rows, the first of them, and their
-        number."""
+        """Return entry and name of the array with a rank's rows, the first, and their number."""
         workers, parts = len(self.bounds[ntype]) - 1, self.staged.meta.num_parts
         entry, name = self.staged.table(_span(rank, workers, parts), ntype, names, dtype)
         first, last = self.bounds[ntype][rank : rank + 2]
@@ -246,8 +240,7 @@ class Shard:
 
 
 def _next_piece(end: int) -> int:
-    """Return the next row of a table at which other rows may begin: on a new page, however wide
-    rows are."""
+    """Return the next row at which other rows may begin: on a new page, however wide rows are."""
     return (end // PAGE + 2) * PAGE if end else 0
 
 

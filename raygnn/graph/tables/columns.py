@@ -104,9 +104,7 @@ def matrix(
     width = width or 1
     kind, remedy = array.type, "say parts or since, which make numbers of points in time"
     if not pa.types.is_temporal(kind):
-        remedy = (
-            "features and weights are numbers; words can be categories, or features with onehot"
-        )
+        remedy = "features and weights are numbers; words can be categories, or onehot features"
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
     if fill is not None:
@@ -210,8 +208,7 @@ class Times:
         return self._unit is not None or pa.types.is_timestamp(self._to or pa.null())
 
     def of(self, chunk: Chunk, column: str) -> Array:
-        """int64 ``[n]``; raises DataError for what is neither, or not what came before, and for
-        nulls."""
+        """int64 ``[n]``; raises DataError for nulls, and for other kinds than came before."""
         refuse_nulls(chunk, column, "give each row a time, or leave time out")
         if self._unit is not None:
             return _microseconds(chunk, column, self._unit)
@@ -374,15 +371,9 @@ class Codes:
             for word in sorted(unseen, key=first_row.__getitem__)
         ]
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-        remedy = (
-            "correct them, leave these rows out, or train with unknown: bucket for this category, "
-            "which keeps a row for unknown ones"
-        )
+        remedy = "correct them, leave these rows out, or train with unknown: bucket for them"
         if self._category is None:
-            remedy = (
-                "leave the value of these rows empty, which is unknown, leave out label to predict "
-                "without, or train on data that have these classes"
-            )
+            remedy = "leave the value of these rows empty, or label out, or train on data with them"
         elif not self._bucket and (self._vocabulary or [""])[0] is None:
             remedy = "set unknown: bucket for this category, as the training did, or correct them"
         message = f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}"
@@ -392,10 +383,7 @@ class Codes:
 
 def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
     """A column of the words train, val and test, or nothing, as int8 ``[n]``: 0, 1, 2, -1.
-
-    Args:
-        words: what else stands for them; None = nothing can.
-    """
+    ``words``: what else stands for them; None = nothing can."""
     split_of = {**{split: split for split in SPLITS}, **(words or {})}
     found, rows = encoded(chunk, column, "a split is a word", chunk.columns[column])
     codes = np.full(len(found), -1, np.int8)
@@ -412,26 +400,19 @@ def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> A
 
 def encoded(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> tuple[list[Any], Array]:
     """Return the words of a column and None, and for each row the place of its word among them,
-    -1 without a value; raises as `discrete`."""
-    found = pc.dictionary_encode(discrete(chunk, column, remedy, array))
-    rows = to_numpy(pc.fill_null(found.indices, -1)).astype(np.int64)
-    return [*found.dictionary.to_pylist(), None], rows
-
-
-def discrete(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> pa.Array:
-    """A column's values as text or int64, with nulls; whole floats, as a column of integers with
-    nulls often is, too. Raises DataError for others."""
-    array = nan_to_null(array)
-    kind = array.type
-    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
-        return pc.cast(array, pa.int64())
+    -1 without a value. Words are text, integers or whole floats, as a column of integers with
+    nulls often is; raises DataError for others."""
+    array, kind = nan_to_null(array), array.type
     if pa.types.is_floating(kind):
         values = to_numpy(pc.cast(array, pa.float64()))
         bad = (values != np.trunc(values)) & ~np.isnan(values) | (np.abs(values) >= 2**53)
         if bad.any():
             row = first(bad)
             raise chunk.error(row, column, f"the value is {values[row]}", remedy)
-        return pc.cast(array, pa.int64())
-    if pa.types.is_integer(kind) or pa.types.is_large_string(kind):
-        return array
-    raise chunk.error(0, column, f"the column is {kind}", remedy)
+    if pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        array = pc.cast(array, pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_large_string(kind)):
+        raise chunk.error(0, column, f"the column is {kind}", remedy)
+    found = pc.dictionary_encode(array)
+    rows = to_numpy(pc.fill_null(found.indices, -1)).astype(np.int64)
+    return [*found.dictionary.to_pylist(), None], rows

@@ -82,13 +82,9 @@ def _read(described: Description, file: Path, place: Path) -> Description:
 
 @contextmanager
 def selected(graph: GraphConfig, sql: str, url: str | None, key: str) -> Iterator[Path]:
-    """Yield a temporary Parquet file with the rows of a SELECT, ordered by all columns.
-
-    Args:
-        graph: whose tables it names, and to whose description files are relative.
-        url: of a database that runs it; None = DuckDB.
-        key: section of the configuration that has it.
-    """
+    """Yield a temporary Parquet file with the rows of a SELECT over a graph's tables, or files that
+    are relative to its description, ordered by all columns. ``url`` None = DuckDB runs it; ``key``:
+    section of the configuration that has it."""
     assert isinstance(graph, TablesGraph)
     file, where = Path(graph.path), f"{key}.sql"
     with TemporaryDirectory(prefix="raygnn-") as place:
@@ -133,12 +129,8 @@ def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
 
 
 class Database:
-    """A ``connection`` to a database, in a transaction that only reads.
-
-    Args:
-        url: as a table has it: ``env:NAME`` or ``sqlite:///FILE``, relative to ``base``.
-        where: place of the URL, for errors.
-    """
+    """A ``connection`` to a database, in a transaction that only reads. ``url`` is as a table has
+    it: ``env:NAME`` or ``sqlite:///FILE``, relative to ``base``."""
 
     def __init__(self, url: str, base: Path, where: str):
         name = url.removeprefix("env:")

@@ -4,14 +4,14 @@ keys and lines."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from raygnn.config.load import Document, read_text
-from raygnn.config.problems import Problem, nearest, show
+from raygnn.config.load import read_file
+from raygnn.config.problems import Problem, one_of, show
 from raygnn.config.values import (
     CLASS_PATTERN,
     DATABASE,
@@ -27,7 +27,7 @@ from raygnn.config.values import (
     parse_moment,
     to_tuple,
 )
-from raygnn.config.yaml_text import KeyPath, read_yaml
+from raygnn.config.yaml_text import KeyPath
 from raygnn.errors import ConfigError
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.input_files import check_file
@@ -380,21 +380,18 @@ class Description(Section):
 def read_description(file: Path) -> Description:
     """Read a description of tables; the files that it names are not looked at."""
     check_file(file)
-    label = str(file)
     if file.suffix in (".csv", ".parquet"):
         message = "this is a table, expected a YAML file that describes tables"
         remedy = "write one whose sections nodes and edges name it, as in docs/data.md"
-        raise ConfigError(message, where=label, remedy=remedy)
-    data, lines = read_yaml(read_text(file, label), label)
-    if not isinstance(data, dict):
-        message = f"expected sections (`key: value`), got {show(data)}"
-        remedy = "describe the tables in the sections nodes and edges"
-        raise ConfigError(message, where=label, remedy=remedy)
-    document = Document(data, label, file, lines)
+        raise ConfigError(message, where=str(file), remedy=remedy)
+    document = read_file(file, "describe the tables in the sections nodes and edges")
     described = _with_keys(document.checked(Description))
     if problems := list(_contradictions(described)):
         raise document.error(problems)
     return described
+
+
+_OF_ROWS = ("files", "sql", "url", "delimiter", "time")  # keys that say where rows are, and when
 
 
 def _with_keys(described: Description) -> Description:
@@ -405,11 +402,7 @@ def _with_keys(described: Description) -> Description:
             relation = re.sub(r"[^\w.-]", "_", column)[:90]
             relation = relation if _is_name(relation) else f"key_{relation}"
             edges[f"nodes.{ntype}.keys[{column}]"] = KeyTable.model_construct(
-                files=nodes.files,
-                sql=nodes.sql,
-                url=nodes.url,
-                delimiter=nodes.delimiter,
-                time=nodes.time,
+                **{name: getattr(nodes, name) for name in _OF_ROWS},
                 source=nodes.id or ROW,
                 target=column,
                 missing=key.missing,
@@ -423,7 +416,11 @@ def _with_keys(described: Description) -> Description:
 def _contradictions(described: Description) -> Iterator[Problem]:
     """Yield contradictions between fields that are valid by themselves."""
     for ntype, nodes in described.nodes.items():
-        yield from _node_problems(("nodes", ntype), nodes)
+        yield from _table_problems(("nodes", ntype), nodes)
+        for name, one in nodes.categories.items():
+            if one.unknown == "error":
+                at, instead = ("nodes", ntype, "categories", name), "set unknown: bucket"
+                yield from one.unused(at, "min_count", why="there is no bucket", instead=instead)
     if not described.edges:
         remedy = "add edges, or keys to the nodes, which make edges"
         yield Problem(("edges",), "there are no edges", remedy)
@@ -438,10 +435,8 @@ def _contradictions(described: Description) -> Iterator[Problem]:
             continue
         missing = [ntype for ntype in (etype[0], etype[2]) if ntype not in described.nodes]
         if missing:
-            close = nearest(missing[0], described.nodes)
-            remedy = f"known: {', '.join(described.nodes)}"
-            remedy = f"did you mean {close}? {remedy}" if close else remedy
-            yield Problem(key, f"there is no node type {show(missing[0])}", remedy)
+            message = f"there is no node type {show(missing[0])}"
+            yield Problem(key, message, one_of(missing[0], described.nodes))
             continue
         yield from _edge_problems(key, edges, etype, described)
         reverses = [(etype[2], edges.reverse, etype[0])] if edges.reverse else []
@@ -462,27 +457,21 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield from table.unused(key, "url", why="there is no sql")
     if table.url is not None and not DATABASE.fullmatch(table.url):
         yield Problem((*key, "url"), *NO_DATABASE)
-    if table.split is not None and table.splits is not None:
-        message = "split and splits both say which rows are for what"
-        yield Problem((*key, "splits"), message, "keep one of them")
-    if table.split_words and table.split is None:
-        message = "split_words has no effect without split"
-        yield Problem((*key, "split_words"), message, "set split to the column of these values")
+    yield from _several(key, table, ("split", "splits"), "which rows are for what")
+    yield from _several(key, table, ("label", "labels"), "what is to be predicted")
+    if table.split is None:
+        yield from table.unused(key, "split_words", why="there is no split")
     shares = table.splits
     if shares is not None and shares.train + shares.val + (shares.test or 0) > 1 + 1e-9:
         yield Problem((*key, "splits"), "the shares sum to more than 1", "lower one of them")
-    if table.label is None and table.label_kind != "class":
-        message = f"label_kind {table.label_kind} would be ignored: there is no label"
-        yield Problem((*key, "label_kind"), message, "name its column with label")
-    if table.label is not None and table.labels:
-        message = "label and labels both say what is to be predicted"
-        yield Problem((*key, "labels"), message, "keep one of them")
+    if table.label is None:
+        yield from table.unused(key, "label_kind", why="there is no label")
     for name, label in table.targets.items():
         if isinstance(label.column, tuple) and label.kind == "class":
             message = f"a class is in one column, and {show(label.column)} are several"
             kind = "label_kind" if table.label is not None else "its kind"
             place = (*key, "label") if table.label is not None else (*key, "labels", name)
-            yield Problem(place, message, f"set {kind} to several, or to number")
+            yield Problem(place, message, f"set {kind} to multi, or to number")
     yield from _taken(key, table)
     for name, text in table.text.items():
         why = f"the encoder is {text.encoder}"
@@ -496,11 +485,19 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
             yield from _feature_problems((*key, "features", name, at), column)
 
 
+def _several(
+    key: KeyPath, section: Section, names: Sequence[str], what: str, remedy: str = ""
+) -> Iterator[Problem]:
+    """Yield a problem if several of these keys say the same."""
+    if len(given := [name for name in names if getattr(section, name)]) > 1:
+        message = f"{' and '.join(given)} both say {what}"
+        yield Problem((*key, given[1]), message, f"{remedy}keep one of them")
+
+
 def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
     for names in (("parts", "cyclic", "since"), ("bucket", "onehot", "hash", "scale")):
-        if len(given := [name for name in names if getattr(column, name)]) > 1:
-            message = f"{' and '.join(given)} both say what becomes of {column.column!r}"
-            yield Problem((*key, given[1]), message, "name the column twice, or keep one of them")
+        what, remedy = f"what becomes of {column.column!r}", "name the column twice, or "
+        yield from _several(key, column, names, what, remedy)
     if "log" in column.scale[1:]:
         message = "log is of the values themselves, and comes first"
         yield Problem((*key, "scale"), message, "write it before the others")
@@ -521,14 +518,6 @@ def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
         yield Problem((*key, "impute"), message, remedy)
 
 
-def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
-    for name, category in nodes.categories.items():
-        if category.min_count > 1 and category.unknown == "error":
-            message = "min_count would be ignored: there is no bucket"
-            yield Problem((*key, "categories", name, "min_count"), message, "set unknown: bucket")
-    yield from _table_problems(key, nodes)
-
-
 def _edge_problems(
     key: KeyPath, edges: EdgeTable, etype: EdgeType, described: Description
 ) -> Iterator[Problem]:
@@ -538,26 +527,23 @@ def _edge_problems(
     if edges.undirected and etype[0] != etype[2]:
         message = f"undirected, but {etype[0]} and {etype[2]} are two types"
         yield Problem((*key, "undirected"), message, "give the other direction a name with reverse")
-    if edges.undirected and edges.reverse:
-        message = "reverse and undirected both add the other direction"
-        yield Problem((*key, "reverse"), message, "keep one of them")
+    yield from _several(key, edges, ("undirected", "reverse"), "what the other direction is")
     added = etype[2:] if isinstance(edges, KeyTable) else (etype[0], etype[2])
     for ntype in dict.fromkeys(added) if edges.missing == "add" else ():
-        nodes = described.nodes[ntype]
-        filled = all(category.unknown == "bucket" for category in nodes.categories.values())
+        nodes, lacking, instead = described.nodes[ntype], "", ""
         if not all(column.is_plain for columns in nodes.features.values() for column in columns):
-            message = f"a node of type {ntype} that is added would have nothing to transform"
-            yield Problem((*key, "missing"), message, "choose drop or refuse")
-            continue
-        if nodes.time is not None:
-            message = f"a node of type {ntype} that is added would have no time"
-            yield Problem((*key, "missing"), message, "choose drop or refuse")
-        if filled and (nodes.fill is not None or not nodes.features):
-            continue
-        lacking = "features, and no fill" if filled else "categories without a bucket"
-        remedy = f"nodes.{ntype}.fill" if filled else "unknown: bucket for the categories"
-        message = f"a node of type {ntype} that is added would have no values: it has {lacking}"
-        yield Problem((*key, "missing"), message, f"choose drop or refuse, or set {remedy}")
+            lacking = "nothing to transform"
+        elif nodes.time is not None:
+            lacking = "no time"
+        elif not all(category.unknown == "bucket" for category in nodes.categories.values()):
+            lacking = "no values: it has categories without a bucket"
+            instead = ", or set unknown: bucket for the categories"
+        elif nodes.features and nodes.fill is None:
+            lacking = "no values: it has features, and no fill"
+            instead = f", or set nodes.{ntype}.fill"
+        if lacking:
+            message = f"a node of type {ntype} that is added would have {lacking}"
+            yield Problem((*key, "missing"), message, f"choose drop or refuse{instead}")
 
 
 def _taken(key: KeyPath, table: Table) -> Iterator[Problem]:

@@ -110,17 +110,14 @@ class Transformed:
             values, state = self._numbers(chunk), self.state
             if state is None:
                 state = [[_fitted(*step, values) for step in self.steps]] * values.shape[1]
-            blocks = [
-                self._stepped(column, one) for column, one in zip(values.T, state, strict=True)
-            ]
+            blocks = []
+            for column, states in zip(values.T, state, strict=True):
+                for (step, _), one in zip(self.steps, states, strict=True):
+                    column = _applied(step, one, column)
+                blocks.append(column.reshape(len(column), -1))
             if self.described.indicator:
                 blocks.append(np.isnan(values).any(axis=1).reshape(-1, 1))
         return np.concatenate(blocks, axis=1, dtype=np.float32)
-
-    def _stepped(self, values: Array, state: list[Any]) -> Array:
-        for (step, _), one in zip(self.steps, state, strict=True):
-            values = _applied(step, one, values)
-        return values.reshape(len(values), -1)
 
     def add(self, chunk: Chunk, training: Array, file: Path) -> None:
         """Look at a chunk's rows, of which ``training`` (bool ``[n]``) are to be fitted to; their
@@ -186,9 +183,7 @@ class Transformed:
         for times, column in zip(self._times, self.columns, strict=True):
             array = times.array(chunk, column)
             if not pa.types.is_temporal(array.type):
-                remedy = (
-                    "parts, cyclic and since are of points in time, such as 2024-05-01 12:30:00"
-                )
+                remedy = "parts, cyclic and since are of points in time, such as 2024-05-01 12:30"
                 raise chunk.error(0, column, "these are whole numbers", remedy)
             points.append(pc.cast(array, pa.int64()))
         if parts:
@@ -248,8 +243,7 @@ class Transformed:
         return found
 
     def _codes(self, chunk: Chunk) -> list[tuple[Array, Array, int]]:
-        """Return for each feature the rows of its values, int64 ``[v]``, the numbers of their
-        words, and how many words there are."""
+        """As `_encoded`, with the numbers of the words and how many there are."""
         found = []
         for at, (owners, values, words) in enumerate(self._encoded(chunk)):
             if self.described.hash is not None:

@@ -38,11 +38,8 @@ Vocabulary = Mapping[str, Sequence[Any]]
 
 
 class NumberLabels:
-    """Label of each row that is a number, or several.
-
-    They are float32 ``[N]`` or ``[N, K]``, NaN = unknown; multi-label targets int8 ``[N, K]``, -1 =
-    unknown.
-    """
+    """Labels that are numbers: float32 ``[N]`` or ``[N, K]``, NaN = unknown; multi-label targets
+    int8 ``[N, K]``, -1 = unknown."""
 
     def __init__(self, label: Label):
         self.columns, self._kind = label.columns, label.kind
@@ -189,14 +186,8 @@ class TableArrays:
 
     Categories are int64 ``[N]``; classes too, -1 = unknown; other labels as `NumberLabels` has
     them; masks bool ``[N]``. What reads a chunk raises DataError naming file, row and column.
-
-    Args:
-        vocabulary: array → meaning of its codes; arrays without an entry are numbered by their
-            words.
-
-    Attributes:
-        columns: names of those that arrays are read from.
-        starts: number of the first row of each file, where rows of edges are drawn for splits.
+    Arrays without an entry in ``vocabulary`` (array → meaning of its codes) are numbered by their
+    words. ``starts``: first row of each file, where rows of edges are drawn for splits.
     """
 
     def __init__(self, table: Table, vocabulary: Vocabulary | None = None):
@@ -300,7 +291,10 @@ class TableArrays:
         """Return a chunk's rows of all arrays; ``first_row``: number of its first row."""
         rows = dict[str, Array]()
         if self._weight is not None:
-            rows["weight"] = _weights(chunk, self._weight)
+            rows["weight"] = weights = matrix(chunk, self._weight, 1, dtype=np.float32)[:, 0]
+            if (bad := weights < 0).any():
+                message = f"the weight is {weights[first(bad)]:g}"
+                raise chunk.error(first(bad), self._weight, message, "weights are numbers from 0")
         if self._time is not None:
             rows["time"] = self._times.of(chunk, self._time)
         rows |= {name: one.rows(chunk) for name, one in self.features.items()}
@@ -329,18 +323,8 @@ class TableArrays:
         return split
 
     def _training(self, chunk: Chunk, before: int | None) -> Array:
-        """Return which rows are for training, bool ``[n]``; without a split, all, or all
-        ``before`` a time."""
+        """Return which rows are for training: without a split, all, or all ``before`` a time."""
         if self._time is not None and before is not None:
             return Times(self.table.time).of(chunk, self._time) < before
         split = self._split(chunk, chunk.first)
         return np.ones(chunk.num, bool) if split is None else split == 0
-
-
-def _weights(chunk: Chunk, column: str) -> Array:
-    weights = matrix(chunk, column, 1, dtype=np.float32)[:, 0]
-    if (weights < 0).any():
-        row = first(weights < 0)
-        message = f"the weight is {weights[row]:g}"
-        raise chunk.error(row, column, message, "weights are numbers from 0")
-    return weights

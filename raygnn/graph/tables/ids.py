@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from raygnn.graph.arrays import Array, index_type
 from raygnn.graph.tables.columns import INTEGER, cast, first, refuse_nulls, shown, to_numpy
 from raygnn.graph.tables.description import ROW, NodeTable
-from raygnn.graph.tables.reader import Chunk, Connection, TableReader, batches, connect, put
+from raygnn.graph.tables.reader import Chunk, Connection, TableReader, connect
 from raygnn.storage.remote import AnyPath
 
 _ALIKE = "write the ids of nodes and of edges alike"
@@ -31,14 +31,8 @@ _REPEATED = """with twice as (select id, min(rowid) as before from ids group by 
 
 
 class Ids:
-    """Ids of the nodes of one type.
-
-    Text of CSV is converted to integers if all of it is such.
-
-    Args:
-        values: int64 or large_string, Arrow's array or chunked array; None = none yet.
-        remedy: for an id that no node has.
-    """
+    """Ids of the nodes of one type: int64 or large_string, Arrow's array or chunked array. Text of
+    CSV is converted to integers if all of it is such. ``remedy``: for an id that no node has."""
 
     def __init__(self, ntype: str, values: Any = None, remedy: str = ""):
         self.ntype = ntype
@@ -47,10 +41,6 @@ class Ids:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def numbers(self, chunk: Chunk, column: str) -> Array:
-        """Return the numbers of the nodes in a column, int64 ``[n]``; every id must be known."""
-        return self.lookup(chunk, column, self.ends(chunk, column))
 
     def lookup(self, among: Chunk | TableReader, column: str, ends: Any) -> Array:
         """Return the numbers of the nodes with the ids ``ends``, of the rows of ``among``."""
@@ -146,13 +136,14 @@ class StoredIds:
                 if numeric and not pa.types.is_int64(array.type):
                     database.execute("alter table ids alter id type varchar")
                     numeric = False
-                put(database, "ids", {"id": array})
+                database.from_arrow(pa.table({"id": array})).insert_into("ids")
             if again := database.execute(_REPEATED).fetchone():
                 row, before, value = again
                 message = f"the id {shown(value)} is there already, in {reader.place(before)}"
                 raise reader.error(row, column, message, "give each node one row")
             kind = pa.int64() if numeric else pa.large_string()
-            self.write(kind, (b[0] for b in batches(database, "select id from ids", _ROWS)))
+            read = database.sql("select id from ids").to_arrow_reader(_ROWS)
+            self.write(kind, (batch[0] for batch in read))
         shutil.rmtree(spill, ignore_errors=True)
         return reader.starts
 
@@ -170,13 +161,8 @@ def _of_nodes(chunk: Chunk, column: str) -> pa.Array:
 
 
 class Ends:
-    """Ends of edges, looked up all at once; a context manager.
-
-    Args:
-        columns: of the ends, with the ``ids`` of their nodes.
-        spill: a directory.
-        nulls: whether the last column may have any, in rows that are no edges.
-    """
+    """Ends of edges in ``columns``, looked up all at once in the ``ids`` of their nodes; to be
+    closed. With ``nulls`` the last column may have some, in rows that are no edges."""
 
     def __init__(
         self,
@@ -187,26 +173,23 @@ class Ends:
         *,
         nulls: bool = False,
     ):
-        self._columns, self._ids, self._missing = columns, ids, missing
+        self.columns, self.ids, self._missing = columns, ids, missing
         self._nulls = [*[False] * (len(columns) - 1), nulls]
         self._of_type = {one.ntype: one for one in ids}
         self._tables = [f"ids{list(self._of_type).index(one.ntype)}" for one in ids]
         # each end has a hash table of its own, also where several are of one type
         self._database: Connection = connect(spill, _HASHED * sum(map(len, ids)))
-        self._has_table = False
 
-    def __enter__(self) -> Ends:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._database.close()
 
     def add(self, chunk: Chunk) -> None:
         """Append the ends of a chunk; raises DataError as `Ids.ends` does."""
-        both = zip(self._columns, self._ids, self._nulls, strict=True)
+        both = zip(self.columns, self.ids, self._nulls, strict=True)
         ends = [one.ends(chunk, column, self._missing, nulls=may) for column, one, may in both]
         self._create_table()
-        put(self._database, "ends", {f"end{at}": array for at, array in enumerate(ends)})
+        columns = {f"end{at}": array for at, array in enumerate(ends)}
+        self._database.from_arrow(pa.table(columns)).insert_into("ends")
 
     def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
         """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
@@ -218,37 +201,38 @@ class Ends:
             f"coalesce(of{at}.number, if(end{at} is null, -2, -1))" for at, _ in tables
         )
         query, row = f"select {columns} from ends {joins} order by ends.rowid", 0
-        for batch in batches(self._database, query, _ROWS):
+        for batch in self._database.sql(query).to_arrow_reader(_ROWS):
             found = [to_numpy(array) for array in batch.columns]
-            for at, one in enumerate(self._ids):
+            for at, one in enumerate(self.ids):
                 if self._missing != "drop" and (bad := found[at] == -1).any():
                     row += first(bad)
                     value = f"select end{at} from ends where rowid = {row}"
                     (unknown,) = self._database.cursor().execute(value).fetchone()
-                    raise reader.error(row, self._columns[at], *one.unknown(unknown))
+                    raise reader.error(row, self.columns[at], *one.unknown(unknown))
             row += len(batch)
             yield found
 
-    def learn(self, ntype: str) -> None:
-        """Number the ids that no node of a type has yet, in the order of rows, and of columns."""
+    def learn(self, ntype: str) -> pa.ChunkedArray:
+        """Number the ids that no node of a type has yet, in the order of rows, and of columns.
+        Return all ids of the type."""
         self._register()
-        every = [at for at, one in enumerate(self._ids) if one.ntype == ntype]
-        place = f"{len(self._ids)} * rowid"
+        every = [at for at, one in enumerate(self.ids) if one.ntype == ntype]
+        place = f"{len(self.ids)} * rowid"
         ends = " union all ".join(
             f"select end{at} as id, {place} + {at} as place from ends where end{at} is not null"
             for at in every
         )
         query = f"""select id from ({ends}) anti join {self._tables[every[0]]} using (id)
             group by id order by min(place)"""
-        new, one = [b[0] for b in batches(self._database, query, _ROWS)], self._of_type[ntype]
+        read, one = self._database.sql(query).to_arrow_reader(_ROWS), self._of_type[ntype]
+        new = [batch[0] for batch in read]
         one.values = pa.chunked_array([*one.values.chunks, *new])
+        return one.values
 
     def _create_table(self) -> None:
-        if not self._has_table:
-            whole = (pa.types.is_int64(one.values.type) for one in self._ids)
-            kinds = (f"end{at} {'bigint' if one else 'varchar'}" for at, one in enumerate(whole))
-            self._database.execute(f"create table ends ({', '.join(kinds)})")
-            self._has_table = True
+        whole = (pa.types.is_int64(one.values.type) for one in self.ids)
+        kinds = (f"end{at} {'bigint' if one else 'varchar'}" for at, one in enumerate(whole))
+        self._database.execute(f"create table if not exists ends ({', '.join(kinds)})")
 
     def _register(self) -> None:
         self._create_table()

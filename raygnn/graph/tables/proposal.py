@@ -66,12 +66,8 @@ class _Proposed:
 
 
 def propose(source: str, base: Path) -> str:
-    """Return a description of CSV and Parquet files, or of a database, as YAML.
-
-    Args:
-        source: a directory, or the URL of a database as ``url`` of a table has it.
-        base: directory of the description, to which it names files.
-    """
+    """Return a description of the CSV and Parquet files in a directory, or of a database (named by
+    its URL as in a table), as YAML; ``base``: the directory that its files are relative to."""
     tables: list[_Proposed] = []
     with TemporaryDirectory(prefix="raygnn-") as place, connect(Path(place)) as connection:
         if source.startswith("env:") or "://" in source:

@@ -7,6 +7,7 @@ and it runs on a connection that may open only them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raygnn.config.problems import nearest, show
+from raygnn.config.problems import one_of, show
 from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.outofcore.workspace import Workspace
@@ -28,7 +29,6 @@ from raygnn.graph.tables.description import Description, KeyTable, Table
 from raygnn.graph.tables.reader import (
     ROWS,
     Connection,
-    batches,
     connect,
     is_table,
     is_text,
@@ -49,14 +49,8 @@ _STORED = {"DECIMAL": "double", "HUGEINT": "bigint", "UHUGEINT": "bigint", "UUID
 
 @dataclass(frozen=True)
 class Query:
-    """A query whose files are known.
-
-    Attributes:
-        where: its place in the description.
-        select: the statement, with absolute paths.
-        views: the names in it → SELECT, in an order in which they can be created.
-        files: that it reads.
-    """
+    """A query whose files are known: its place in the description, the statement with absolute
+    paths, the names in it → SELECT, in an order in which they can be created, and its files."""
 
     where: str
     select: str
@@ -79,7 +73,7 @@ class Query:
             columns = ", ".join(_stored(name, kind) for name, kind, *_ in kinds)
             query = f"select {columns} from {quoted(_RESULT)} order by all"
             rows, writer = 0, None
-            for batch in batches(connection, query, ROWS):
+            for batch in connection.sql(query).to_arrow_reader(ROWS):
                 writer = writer or pq.ParquetWriter(file, batch.schema)
                 writer.write_batch(batch)
                 rows += batch.num_rows
@@ -101,14 +95,7 @@ class Query:
 
 
 class Queries:
-    """The queries of a description.
-
-    Args:
-        file: the description's.
-
-    Attributes:
-        keys: of all tables, in order.
-    """
+    """The queries of a description, which is in ``file``."""
 
     def __init__(self, file: Path, described: Description):
         self._file, self._base = file, file.parent.absolute()
@@ -129,13 +116,9 @@ class Queries:
         table = self._tables[key]
         if table.sql is None:
             return None
-        return self._query(table.sql, f"{self._file}: {key}.sql", self.keys.index(key))
+        return self.select(table.sql, f"{self._file}: {key}.sql", self.keys.index(key))
 
-    def select(self, sql: str, where: str) -> Query:
-        """Return a query over all tables; ``where``: its place. Raises as `of`."""
-        return self._query(sql, where, len(self.keys))
-
-    def _query(self, sql: str, where: str, above: int) -> Query:
+    def select(self, sql: str, where: str, above: float = math.inf) -> Query:
         """Return a query that may name the queries among the first ``above`` tables."""
         views: dict[str, str] = {}
         files: dict[Path, None] = {}
@@ -167,13 +150,12 @@ class Queries:
             select = select[:place] + paths.encode() + select[place + length :]
         return Query(where, select.decode(), views, list(files))
 
-    def _table(self, name: str, keys: Sequence[str], above: int, where: str) -> Query:
+    def _table(self, name: str, keys: Sequence[str], above: float, where: str) -> Query:
         """Return the query of another table, or one that reads its files."""
         if len(keys) > 1:
+            message = f"{len(keys)} tables are called {show(name)}"
             remedy = f"write the full key in double quotes: {', '.join(keys)}"
-            raise DataError(
-                f"{len(keys)} tables are called {show(name)}", where=where, remedy=remedy
-            )
+            raise DataError(message, where=where, remedy=remedy)
         table = self._tables[keys[0]]
         if table.sql is not None and self.keys.index(keys[0]) >= above:
             message = f"it names {keys[0]}, which is no earlier query"
@@ -188,10 +170,8 @@ class Queries:
         """Return the files that a name or pattern in a query means."""
         if not is_table(Path(pattern)):
             known = [name for name, keys in self._keys.items() if len(keys) == 1]
-            close = nearest(pattern, known)
-            remedy = f"did you mean {close}? " if close else ""
             message = f"{show(pattern)} is no table, and no CSV or Parquet file"
-            raise DataError(message, where=where, remedy=f"{remedy}known: {', '.join(known)}")
+            raise DataError(message, where=where, remedy=one_of(pattern, known))
         absolute = self._absolute(pattern)
         if "://" in pattern or not any(Path(absolute).is_relative_to(d) for d in self._directories):
             message = f"{show(pattern)} is outside of the directories that a query can read"
@@ -213,24 +193,16 @@ class Queries:
 
 
 def queries_of(file: Path, described: Description) -> dict[str, Query]:
-    """Return the queries of a description by their tables' keys; raises DataError as `Queries.of`
-    does."""
+    """Return the queries of a description by their tables' keys; raises as `Queries.of`."""
     queries = Queries(file, described)
-    found = {key: queries.of(key) for key in queries.keys}
-    return {key: query for key, query in found.items() if query is not None}
+    return {key: query for key in queries.keys if (query := queries.of(key)) is not None}
 
 
 def run_queries(
     file: Path, described: Description, work: Workspace
 ) -> tuple[Description, dict[Path, str]]:
-    """Run the queries of a description.
-
-    Args:
-        file: the description's.
-
-    Returns:
-        The description with the files of their results, and what errors call these.
-    """
+    """Run the queries of a description. Returns it with the files of their results, and what errors
+    call these."""
     results: dict[Path, str] = {}
     of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
     tasks: list[tuple[Query, Path]] = []

@@ -13,7 +13,7 @@ import glob
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,7 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
     for path in files:
         if not is_table(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
-            archive = ".tar" in path.name or path.suffix in (".tgz", ".zip", ".zst", ".bz2", ".xz")
-            remedy = "unpack it" if archive else "rename the file, or convert it"
+            remedy = "unpack it, rename it or convert it"
             raise DataError(message, where=str(path), remedy=remedy)
     return files
 
@@ -89,8 +88,7 @@ def _elsewhere(pattern: str) -> list[AnyPath]:
 
 @contextmanager
 def unchanged(find: Callable[[], Iterable[AnyPath]]) -> Iterator[None]:
-    """Raise DataError if a local file that is found changes in the meantime, whatever error that
-    causes."""
+    """Raise DataError if a local file changes in the meantime, whatever error that causes."""
 
     def states() -> dict[Path, tuple[int, int]]:
         local = (file for file in find() if isinstance(file, Path))
@@ -108,13 +106,8 @@ def unchanged(find: Callable[[], Iterable[AnyPath]]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a table.
-
-    Attributes:
-        columns: name → array.
-        first: number of the first row, over all files, from 0.
-        csv: whether the rows are of CSV, whose values are all text.
-    """
+    """Some rows of a table; ``first``: number of the first one, over all files, from 0. Values of
+    CSV are all text."""
 
     reader: TableReader
     columns: dict[str, pa.Array]
@@ -225,7 +218,7 @@ class TableReader:
             f"columns={{{types}}}, auto_detect=false, parallel=false, header=false, "
             f"hive_partitioning=false, skip={skip}, nullstr='', allow_quoted_nulls=false, "
             f"new_line={text(line_end.encode('unicode_escape').decode())}, "
-            f"delim={text(self._separator(file))}, quote={quote}, escape={quote}, "
+            f"delim={text(separator(file, self._delimiter))}, quote={quote}, escape={quote}, "
             f"compression={text('gzip' if file.suffix == '.gz' else 'none')}"
         )
         wanted = ", ".join(f"c{names.index(column)}" for column in self.columns)
@@ -235,7 +228,8 @@ class TableReader:
         try:
             with _downloaded(file) as local:
                 query = f"select {wanted} from read_csv({path_text(local)}, {options}){only}"
-                for batch in batches(scanner().cursor(), query, rows):
+                cursor = scanner().cursor()
+                for batch in cursor.sql(query).to_arrow_reader(rows):
                     yield pa.RecordBatch.from_arrays(batch.columns, self.columns)
                 if self._may_be_cut(local):
                     self._explain(file, len(names))
@@ -248,7 +242,7 @@ class TableReader:
     def _may_be_cut(self, file: Path) -> bool:
         """Return True if the last quote may be open, or the last line is long and has no end: rows
         that DuckDB 2.0 drops. Raises OSError if a checksum is wrong, which it ignores."""
-        end, mark = b"", self._separator(file).encode()
+        end, mark = b"", separator(file, self._delimiter).encode()
         with unpacked(file) as stream:
             if file.suffix != ".gz":
                 stream.seek(max(file.stat().st_size - _END, 0))
@@ -261,12 +255,9 @@ class TableReader:
         is_empty = before == mark + b'"' and after in (mark, b"\r", b"\n", b"")
         return at >= 0 and not is_empty and before[-1:] in (mark, b"\r", b"\n", b"", b" ", b'"')
 
-    def _separator(self, file: AnyPath) -> str:
-        return separator(file, self._delimiter)
-
     def _dialect(self, file: AnyPath) -> dict[str, Any]:
         """Return options of `csv.reader`; as for DuckDB, blanks may be before a quote."""
-        delimiter = self._separator(file)
+        delimiter = separator(file, self._delimiter)
         return {"delimiter": delimiter, "skipinitialspace": delimiter != " "}
 
     def _start(self, file: AnyPath) -> tuple[list[str], int]:
@@ -326,8 +317,7 @@ class TableReader:
                     number += 1
 
     def _explain(self, file: AnyPath, columns: int) -> None:
-        """Find the first thing that is wrong with a file on which DuckDB gave up; returns if there
-        is none."""
+        """Raise the first thing that is wrong with a file on which DuckDB gave up, if any is."""
         line = 1
         try:
             for number, row, line in self._lines(file):
@@ -468,11 +458,7 @@ def _damaged(file: AnyPath, error: Any) -> DataError:
 
 
 def connect(spill: Path, need: int = 0) -> Connection:
-    """Open a database in memory that spills to a directory.
-
-    Args:
-        need: bytes that its queries are known to need; with fewer they spill.
-    """
+    """Open a database in memory that spills to a directory; ``need``: bytes of its queries."""
     limit = max(min(max(_MEMORY, need), memory()[1] // 2), _MEMORY // 4)
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     connection = duckdb.connect(
@@ -494,18 +480,6 @@ def connect(spill: Path, need: int = 0) -> Connection:
 def scanner() -> Connection:
     """Return the database of this process for queries that pass over files, which never spill."""
     return connect(Path(os.devnull))
-
-
-def put(connection: Connection, table: str, columns: Mapping[str, Any]) -> None:
-    """Append columns, Arrow's or NumPy's, to a table."""
-    connection.register("given", pa.table(dict(columns)))
-    connection.execute(f"insert into {table} select * from given")
-    connection.unregister("given")
-
-
-def batches(connection: Connection, query: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the result of a query in order, so many rows at a time."""
-    yield from connection.sql(query).to_arrow_reader(rows)
 
 
 def text(value: Any) -> str:

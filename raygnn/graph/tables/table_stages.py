@@ -10,7 +10,7 @@ import itertools
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,7 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.problems import dotted
 from raygnn.graph.arrays import Array, element_bytes, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
-from raygnn.graph.outofcore.disk_graph import (
-    Appended,
-    DiskArray,
-    DiskGraph,
-    EdgeRun,
-    runs_of,
-)
+from raygnn.graph.outofcore.disk_graph import Appended, DiskArray, DiskGraph, EdgeRun, runs_of
 from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.sources.input_files import check_fits_memory
 from raygnn.graph.tables.databases import description_of
@@ -120,8 +114,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
 
 
 def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
-    """Yield each table with estimates of its rows and of the bytes of its arrays: see
-    `TableReader.extent`."""
+    """Yield each table with estimates of its rows and of the bytes of its arrays."""
     file, described = Path(graph.path), description_of(graph)
     queries = queries_of(file, described)
     for key, table in described.tables.items():
@@ -166,24 +159,20 @@ def _add_ids(
     table: EdgeTable, files: Sequence[AnyPath], known: Sequence[StoredIds], new: Sequence[StoredIds]
 ) -> None:
     """Store ids with those that edges add, by type."""
-    columns = table.source, table.target
-    of_type = {one.ntype: one.ids() for one in known}
-    ids = [of_type[one.ntype] for one in known]
-    spill, nulls = _spill(new[0].file), isinstance(table, KeyTable)
-    with Ends(columns, ids, table.missing, spill, nulls=nulls) as ends:
-        for chunk in TableReader(files, columns, table.delimiter).chunks():
+    with closing(_ends(table, known, new[0].file)) as ends:
+        for chunk in TableReader(files, ends.columns, table.delimiter).chunks():
             ends.add(chunk)
         for one in new:
-            ends.learn(one.ntype)
-            values = of_type[one.ntype].values
+            values = ends.learn(one.ntype)
             one.write(values.type, values.chunks)
 
 
-def _spill(file: Path) -> Path:
-    """Return an empty directory beside a file for what DuckDB spills."""
-    path = file.with_suffix(".spill")
-    shutil.rmtree(path, ignore_errors=True)
-    return path
+def _ends(table: EdgeTable, stored: Sequence[StoredIds], file: Path) -> Ends:
+    """Return the ends of a table's edges, which spill to an empty directory beside a file."""
+    spill, of_type = file.with_suffix(".spill"), {one.ntype: one.ids() for one in stored}
+    shutil.rmtree(spill, ignore_errors=True)
+    columns, ids = (table.source, table.target), [of_type[one.ntype] for one in stored]
+    return Ends(columns, ids, table.missing, spill, nulls=isinstance(table, KeyTable))
 
 
 def _node_arrays(
@@ -238,8 +227,7 @@ def _edges(
     work: Workspace,
     stage: str,
 ) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, Any]]:
-    """Read the edges of a table, and the reversed ones if it asks for them. Returns also the
-    encoders of their texts."""
+    """Read the edges of a table, their reverses if it asks for them, and the texts' encoders."""
     table, place = columns.table, work.directory(stage)
     assert isinstance(table, EdgeTable)
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
@@ -254,7 +242,7 @@ def _edges(
     kept = [DiskArray(directory / "kept", "bool") for *_, directory in tasks]
     num = sum(count["rows"] for count in counts)
     encoded, encoders = texts.arrays(etype_str(etype), f"edges.{key}", table, files, num, kept)
-    parts, first = [], 0
+    parts, forward, back = [], list[EdgeRun](), list[EdgeRun]()
     for (*_, directory), count in zip(tasks, counts, strict=True):
         src, dst = (
             DiskArray(directory / name, index_type(len(one)).__name__)
@@ -265,14 +253,10 @@ def _edges(
             for at, (name, kind) in enumerate(columns.kinds.items())
         }
         data |= {
-            n: replace(array, offset=first * array.row_bytes, rows=count["kept"])
+            n: replace(array, offset=_total(forward) * array.row_bytes, rows=count["kept"])
             for n, array in encoded.items()
         }
         parts.append((src, dst, data))
-        first += count["kept"]
-    forward: list[EdgeRun] = []
-    back: list[EdgeRun] = []
-    for src, dst, data in parts:
         forward += runs_of(src, dst, data, _total(forward))
     for src, dst, data in parts:
         if table.undirected:
@@ -308,19 +292,15 @@ def _read_edges(
     stored: tuple[StoredIds, StoredIds],
     directory: Path,
 ) -> dict[str, int]:
-    """Store the edges of some files. Returns how many rows they have, and how many are kept, which
-    is in ``kept``."""
+    """Store the edges of some files. Returns how many rows they have, and how many are kept."""
     table = columns.table
     assert isinstance(table, EdgeTable)
     directory.mkdir(exist_ok=True)
-    of_type = {one.ntype: one.ids() for one in stored}
-    ids, count = [of_type[one.ntype] for one in stored], 0
-    of_ends = table.source, table.target
-    reader = TableReader(files, [*of_ends, *columns.columns], table.delimiter)
+    ends, count = _ends(table, stored, directory / "ends"), 0
+    reader = TableReader(files, [*ends.columns, *columns.columns], table.delimiter)
     names = [f"data-{at}" for at in range(len(columns.kinds))]
     with ExitStack() as stack:
-        spill, nulls = _spill(directory / "ends"), isinstance(table, KeyTable)
-        ends = stack.enter_context(Ends(of_ends, ids, table.missing, spill, nulls=nulls))
+        stack.callback(ends.close)
         src, dst, kept, *arrays = [
             stack.enter_context(Appended(directory / name))
             for name in ("src", "dst", "kept", *names)
@@ -334,7 +314,7 @@ def _read_edges(
             keep = (found[0] >= 0) & (found[1] >= 0)
             count += int(keep.sum())
             kept.add(keep)
-            for array, numbers, one in zip((src, dst), found, ids, strict=True):
+            for array, numbers, one in zip((src, dst), found, ends.ids, strict=True):
                 array.add(numbers[keep].astype(index_type(len(one)), copy=False))
     for name in names if count < reader.num else ():
         _compact(directory / name, reader.num, DiskArray(directory / "kept", "bool").map())

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from raygnn.config.schema import Config
-from raygnn.config.split import SplitConfig, TrainingTable
+from raygnn.config.split import TrainingTable
 from raygnn.config.task import NodeTaskConfig
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, TrainingRows
@@ -93,7 +93,9 @@ def _read(
         places = np.searchsorted(starts, np.arange(reader.num), side="right") - 1
         split = np.array([SPLITS.index(name) for name in firsts], np.int8)[places]
     elif table.split is None:
-        split = _by_time(task.split, when, has_target)
+        split = np.full(reader.num, -1, np.int8)
+        if task.split is not None and when is not None:
+            split = codes_since(when, since(when[has_target], task.split.val, task.split.test))
     digest, explicit = "".join(map(sha256, files)), times_of.in_microseconds
     found = TrainingRows(nodes, when, split, targets, words, explicit, digest)
     if not config.trains:
@@ -142,10 +144,3 @@ def _targets(
     chunks = TableReader(files, arrays.columns).chunks()
     found = [arrays.rows(chunk, chunk.first)[_TARGET] for chunk in chunks]
     return np.concatenate(found), arrays.names.get(_TARGET, [])
-
-
-def _by_time(split: SplitConfig | None, times: np.ndarray | None, known: np.ndarray) -> np.ndarray:
-    """Return the split of each row by its time, int8 ``[N]``; -1 without ``task.split``."""
-    if split is None or times is None:
-        return np.full(len(known), -1, np.int8)
-    return codes_since(times, since(times[known], split.val, split.test))
