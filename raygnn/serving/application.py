@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from ray import serve
 from starlette.datastructures import Headers
@@ -55,6 +64,11 @@ PlacedQuestion = tuple[Any, str, AnyQuestion]  # a model, the name of its run, a
 
 GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
 GivenIds = Annotated[list[GivenId], Field(min_length=1, max_length=_MOST)]
+_Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
+GivenRows = Annotated[
+    dict[str, list[dict[str, _Scalar | list[_Scalar]]]],
+    Field(default_factory=dict, description="table → new rows, which only this request sees"),
+]
 GivenRelation = Annotated[str | None, Field(description="of the links, if there are several")]
 
 
@@ -83,6 +97,9 @@ class NodeBody(_Body):
         f"prediction; then at most {_EXPLAINED} ids",
     )
 
+    nodes: GivenRows
+    edges: GivenRows
+
     @model_validator(mode="after")
     def _few(self) -> NodeBody:
         if self.explain and len(self.ids) > _EXPLAINED:
@@ -91,7 +108,8 @@ class NodeBody(_Body):
 
     def question(self) -> NodeQuestion:
         fanout = None if self.fanout is None else tuple(self.fanout)
-        return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain)
+        rows = self.nodes, self.edges
+        return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain, *rows)
 
 
 Rows = Annotated[dict[str, dict[str, list[Any]]], Field(description="of each type, by array")]

@@ -86,9 +86,7 @@ class GraphAnswers:
                 _check_range(ids, sizes[ntype], f"{where}.edges.{name}.{end}")
             edges[types[name]], edge_data[types[name]] = (ends[0], ends[1]), arrays
         frames = {ntype: NodeFrame(sizes[ntype], arrays) for ntype, arrays in nodes.items()}
-        normalize(
-            GraphData("", frames, {}), getattr(self._config.graph, "normalize", "none") or "none"
-        )
+        normalize(GraphData("", frames, {}), self._model.served.graph.get("normalize") or "none")
         return Sample(sizes, edges, nodes, edge_data, self._pattern.y)
 
     def _arrays(

@@ -12,17 +12,23 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from raygnn.errors import RaygnnError
+from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.data import etype_str
+from raygnn.graph.staging.neighbourhood import neighbourhood
+from raygnn.graph.staging.shard import Shard
 from raygnn.prediction.request import moment_of
 from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.features import SCALE
 from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
-from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError
+from raygnn.serving.new_rows import RowReader
+from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError, UserId
 from raygnn.serving.served_run import ServedModel
 from raygnn.worker.planes.prediction_rows import Format
-from raygnn.worker.planes.vocabulary import target_key
+from raygnn.worker.planes.vocabulary import edge_reads, target_key
+
+_MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 
 class NodeAnswers:
@@ -49,7 +55,11 @@ class NodeAnswers:
     def schema(self) -> dict[str, Any]:
         """Return what a caller must know, as plain JSON types."""
         timed = self._config.sampling.time is not None
-        return {**self._model.schema(self._ntype), "classes": self._classes, "times": timed}
+        found = {**self._model.schema(self._ntype), "classes": self._classes, "times": timed}
+        try:
+            return {**found, "new": self._rows.schema()}
+        except RequestError:
+            return found
 
     def answer(self, questions: Sequence[NodeQuestion]) -> list[AnswerRows | RequestError]:
         """Return the rows for each question, or what is wrong with it.
@@ -62,6 +72,9 @@ class NodeAnswers:
         for number, one in enumerate(questions):
             try:
                 self._check(one)
+                if one.nodes or one.edges:
+                    answers[number] = self._with_new(one)
+                    continue
                 positions = self.ids.positions(one.ids, "ids")
                 found = number, positions, self._times(positions, one.at)
                 alike.setdefault((one.fanout, one.scores), []).append(found)
@@ -91,14 +104,77 @@ class NodeAnswers:
     def _predict(
         self, fanout: tuple[int, ...] | None, scores: bool, nodes: np.ndarray, every: Sequence[Any]
     ) -> AnswerRows:
-        plane, ntype = self._plane, self._ntype
-        timed = every[0] is not None
-        given = nodes + plane.shard.first(ntype), np.concatenate(every) if timed else None
-        ids, times, back = distinct(*given)
-        when = times if timed else None
+        plane = self._plane
+        times = None if every[0] is None else np.concatenate(every)
+        ids = nodes + plane.shard.first(self._ntype)
+        outputs = self._outputs(plane.inference, fanout, ids, times)
+        names = self.ids.names(plane.shard.original[self._ntype][nodes])
+        return self._named(names, outputs, scores)
+
+    def _outputs(
+        self,
+        inference: Any,
+        fanout: tuple[int, ...] | None,
+        nodes: np.ndarray,
+        times: np.ndarray | None,
+    ) -> Tensor:
+        ids, when, back = distinct(nodes, times)
         model, hops = self._model.module.model, self._hops(fanout)
-        outputs = plane.inference.outputs(model, ntype, ids, hops, times=when)
-        return self._named(nodes, outputs[torch.from_numpy(back)], scores)
+        given = None if times is None else when
+        outputs = inference.outputs(model, self._ntype, ids, hops, times=given)
+        return outputs[torch.from_numpy(back)]
+
+    @cached_property
+    def _rows(self) -> RowReader:
+        """Raises RequestError if a request cannot have new rows."""
+        served, config, what = self._model.served, self._config, None
+        graph, remedy = served.graph, "ask for nodes of the graph"
+        if graph.get("format") != "tables":
+            what = "the graph of this run is not made of tables"
+        elif config.model.embedding is not None:
+            what = "new nodes have no learned rows (model.embedding)"
+        elif (how := graph.get("normalize")) not in (None, "none"):
+            what = f"features are scaled by all of them (graph.normalize: {how})"
+        if what is not None:
+            raise RequestError(what, where="nodes, edges", remedy=remedy)
+        try:
+            about = served.request.weights.about
+            return RowReader({**graph, "vocabulary": about}, self._model.ids, served.partition)
+        except RaygnnError as error:
+            raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
+
+    def _with_new(self, one: NodeQuestion) -> AnswerRows:
+        """Return the rows for a question with new nodes or edges."""
+        if one.explain:
+            what = "predictions from new rows are not explained"
+            raise RequestError(what, where="explain", remedy="leave it out")
+        plane, ntype = self._plane, self._ntype
+        added, numbers = self._rows.read(one.nodes, one.edges)
+        own = numbers.get(ntype, {})
+        known = [name for name in one.ids if name not in own]
+        places = {**own, **dict(zip(known, self.ids.positions(known, "ids").tolist()))}
+        ids = np.array([places[name] for name in one.ids])
+        arrays = {
+            t: {*i.plain, *i.scaled, *(n + SCALE for n in i.scaled), *i.categories}
+            for t, i in plane.inputs.items()
+        }
+        if plane.time is not None and self._config.table is None:
+            arrays[ntype].add(plane.time)
+        reads = edge_reads(self._config)
+        read = self._config.model.depth, reads, arrays, _MOST_EDGES
+        try:
+            for etype, edges in added[1].items():
+                if (name := reads.time) is not None and name in edges.data:
+                    times, kind = edges.data[name], etype_str(etype)
+                    plane.clock.check(times, kind, name, note=" (of this request)")
+            part = neighbourhood(plane.shard, added, {ntype: ids}, *read)
+        except DataError as error:
+            where = error.where or "ids"
+            raise RequestError(error.what, where=where, remedy=error.remedy) from None
+        local = np.searchsorted(part.ids[ntype], ids)
+        when = self._times(local, one.at, part)
+        outputs = self._outputs(plane.inference_over(part), one.fanout, local, when)
+        return self._named(one.ids, outputs, one.scores)
 
     def _hops(self, fanout: tuple[int, ...] | None) -> list[Fanout]:
         if fanout is None and self._plane.clock.latest:
@@ -167,26 +243,33 @@ class NodeAnswers:
             ],
         }
 
-    def _named(self, nodes: np.ndarray, outputs: Tensor, scores: bool) -> AnswerRows:
+    def _named(self, names: Sequence[UserId], outputs: Tensor, scores: bool) -> AnswerRows:
         task = self._config.task
         form = Format("node", task.classifies, scores, task.several_labels)
         rows: AnswerRows = pa.table(form.columns(outputs)).to_pylist()
-        names = self.ids.names(self._plane.shard.original[self._ntype][nodes])
         if self._classes is not None:
             for row in rows:
                 row["prediction"] = self._classes[row["prediction"]]
         return [{"node": name, **row} for name, row in zip(names, rows)]
 
-    def _times(self, positions: np.ndarray, at: Any) -> np.ndarray | None:
-        """Return the time of each node, int64 ``[n]``; None if they have none."""
+    def _times(
+        self, positions: np.ndarray, at: Any, part: Shard | None = None
+    ) -> np.ndarray | None:
+        """Return the time of each node, int64 ``[n]``; None if they have none.
+
+        Args:
+            positions: in ``part``, or else in the shard.
+        """
         plane, config = self._plane, self._config
         if config.sampling.time is None and at is None:
             return None
         if at is None and plane.clock.at is not None:
             return np.full(len(positions), plane.clock.at)
         if at is None and config.table is None and plane.time is not None:
-            own: np.ndarray = plane.node_times(self._ntype)[positions]
-            return own
+            own: np.ndarray = plane.node_times(self._ntype)
+            if part is not None:
+                own = part.node_data[self._ntype][plane.time].flatten().numpy()
+            return own[positions]
         at = datetime.now(UTC).isoformat() if at is None else at
         try:
             moment = plane.clock.moment(moment_of(config, at, "at"), f"at {at}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from raygnn.errors import InputError
 
 UserId = int | str
+Row = Mapping[str, Any]  # column → value
+Rows = Sequence[Row]
 
 
 class RequestError(InputError):
@@ -30,6 +32,7 @@ class NodeQuestion:
         at: predict from what was before this time; None = see `Served.find`.
         scores: also answer the probability of each class.
         explain: also answer so many contributions of features, of nodes and of edges; 0 = none.
+        nodes, edges: rows of new nodes and edges, by the keys of the tables' description.
     """
 
     ids: Sequence[UserId]
@@ -37,6 +40,8 @@ class NodeQuestion:
     at: int | str | None = None
     scores: bool = False
     explain: int = 0
+    nodes: Mapping[str, Rows] = field(default_factory=dict)
+    edges: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class NodeIds:
             raise RequestError(what, where=f"{where}[{first}]", remedy="leave it out")
         found: np.ndarray = self._positions[np.array(numbers, np.int64)]
         return found
+
+    def position(self, one: UserId) -> int | None:
+        """Return the position of an id; None if it is unknown."""
+        number = self._number(one)
+        return None if number is None else int(self._positions[number])
 
     def names(self, numbers: np.ndarray) -> list[UserId]:
         """Return the ids of original ids."""

@@ -22,7 +22,7 @@ from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.read import read_ids
 from raygnn.prediction.request import ask
 from raygnn.prediction.worker_side import open_trained
-from raygnn.runs.run import Run
+from raygnn.runs.run import Run, open_run
 from raygnn.sampling.exchange import World
 from raygnn.serving.questions import NodeIds, UserId, named
 from raygnn.worker.comm.process_groups import Ranks
@@ -37,12 +37,14 @@ class Served:
     Attributes:
         config: of the whole run.
         task: name of one of several tasks; "" = the only one.
+        graph: the section ``graph`` of the training; empty = there was none.
     """
 
     config: Config
     task: str
     given: PartitionInput | CollectionInput
     request: Request
+    graph: Mapping[str, Any]
 
     @classmethod
     def find(
@@ -73,8 +75,10 @@ class Served:
         """
         shown = False, False, None
         chosen: dict[str, Any] = {"task": task, "at": at, "trust": trust}
+        run = run if isinstance(run, Run) else open_run(run, storage)
         asked = ask(run, ("all",), "all", storage, overrides, *shown, tables=False, **chosen)
         config, names = asked.config, [asked.task]
+        graph = (run.config if config.graph is None else config.to_dict()).get("graph") or {}
         if asked.config.tasks and task is None:
             names = [*asked.config.tasks]
         kinds = {name: config.of(name).task for name in names}
@@ -85,7 +89,7 @@ class Served:
             remedy = "use predict or export"
         elif any(config.of(name).model.pair_history for name in links):
             what, remedy = "model.pair_history reads earlier edges of each pair", "use predict"
-        elif config.task.of_graphs and getattr(config.graph, "normalize", None) == "standard":
+        elif config.task.of_graphs and graph.get("normalize") == "standard":
             what = "graph.normalize: standard scales features over all graphs"
             remedy = "use predict, or scale the features in your dataset"
         elif links and at is None and config.sampling.time is not None:
@@ -101,7 +105,7 @@ class Served:
                 remedy="make it with raygnn partition and the run's config.yaml",
             )
         requests = (Request(asked.weights, "all", rows=True, at=asked.at, task=n) for n in served)
-        return [cls(config, request.task, given, request) for request in requests]
+        return [cls(config, request.task, given, request, graph) for request in requests]
 
     @property
     def partition(self) -> PartitionMeta:

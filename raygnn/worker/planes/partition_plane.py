@@ -140,13 +140,17 @@ class PartitionPlane:
 
     @cached_property
     def _inference(self) -> Inference:
+        return self.inference_over(self.shard)
+
+    def inference_over(self, shard: Shard) -> Inference:
+        """Return what runs the model over a shard of the same types and arrays."""
         rows, request = self._embeddings, self.job.request
         return Inference(
-            self.shard,
+            shard,
             self.control,
             make_store(
                 self.config,
-                self.shard,
+                shard,
                 self.inputs,
                 self.control,
                 self.ranks.device,
@@ -163,7 +167,7 @@ class PartitionPlane:
             at=self.clock.at,
             # the latest edges are not sampled at random, and the model was trained on them
             hops=self.fanouts if self.clock.latest else None,
-            spare=MemoryBudget(self.shard, self.inputs, self.ranks).evaluations,
+            spare=MemoryBudget(shard, self.inputs, self.ranks).evaluations,
             once=self.config.model.draws_once,
         )
 

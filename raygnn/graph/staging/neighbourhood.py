@@ -1,0 +1,227 @@
+"""The neighbourhood of some nodes as a shard in memory, with nodes and edges that are added."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.errors import DataError
+from raygnn.graph.arrays import Array
+from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.staging.shard import (
+    CATEGORY,
+    FEATURES,
+    RELATION,
+    TIME,
+    EdgeReads,
+    InEdgeLists,
+    Shard,
+    TableLayout,
+)
+
+_NOBODY = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class AddedEdges:
+    """Edges that a graph does not have.
+
+    Attributes:
+        src, dst: global ids, int64 ``[E]``; those of added nodes follow the graph's.
+        data: edge array → ``[E, …]``.
+    """
+
+    src: Array = field(default_factory=_NOBODY.copy)
+    dst: Array = field(default_factory=_NOBODY.copy)
+    data: Mapping[str, Array] = field(default_factory=dict)
+
+
+NewNodes: TypeAlias = Mapping[str, Mapping[str, Array]]  # node type → array → [n, …]
+NewEdges: TypeAlias = Mapping[EdgeType, AddedEdges]
+
+
+@dataclass(frozen=True)
+class Neighbourhood(Shard):
+    """Some nodes of a shard, and of added ones, numbered anew.
+
+    Attributes:
+        ids: node type → global ids of the nodes, ascending, int64 ``[owned]``.
+        degrees: edge type → in-degree of each node in the whole graph, int64 ``[owned]``.
+    """
+
+    ids: dict[str, Array]
+    degrees: dict[EdgeType, Array]
+
+    def in_degree(self, etype: EdgeType) -> Tensor:
+        return torch.from_numpy(self.degrees[etype])
+
+    def layout(self, ntype: str, ranks: Sequence[int], cached: int = 0) -> TableLayout:
+        return TableLayout.local_only(self.bounds[ntype], self.rank)
+
+    def rows(self, ntype: str, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        return _joined([self.node_data[ntype][name] for name in names], dtype)
+
+    def table(
+        self,
+        ntype: str,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        layout: TableLayout,
+        handle: int | None = None,
+    ) -> Tensor:
+        return self.rows(ntype, names, dtype)
+
+
+def neighbourhood(
+    shard: Shard,
+    added: tuple[NewNodes, NewEdges],
+    targets: Mapping[str, Array],
+    hops: int,
+    reads: EdgeReads,
+    arrays: Mapping[str, Collection[str]],
+    most: int,
+) -> Neighbourhood:
+    """Return all that messages of ``hops`` layers to ``targets`` read.
+
+    Args:
+        shard: of the whole graph.
+        targets: node type → global ids.
+        reads: of the shard.
+        arrays: node type → names of the arrays to hold.
+
+    Raises:
+        DataError: there are more than ``most`` edges, or what is added lacks an array.
+    """
+    given, new_edges = added
+    new = {etype: new_edges.get(etype, AddedEdges()) for etype in shard.etypes}
+    met = {etype: [(_NOBODY, _NOBODY, _NOBODY)] for etype in shard.etypes}
+    ids = {t: np.unique(targets.get(t, _NOBODY)) for t in shard.ntypes}
+    frontier, total = dict(ids), 0
+    for _ in range(hops):
+        sources: dict[str, list[Array]] = {t: [_NOBODY] for t in shard.ntypes}
+        for etype, lists in shard.topology.items():
+            nodes = frontier[etype[2]]
+            old = nodes[nodes < shard.num_nodes(etype[2])]
+            starts, counts = lists.indptr[old], lists.indptr[old + 1] - lists.indptr[old]
+            if (total := total + int(counts.sum())) > most:
+                message = f"the nodes have more than {most:,} edges within {hops} layers"
+                raise DataError(message, remedy="ask for fewer nodes at a time")
+            places = np.repeat(starts - np.cumsum(counts) + counts, counts)
+            places += np.arange(len(places))
+            chosen = np.flatnonzero(np.isin(new[etype].dst, nodes))
+            met[etype].append((places, np.repeat(old, counts), chosen))
+            sources[etype[0]] += [lists.src[places], new[etype].src[chosen]]
+        frontier = {t: np.setdiff1d(np.concatenate(some), ids[t]) for t, some in sources.items()}
+        ids = {t: np.union1d(ids[t], frontier[t]) for t in ids}
+    data = {t: _node_data(shard, t, ids[t], given.get(t, {}), arrays[t]) for t in ids}
+    return Neighbourhood(
+        rank=0,
+        ntypes=shard.ntypes,
+        etypes=shard.etypes,
+        bounds={t: np.array([0, len(some)]) for t, some in ids.items()},
+        topology={e: _lists(shard, e, ids, new[e], some, reads) for e, some in met.items()},
+        node_data=data,
+        original={},  # of which nothing is read
+        replicated=True,
+        staged=shard.staged,
+        held=shard.held,
+        ids=ids,
+        degrees={e: _degrees(shard, e, ids[e[2]], new[e]) for e in shard.etypes},
+    )
+
+
+def _node_data(
+    shard: Shard, ntype: str, ids: Array, new: Mapping[str, Array], names: Collection[str]
+) -> dict[str, Tensor]:
+    known = shard.num_nodes(ntype)
+    old, rows = torch.from_numpy(ids[ids < known]), ids[ids >= known] - known
+    stored = {name: shard.node_data[ntype][name][old].numpy() for name in names}
+    return {n: torch.from_numpy(_appended(a, ntype, n, new, rows)) for n, a in stored.items()}
+
+
+def _lists(
+    shard: Shard,
+    etype: EdgeType,
+    ids: Mapping[str, Array],
+    new: AddedEdges,
+    met: Sequence[tuple[Array, Array, Array]],
+    reads: EdgeReads,
+) -> InEdgeLists:
+    lists = shard.topology[etype]
+    places, dst, chosen = map(np.concatenate, zip(*met))
+    src = np.concatenate([lists.src[places], new.src[chosen]])
+    dst = np.searchsorted(ids[etype[2]], np.concatenate([dst, new.dst[chosen]]))
+    data = {
+        name: _appended(array[places], etype_str(etype), name, new.data, chosen)
+        for name, array in lists.data.items()
+    }
+    times = data.get(reads.time or "")
+    order = np.argsort(dst, kind="stable") if times is None else np.lexsort((times, dst))
+    data = {name: _frozen(array[order]) for name, array in data.items()}
+    number = np.searchsorted(ids[etype[0]], src[order])
+    nodes = ids[etype[2]]  # whose original ids follow the graph's, too, if they are added
+    old = nodes < len(lists.keys)
+    keys = np.concatenate([lists.keys[nodes[old]], nodes[~old]])
+    ends = np.cumsum(np.bincount(dst, minlength=len(ids[etype[2]])))
+    return InEdgeLists(
+        first=0,
+        indptr=_frozen(np.concatenate([[0], ends]).astype(np.int64)),
+        src=_frozen(number.astype(lists.src.dtype)),
+        keys=_frozen(keys.astype(lists.keys.dtype)),
+        data=data,
+        carried={
+            key: _carried(key, column, data, lists, reads) for key, column in lists.carried.items()
+        },
+        times=None if times is None else data[str(reads.time)],
+    )
+
+
+def _carried(
+    key: str, column: Tensor, data: Mapping[str, Array], lists: InEdgeLists, reads: EdgeReads
+) -> Tensor:
+    arrays = {name: torch.from_numpy(array.copy()) for name, array in data.items()}
+    if key == FEATURES:
+        names = [n for n in reads.features if n in data and CATEGORY + n not in lists.carried]
+        return _joined([arrays[name] for name in names], column.dtype)
+    single = {RELATION: reads.relation, TIME: reads.time}
+    rows = arrays[single.get(key) or key.removeprefix(CATEGORY)]
+    return rows.reshape(len(rows), *column.shape[1:])
+
+
+def _degrees(shard: Shard, etype: EdgeType, ids: Array, new: AddedEdges) -> Array:
+    indptr, known = shard.topology[etype].indptr, shard.num_nodes(etype[2])
+    degrees, old = np.zeros(len(ids), np.int64), ids[ids < known]
+    degrees[: len(old)] = indptr[old + 1] - indptr[old]
+    nodes, counts = np.unique(new.dst, return_counts=True)
+    there = np.isin(nodes, ids)
+    degrees[np.searchsorted(ids, nodes[there])] += counts[there]
+    return degrees
+
+
+def _appended(
+    stored: Array, kind: str, name: str, given: Mapping[str, Array], rows: Array
+) -> Array:
+    if not len(rows):
+        return stored
+    width = math.prod(stored.shape[1:])
+    if name not in given or math.prod(given[name].shape[1:]) != width:
+        message = f"the model reads {name!r} of {kind}, and these rows do not make it"
+        raise DataError(message, remedy="give lists as long as those of the training")
+    new = given[name][rows].reshape(len(rows), *stored.shape[1:])
+    return np.concatenate([stored, new.astype(stored.dtype)])
+
+
+def _joined(arrays: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([a.reshape(len(a), math.prod(a.shape[1:])).to(dtype) for a in arrays], 1)
+
+
+def _frozen(array: Array) -> Array:
+    """Return an array that is read-only as mapped ones are, for which kernels are compiled."""
+    array.flags.writeable = False
+    return array
