@@ -15,7 +15,8 @@ from typing import Any
 import requests
 
 SIZE = 100  # ids of a request
-ATTEMPTS = 10  # of a request that the service has no room for
+ATTEMPTS = 10
+AGAIN = (500, 503)  # the replica that computed the answer has died; there is no room
 LIMIT = 60.0  # seconds of a request
 
 
@@ -28,13 +29,13 @@ def predict(
         options: ``task``, ``fanout``, ``at``, ``scores`` or ``explain``; see docs/serving.md.
 
     Raises:
-        RuntimeError: the service refused the request, or was full for too long.
+        RuntimeError: the service refused the request, or failed or was full for too long.
         requests.RequestException: it cannot be reached, or did not answer in time.
     """
     body = {"ids": list(ids), **options}
     for _ in range(ATTEMPTS):
         answer = session.post(f"{address}/predict", json=body, timeout=LIMIT)
-        if answer.status_code != 503:
+        if answer.status_code not in AGAIN:
             break
         time.sleep(float(answer.headers.get("Retry-After", 1)))
     if not answer.ok:
