@@ -65,12 +65,8 @@ class Silence:
         self._moved = 0.0
 
     def poll(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
-        """Return the seconds of silence of each awaited rank.
-
-        Args:
-            now: seconds of a monotonic clock.
-            signs: newest heartbeat by rank.
-        """
+        """Return the seconds of silence of each awaited rank. ``now``: seconds of a monotonic
+        clock; ``signs``: newest heartbeat by rank."""
         elapsed = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_LOOK)
         self._looked = now
         moved = {rank for rank, sign in signs.items() if self._beats.get(rank) != sign.beat}
@@ -88,11 +84,8 @@ class Silence:
 
 
 class Heartbeat:
-    """Monitor of the ranks' heartbeats; call `poll` often.
-
-    Args:
-        limit: seconds of silence after which a rank is frozen.
-    """
+    """Monitor of the ranks' heartbeats; call `poll` often. ``limit``: seconds of silence after
+    which a rank is frozen."""
 
     def __init__(self, run_dir: Path, limit: float, show: Display, job: Launch):
         self._run_dir = run_dir
@@ -360,11 +353,8 @@ class Preemption:
 
 
 class FailureNotices:
-    """Reports failures of ranks as they happen, and restarts.
-
-    Args:
-        starts: number of starts so far.
-    """
+    """Reports failures of ranks as they happen, and restarts. ``starts``: number of starts so
+    far."""
 
     def __init__(self, show: Display, run: RunDir, config: Config, starts: int):
         self._show = show

@@ -75,12 +75,9 @@ def count_workers(
 
 
 class ClusterNodes(ExitStack):
-    """Nodes that a job may use, surveyed as often as necessary; a context manager.
-
-    Args:
-        show: display of a job that is to start, which waits for nodes and reserves resources on
-            them until it has decided (``cluster.wait``); None = survey the available nodes.
-    """
+    """Nodes that a job may use, surveyed as often as necessary; a context manager. ``show``:
+    display of a job that is to start, which waits for nodes and reserves resources on them until it
+    has decided (``cluster.wait``); None = survey the available nodes."""
 
     def __init__(self, config: Config, cluster: RayCluster, show: Display | None = None):
         super().__init__()
@@ -123,11 +120,8 @@ class ClusterNodes(ExitStack):
 
 def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> Input:
     """Build the partition or collection if it is missing, after preflight has found no obstacle.
-
-    Raises:
-        InputError: bad input.
-        PreflightError: the job cannot run here. Nothing was made.
-    """
+    Raises InputError for bad input, and PreflightError if the job cannot run here; nothing was
+    made."""
     if given.meta is None and given.place is not None:
         given.check(config)
         facts = given.known(config)

@@ -65,11 +65,8 @@ _REMEDIES = (
 
 
 class Launch:
-    """Running job: Ray Train in a background thread.
-
-    Args:
-        cluster: the ranks' Ray, which need not be ready yet.
-    """
+    """Running job: Ray Train in a background thread. ``cluster``: the ranks' Ray, which need not be
+    ready yet."""
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
         self._job = job
@@ -159,12 +156,9 @@ class Launch:
         return True
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end, and return rank 0's result for the summary.
-
-        Raises:
-            PreflightError: Ray did not start.
-            TrainingError: with the first cause, as far as a rank could record it.
-        """
+        """Wait for the end, and return rank 0's result for the summary. Raises PreflightError if
+        Ray did not start, else TrainingError with the first cause, as far as a rank could record
+        it."""
         while self.running():
             self._ended.wait(_POLL)
         self._stopped = True  # a thread that still runs must not call Ray any more
@@ -324,11 +318,8 @@ def _kill(text: str) -> TrainingError | None:
 def explain(
     error: BaseException | None, failures: list[faults.Failure], lost: Sequence[ray_nodes.Lost] = ()
 ) -> TrainingError:
-    """Return the error for the user: a rank's recorded failure, else Ray Train's error.
-
-    Args:
-        lost: ranks whose nodes are gone.
-    """
+    """Return the error for the user: a rank's recorded failure, else Ray Train's error. ``lost``:
+    ranks whose nodes are gone."""
     root = _root(error)
     if isinstance(root, TrainingError):  # raised by our policies in Ray Train's controller
         return root

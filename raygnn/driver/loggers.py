@@ -63,11 +63,7 @@ def check_packages(config: Config) -> None:
 
 class Loggers:
     """Loggers of a run; a context manager that waits up to half a minute for the last records.
-
-    Args:
-        path: of the run.
-        tell: called with notes for the user.
-    """
+    ``path``: the run's; ``tell``: called with notes for the user."""
 
     def __init__(self, config: Config, path: Path, tell: Callable[[str], object] = print):
         self._names = config.logging.loggers

@@ -88,11 +88,8 @@ def patience(config: Config) -> float:
 class RayCluster:
     """Ray of one job; a context manager that leaves nothing running.
 
-    An existing connection of this process is used, and left open at the end.
-
-    Args:
-        verbose: show Ray's and the workers' output.
-        tell: called with notes for the user.
+    An existing connection of this process is used, and left open at the end. ``verbose``: show
+    Ray's and the workers' output; ``tell``: called with notes for the user.
     """
 
     _owner: ClassVar[RayCluster | None] = None  # of this process's connection, guarded by _CLAIMS

@@ -59,11 +59,8 @@ def find_start(
     """Find the checkpoint to resume from.
 
     The number of workers may differ from the checkpoint's: the global batch stays the same, and is
-    divided among them.
-
-    Raises:
-        InputError: a key that must not change has changed, or no checkpoint is usable of a run that
-            wrote some, or that is done.
+    divided among them. Raises InputError if a key that must not change has changed, or no
+    checkpoint is usable of a run that wrote some, or that is done.
     """
     global_batch = config.sampling.batch_size * workers
     if not resume:

@@ -45,11 +45,8 @@ _SAVING = 30.0  # seconds for the ranks to write the checkpoint from which more 
 
 class Failures(DefaultFailurePolicy):
     """Fails the run without a restart if a rank marks its failure as deterministic, which it does
-    in its exception, too, since a full disk may keep it from recording that.
-
-    Args:
-        stopped: returns True once the command has stopped the job; None = never.
-    """
+    in its exception, too, since a full disk may keep it from recording that. ``stopped``: returns
+    True once the command has stopped the job; None = never."""
 
     def __init__(self, failure_config: Any, stopped: Callable[[], bool] | None = None):
         super().__init__(failure_config)
@@ -66,10 +63,7 @@ class Failures(DefaultFailurePolicy):
 
 class Scaling(FixedScalingPolicy):
     """Starts as many workers as fit, from ``fewest`` to ``scaling_config.num_workers``.
-
-    Args:
-        patience: seconds to wait until the fewest fit.
-    """
+    ``patience``: seconds to wait until the fewest fit."""
 
     def __init__(
         self,

@@ -119,10 +119,8 @@ class Startup:
     """Monitor of Ray's start of a job's workers.
 
     Ray waits silently and without limit for nodes that are large enough, and for a worker whose
-    process dies again and again before it can report why.
-
-    Args:
-        workers: the requested number; of a range, the maximum.
+    process dies again and again before it can report why. ``workers``: the requested number; of a
+    range, the maximum.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):

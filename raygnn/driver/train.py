@@ -129,11 +129,8 @@ def train(
 def train_seeds(
     config: Config, seeds: Sequence[int], *, resume: bool = False, **options: Any
 ) -> list[Run]:
-    """Train once for each seed, one after the other, as ``NAME-seed-N``; see `train`.
-
-    Args:
-        resume: resume or keep the runs that exist already, and start the others.
-    """
+    """Train once for each seed, one after the other, as ``NAME-seed-N``; see `train`. ``resume``:
+    resume or keep the runs that exist already, and start the others."""
     changes = [{"name": f"{config.name}-seed-{seed}", "train.seed": seed} for seed in seeds]
     configs = [load_config(config.to_dict(), change) for change in changes]
     return [train(one, resume=resume and _is_there(one), **options) for one in configs]

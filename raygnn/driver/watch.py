@@ -37,11 +37,7 @@ class Watch:
 
     def start_up(self, detail: Callable[[str], object], arrived: Callable[[], bool]) -> None:
         """Wait until ``arrived`` returns True, or the job ends; ``detail``: called with the present
-        activity of Ray or the ranks.
-
-        Raises:
-            TrainingError: the workers do not start.
-        """
+        activity of Ray or the ranks. Raises TrainingError if the workers do not start."""
         while self._launch.running() and not arrived():
             self._startup.poll()
             if text := startup_progress(self._launch.snapshot) or self._startup.detail:
@@ -141,10 +137,7 @@ class SaveFile:
 
 class _Storage:
     """Reports that the storage cannot be written, and checks that the run directory is still ours.
-
-    Args:
-        patience: seconds for which it may be gone, as when a mount is renewed.
-    """
+    ``patience``: seconds for which it may be gone, as when a mount is renewed."""
 
     def __init__(self, run: RunDir, show: Display, patience: float):
         self._run = run

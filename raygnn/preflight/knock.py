@@ -19,11 +19,8 @@ _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_toke
 
 class Knock:
     """Background check whether the head node at ``HOST:PORT`` accepts this process; addresses of
-    other forms, which Ray resolves, are not checked.
-
-    Raises:
-        PreflightError: the name does not resolve, or nothing listens there.
-    """
+    other forms, which Ray resolves, are not checked. Raises PreflightError if the name does not
+    resolve, or nothing listens there."""
 
     def __init__(self, address: str):
         self._address = address

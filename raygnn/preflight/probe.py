@@ -292,12 +292,8 @@ def _last_line(error: Exception) -> str:
 def node_facts(
     question: Question, node: str | None = None, id: str = "", address: str | None = None
 ) -> NodeFacts:
-    """Return the facts of this machine.
-
-    Args:
-        node: its name in messages; None = the host name.
-        id, address: Ray's.
-    """
+    """Return the facts of this machine. ``node``: its name in messages; None = the host name.
+    ``id``, ``address``: Ray's."""
     total, available = memory()
     partition = question.partition
     storage, state, why = question.storage, "ok", None

@@ -44,11 +44,8 @@ _BETWEEN_DETAILS = 3.0  # seconds
 
 class Display:
     """Display of one command. Any method raises `OutputLost` if the output cannot be written.
-
-    Args:
-        console: by default standard output, and standard error for errors.
-        verbose: print a stage's details as lines if there is no live line.
-    """
+    ``console``: by default standard output, and standard error for errors; ``verbose``: print a
+    stage's details as lines if there is no live line."""
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False):
         self.console = console or _console()
@@ -75,10 +72,8 @@ class Display:
 
         Yields a function that shows a detail, on a terminal in the live line. Elsewhere, if
         verbose, each detail that differs up to its first comma is a line, and others are lines at
-        most every few seconds.
-
-        Args:
-            lines: print details that differ up to a comma even if not verbose.
+        most every few seconds. ``lines``: print details that differ up to a comma even if not
+        verbose.
         """
         start = time.monotonic()
         try:
@@ -164,12 +159,8 @@ class Display:
         self._line("")
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
-        """Print the outcome of a run.
-
-        Args:
-            summary: ``summary.json``, of which any key may be missing.
-            path: run directory, or its URI.
-        """
+        """Print the outcome of a run. ``summary``: ``summary.json``, of which any key may be
+        missing; ``path``: run directory, or its URI."""
         rows = {"status": str(summary.get("status", "done"))}
         rows |= {
             name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})

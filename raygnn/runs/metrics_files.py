@@ -66,13 +66,9 @@ _MOST_AT_ONCE = 4 * 2**20  # bytes that are read
 
 class MetricsWriter:
     """Writer of records, each of which is in the file when :meth:`write` returns, unless the
-    storage is full: then it waits for the next call.
-
-    Args:
-        keep: last step whose records of earlier attempts are kept, so that a resumed run has each
-            step once; None = keep none.
-        patience: seconds to wait for storage that is full or away.
-    """
+    storage is full: then it waits for the next call. ``keep``: last step whose records of earlier
+    attempts are kept, so that a resumed run has each step once; None = keep none. ``patience``:
+    seconds to wait for storage that is full or away."""
 
     def __init__(self, path: Path, keep: int | None = None, patience: float = 0.0):
         self.path = path

@@ -35,11 +35,7 @@ class OutputLost(Interrupted):
 
 class Output:
     """Stream that raises :class:`OutputLost` once; further writes are dropped, so that the shutdown
-    is not disturbed.
-
-    Args:
-        loud: False = never raise.
-    """
+    is not disturbed. ``loud``: False = never raise."""
 
     def __init__(self, stream: IO[str], *, loud: bool = True):
         self._stream = stream

@@ -79,11 +79,8 @@ class ProgressLine:
 
 class TrainingProgress:
     """State of a training, shown as one live line, or passed to ``on_line`` as plain lines.
-
-    Args:
-        steps_per_epoch: optimizer steps in an epoch.
-        total_steps: optimizer steps of the training.
-    """
+    ``steps_per_epoch``: optimizer steps in an epoch; ``total_steps``: optimizer steps of the
+    training."""
 
     def __init__(self, steps_per_epoch: int, total_steps: int):
         # called with each plain line: at an evaluation, at most every second, and every 5 seconds

@@ -460,11 +460,7 @@ def _check(path: Path, mode: Mode, shown: str) -> None:
 
 class Events:
     """Writer of event lines to a file in ``logs/``; failed writes are retried with the next event.
-    Threads may share it.
-
-    Args:
-        path: the file; its directory exists.
-    """
+    Threads may share it. ``path``: the file; its directory exists."""
 
     def __init__(self, path: Path):
         self._file = Appender(path)

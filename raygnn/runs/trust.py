@@ -37,10 +37,7 @@ _OF_MACHINE = (("cluster", "address"), ("staging", "path"))
 
 def record(config: Mapping[str, Any]) -> None:
     """Record that this user trained with a configuration; without a home directory do nothing.
-
-    Args:
-        config: the content of a run's ``config.yaml``.
-    """
+    ``config``: the content of a run's ``config.yaml``."""
     with suppress(OSError, RuntimeError):
         file = _record_of(config)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -250,11 +250,8 @@ class Phases(pl.Callback):
 
 
 def user_hooks(config: TrainConfig) -> list[pl.Callback]:
-    """Construct the user's callbacks.
-
-    Raises:
-        ConfigError: one cannot be imported or constructed, or is not a callback.
-    """
+    """Construct the user's callbacks. Raises ConfigError if one cannot be imported or constructed,
+    or is not a callback."""
     made = []
     for spec, args in config.callbacks.items():
         cls = load_class(spec, pl.Callback, "lightning.pytorch.Callback", "train.callbacks")

@@ -96,13 +96,9 @@ class Snapshot:
 
 
 class Control:
-    """State of a job; every method returns at once.
-
-    Args:
-        attempts: number of starts of the run's ranks before this command.
-        server: serves files to ranks that do not see the command's, see
-            `raygnn.worker.node_files.FileServer`.
-    """
+    """State of a job; every method returns at once. ``attempts``: number of starts of the run's
+    ranks before this command; ``server``: serves files to ranks that do not see the command's, see
+    `raygnn.worker.node_files.FileServer`."""
 
     def __init__(self, attempts: int = 0, server: Any = None):
         self._server = server
@@ -134,11 +130,8 @@ class Control:
         self._order(stop=True)
 
     def ask_save(self, request: str, *, last: bool = False) -> None:
-        """Request a checkpoint of a state that is not older than the request.
-
-        Args:
-            last: the ranks will be terminated after it, so that no step is to follow.
-        """
+        """Request a checkpoint of a state that is not older than the request. ``last``: the ranks
+        will be terminated after it, so that no step is to follow."""
         orders = self._state.orders
         self._order(saves=orders.saves | {request}, last=orders.last or last)
 
@@ -210,28 +203,17 @@ class ControlHandle:
         return ControlHandle, (self._actor,)
 
     def files(self, method: str, *args: Any) -> Any:
-        """See `Control`.
-
-        Raises:
-            TrainingError: the call failed, or no answer came.
-        """
+        """See `Control`. Raises TrainingError if the call failed, or no answer came."""
         return self._call("files", method, *args, timeout=_PATIENCE)
 
     def snapshot(self) -> Snapshot:
-        """Wait for the state.
-
-        Raises:
-            TrainingError: no answer came.
-        """
+        """Wait for the state. Raises TrainingError if no answer came."""
         snapshot: Snapshot = self._call("snapshot", timeout=_PATIENCE)
         return snapshot
 
     def newest(self) -> Snapshot:
         """Return the newest state that has arrived, and request the next one without waiting.
-
-        Raises:
-            ray.exceptions.RayActorError: the actor has died.
-        """
+        Raises ray.exceptions.RayActorError if the actor has died."""
         self._newest = self._poll("snapshot", default=self._newest)
         return self._newest
 
@@ -280,11 +262,7 @@ class ControlHandle:
         self._post("tell", **facts)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """See `Control`.
-
-        Raises:
-            TrainingError: the driver did not receive it.
-        """
+        """See `Control`. Raises TrainingError if the driver did not receive it."""
         self._call("tell", timeout=_PATIENCE, result=json_text(result))
 
     def _post(self, method: str, *args: Any, **options: Any) -> None:

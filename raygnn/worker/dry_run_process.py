@@ -77,11 +77,8 @@ def _join_group() -> None:
 
 
 class DryRunRank:
-    """A rank that trains on one batch of a small graph, or of a few graphs.
-
-    Attributes:
-        stepping: the model has received the batch.
-    """
+    """A rank that trains on one batch of a small graph, or of a few graphs. ``stepping``: the model
+    has received the batch."""
 
     def __init__(self, request: DryRunRequest, directory: Path):
         self._request = request
@@ -90,10 +87,7 @@ class DryRunRank:
 
     def run(self) -> None:
         """Construct the callbacks, build a batch as a rank does, and run forward and backward.
-
-        Raises:
-            BaseException: as the model does, or about its outputs.
-        """
+        Raises as the model does, or about its outputs."""
         job = self._job()
         config = job.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
@@ -142,11 +136,8 @@ class DryRunRank:
 
 
 def check_callbacks(callbacks: list[pl.Callback]) -> None:
-    """Check that a trainer accepts callbacks, and that checkpoints can hold their states.
-
-    Raises:
-        ConfigError: it does not, or they cannot.
-    """
+    """Check that a trainer accepts callbacks, and that checkpoints can hold their states. Raises
+    ConfigError if it does not, or they cannot."""
     what, remedy = "Lightning refuses the callbacks", "remove those that write checkpoints"
     try:
         pl.Trainer(accelerator="cpu", callbacks=callbacks, enable_checkpointing=False, logger=False)
@@ -234,12 +225,8 @@ def _array(
 
 
 def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, Any]:
-    """Describe an error.
-
-    Args:
-        sure: the error was raised while the model worked on the batch; an earlier one is the
-            model's only if the trace or the error says so.
-    """
+    """Describe an error. ``sure``: the error was raised while the model worked on the batch; an
+    earlier one is the model's only if the trace or the error says so."""
     place = where(frames(trace_text(error), own_modules(config.to_dict())))
     at = str(place) if place is not None and place.whose == "user" else None
     remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY

@@ -160,11 +160,8 @@ class Sizes:
         self.latest: dict[str, int] = {}
 
     def resolve(self, name: str, counted: int) -> int:
-        """Return and record a size of the model.
-
-        Raises:
-            DataError: the data have more than the model was trained for.
-        """
+        """Return and record a size of the model. Raises DataError if the data have more than the
+        model was trained for."""
         known = counted if self._trained is None else self._trained.get(name, 0)
         if counted > known:
             raise DataError(
@@ -177,12 +174,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TaskTarget:
-    """Nodes or edges that one task predicts for.
-
-    Attributes:
-        ntype: node type; None if the seeds are edges or graphs.
-        edges: target edges; None if the seeds are nodes or graphs.
-    """
+    """Nodes or edges that one task predicts for. ``ntype``: node type; None if the seeds are edges
+    or graphs. ``edges``: target edges; None if the seeds are nodes or graphs."""
 
     ntype: str | None = None
     edges: EdgeTarget | None = None
@@ -252,12 +245,9 @@ class Job:
         return self.read(lambda: read_meta(place))
 
     def read(self, act: Callable[[], T]) -> T:
-        """Call a function that reads the partition, again while its storage is away.
-
-        Raises:
-            DataError: the partition is bad.
-            TrainingError: the storage was away for longer than `patience`.
-        """
+        """Call a function that reads the partition, again while its storage is away. Raises
+        DataError if the partition is bad, and TrainingError if the storage was away for longer than
+        `patience`."""
         try:
             return retry(act, self.patience, self._is_away)
         except (DataError, OSError) as error:

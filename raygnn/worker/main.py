@@ -40,10 +40,8 @@ def train_loop(job: Job) -> None:
 
     A rank that fails raises, whatever the cause, since the other ranks wait for it in a collective
     and only Ray Train can end them. If a restart would meet the failure again, its ranks find it
-    recorded and return at once.
-
-    Raises:
-        TrainingError: whatever went wrong on this rank, with its traceback as ``trace``.
+    recorded and return at once. Raises TrainingError, whatever went wrong on this rank, with its
+    traceback as ``trace``.
     """
     import ray.train
 

@@ -70,12 +70,8 @@ class FileServer:
 
 class Forwarder:
     """Sends a rank's files to the command's run directory, and fetches the other ranks' failures.
-
-    Args:
-        rank: whose files to send; None = those that dead ranks have left, unless the command has
-            newer ones.
-        serve: calls a method of the `FileServer`.
-    """
+    ``rank``: whose files to send; None = those that dead ranks have left, unless the command has
+    newer ones. ``serve``: calls a method of the `FileServer`."""
 
     def __init__(self, directory: Path, rank: int | None, serve: Callable[..., Any]):
         self._directory = directory
@@ -104,11 +100,7 @@ class Forwarder:
         self.send(f"{ROWS}/")
 
     def send(self, *others: str) -> None:
-        """Send what has changed.
-
-        Args:
-            others: further directories to send.
-        """
+        """Send what has changed. ``others``: further directories to send."""
         with self._sending:
             self._send_changed(others)
 
@@ -183,11 +175,8 @@ def is_away(directory: Path, token: str) -> bool:
 
 
 def available_weights(job: Job, given: weights.Weights, kept: RemotePath | None) -> weights.Weights:
-    """Return another run's weights as this node sees them, downloaded if needed.
-
-    Args:
-        kept: see `raygnn.worker.job.Request`.
-    """
+    """Return another run's weights as this node sees them, downloaded if needed. ``kept``: see
+    `raygnn.worker.job.Request`."""
     if kept is None or not is_away(job.run_dir, job.token):
         return given
     directory = job.run_dir / "weights"

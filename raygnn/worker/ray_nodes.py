@@ -36,11 +36,7 @@ class Lost:
 
 def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
     """Return how many workers fit on the nodes that accept a connection, beside other jobs.
-
-    Args:
-        needs: resource → amount for one worker.
-        running: workers that will give up theirs.
-    """
+    ``needs``: resource → amount for one worker; ``running``: workers that will give up theirs."""
     going = compat.draining_nodes()  # where Ray starts no more workers
     alive = [node for node in living() if node["NodeID"] not in going]
     free, held = compat.free_resources(), Counter(worker.node for worker in running)

@@ -33,12 +33,8 @@ log = logging.getLogger("raygnn")
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of this rank.
-
-    Attributes:
-        gradients, exchange: bytes sent to collectives: of gradients, and of the data.
-        skipped: number of skipped steps, equal on all ranks.
-    """
+    """Counters of this rank. ``gradients``, ``exchange``: bytes sent to collectives: of gradients,
+    and of the data; ``skipped``: number of skipped steps, equal on all ranks."""
 
     gradients: Callable[[], int]
     exchange: Callable[[], int]
@@ -139,11 +135,8 @@ class Records(pl.Callback):
         self._write(step, epoch, self._elapsed(), values)
 
     def write_pending(self, *, wait: bool = True) -> None:
-        """Write the records of the newest window, with the other ranks' figures.
-
-        Args:
-            wait: wait for the figures; else skip records without them, as after a failure.
-        """
+        """Write the records of the newest window, with the other ranks' figures. ``wait``: wait for
+        the figures; else skip records without them, as after a failure."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -347,11 +340,8 @@ class Closing(pl.Callback):
 
 def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:
     """Divide the ranks' time in reductions into the exchange itself and the wait for other ranks:
-    the last rank to arrive does not wait.
-
-    Args:
-        bins: ``[W, _BINS]`` seconds; values in one bin are of the same reductions on all ranks.
-    """
+    the last rank to arrive does not wait. ``bins``: ``[W, _BINS]`` seconds; values in one bin are
+    of the same reductions on all ranks."""
     exchange = float(bins.min(dim=0).values.sum())
     for rank, waited in enumerate(bins.sum(dim=1).tolist()):
         ranks["peers"][rank] += waited - exchange
@@ -364,11 +354,7 @@ FACTS = ("cpu", "gpu", "rss", "gpu_memory", "gpu_share", "sent", "received")
 
 class Usage:
     """Resource usage of this process and its host. Unknown values are NaN; nothing raises.
-
-    Args:
-        cpus: number of the rank's CPUs.
-        device: of the rank.
-    """
+    ``cpus``: number of the rank's CPUs; ``device``: of the rank."""
 
     def __init__(self, cpus: int, device: torch.device):
         self._cpus = cpus

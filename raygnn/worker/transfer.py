@@ -31,13 +31,10 @@ _SHOWN = 8  # names in a line of the log
 class Transfer(pl.Callback):
     """Freezes weights, and loads those of another run if training begins.
 
-    Checkpoints hold what was loaded, so that a resumed run reports it without reading the other
-    run again.
-
-    Attributes:
-        found: the summary's ``init``: ``run``, its weights' ``sha256``, names that were ``taken``,
-            ``left`` name → reason, ``rows`` table → counts of ``taken`` and ``new`` rows, names
-            that are ``frozen``.
+    Checkpoints hold what was loaded, so that a resumed run reports it without reading the other run
+    again. ``found``: the summary's ``init``: ``run``, its weights' ``sha256``, names that were
+    ``taken``, ``left`` name → reason, ``rows`` table → counts of ``taken`` and ``new`` rows, names
+    that are ``frozen``.
     """
 
     def __init__(self, init: InitConfig, task: TaskModule):
@@ -49,12 +46,8 @@ class Transfer(pl.Callback):
     @classmethod
     def from_job(cls, job: Job, task: TaskModule, ranks: Ranks, *, begins: bool) -> Transfer | None:
         """Freeze weights and, if the run ``begins``, load the other run's; None without
-        ``train.init``. Collective.
-
-        Raises:
-            ConfigError: a pattern matches nothing, everything is frozen, or nothing fits.
-            DataError: the other run's files are damaged.
-        """
+        ``train.init``. Collective. Raises ConfigError if a pattern matches nothing, everything is
+        frozen, or nothing fits. Raises DataError if the other run's files are damaged."""
         if job.config.train.init is None:
             return None
         transfer = cls(job.config.train.init, task)
@@ -160,10 +153,8 @@ def take(
     of the others.
 
     Models of nodes alone are encoders without a name; those of edges and of several tasks have an
-    ``encoder``.
-
-    Args:
-        given: weights of the other run; own: those of the model, which are changed.
+    ``encoder``. ``given``: weights of the other run; ``own``: those of the model, which are
+    changed.
     """
     there = {name.removeprefix("encoder."): value for name, value in given.items()}
     here = {name.removeprefix("encoder.") for name in own}
@@ -192,10 +183,7 @@ def _copy_rows(
     own: np.ndarray,
 ) -> int:
     """Copy the rows of this rank's nodes whose ids the other run had; returns their number.
-
-    Args:
-        ids: node numbers in the graph, ``[n]``; own: their rows, ``[n, dim]``.
-    """
+    ``ids``: node numbers in the graph, ``[n]``; ``own``: their rows, ``[n, dim]``."""
     assert found.rows is not None
     assert initial.partition is not None
     files = [file for file in found.rows.files if file.ntype == ntype]

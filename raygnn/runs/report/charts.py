@@ -153,12 +153,8 @@ def _keys(records: Iterable[Record], heads: tuple[str, ...]) -> list[str]:
 
 
 def step_charts(ranks: Sequence[Record], hosts: Sequence[str]) -> list[Chart]:
-    """Return the charts of the parts of a step's time that have data.
-
-    Args:
-        ranks: of ``ranks.jsonl``, possibly none.
-        hosts: of each rank, as far as known.
-    """
+    """Return the charts of the parts of a step's time that have data. ``ranks``: records of
+    ``ranks.jsonl``, possibly none; ``hosts``: of each rank, as far as known."""
     if len(ranks) > _FIRST_WINDOWS:
         ranks = ranks[1:]  # the first window includes the startup, which dwarfs the rest
     table = of_ranks(ranks, "seconds")

@@ -26,11 +26,8 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def whose(file: str, module: str, own: Collection[str]) -> str:
-    """Return whose code a frame runs: ``user``, ``raygnn`` or ``library``.
-
-    Args:
-        own: top-level packages of the user, wherever they are installed.
-    """
+    """Return whose code a frame runs: ``user``, ``raygnn`` or ``library``. ``own``: top-level
+    packages of the user, wherever they are installed."""
     if module.partition(".")[0] in own:
         return "user"
     if file.startswith(_RAYGNN):

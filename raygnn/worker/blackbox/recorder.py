@@ -144,11 +144,8 @@ class Recorder:
                 self.write(f"a collective has waited for {waited:.0f} s")
 
     def write(self, reason: str, *, final: bool = False) -> None:
-        """Write the crash dump, in place of an earlier one.
-
-        Args:
-            final: ``reason`` is this rank's own failure; later calls write nothing.
-        """
+        """Write the crash dump, in place of an earlier one. ``final``: ``reason`` is this rank's
+        own failure; later calls write nothing."""
         with self._boxing:
             if self._final:
                 return

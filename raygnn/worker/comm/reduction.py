@@ -156,10 +156,8 @@ def shard_optimizer(ranks: Ranks, task: TaskModule) -> None:
     """Prepare a model for training with ``comm.shard``; a single rank shards nothing.
 
     Each rank keeps the optimizer's state of some parameters, updates these and sends them to all
-    (ZeRO stage 1: Rajbhandari et al., SC 2020).
-
-    Raises:
-        TrainingError: its parameters are of several types.
+    (ZeRO stage 1: Rajbhandari et al., SC 2020). Raises TrainingError if its parameters are of
+    several types.
     """
     if ranks.config.comm.shard == "none" or ranks.world.size == 1:
         return

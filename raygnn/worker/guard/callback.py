@@ -99,14 +99,8 @@ class Guard(pl.Callback):
         return self._skipped
 
     def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
-        """Compare the ranks before the trainer runs. Collective.
-
-        Args:
-            options: options of the strategy and the trainer that must not differ.
-
-        Raises:
-            GuardError: ranks differ.
-        """
+        """Compare the ranks before the trainer runs. Collective. ``options``: options of the
+        strategy and the trainer that must not differ. Raises GuardError if ranks differ."""
         if self._config.mode == "off":
             return
         sections = {
@@ -305,10 +299,8 @@ class _Buffers:
 
     The forward pass updates running statistics (batch normalization) before it is known whether the
     step is skipped, and values that are not finite would stay in them. Each rank keeps its own: DDP
-    copies rank 0's in the next window's first forward pass.
-
-    Args:
-        buffers: groups of one dtype and device each, so that a copy is one kernel on a GPU.
+    copies rank 0's in the next window's first forward pass. ``buffers``: groups of one dtype and
+    device each, so that a copy is one kernel on a GPU.
     """
 
     def __init__(self, buffers: list[list[Tensor]]):

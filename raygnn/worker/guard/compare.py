@@ -46,11 +46,8 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Entry in which ranks differ.
-
-    Attributes:
-        by_field: field ("" = the whole value) → values with their ranks, the most frequent first.
-    """
+    """Entry in which ranks differ. ``by_field``: field ("" = the whole value) → values with their
+    ranks, the most frequent first."""
 
     section: str
     key: str
@@ -147,12 +144,8 @@ def _places(rank: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
 
 
 def disagreement(said: Sequence[Sequence[Sequence[str]]], where: Sequence[str]) -> GuardError:
-    """Return the error about ranks that differ.
-
-    Args:
-        said: entries of each rank, as section, key and value.
-        where: point in training of each rank.
-    """
+    """Return the error about ranks that differ. ``said``: entries of each rank, as section, key and
+    value; ``where``: point in training of each rank."""
     differing = differences(said)
     listed = [str(difference) for difference in differing[:LISTED]]
     if more := len(differing[LISTED:]):

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_plane(job: Job, ranks: Ranks) -> Plane:
-    """Open the data plane of a job's task.
-
-    Raises:
-        DataError: the data cannot be read or used.
-    """
+    """Open the data plane of a job's task. Raises DataError if the data cannot be read or used."""
     if job.goals:
         from raygnn.worker.planes.multitask_plane import MultitaskPlane
 

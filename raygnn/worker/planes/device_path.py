@@ -154,11 +154,8 @@ class DevicePath:
     def store(
         self, like: FeatureStore, near: Callable[[float], Mapping[str, np.ndarray]]
     ) -> FeatureStore | DeviceFeatures:
-        """Return a store on the chosen device with the rows of ``like``.
-
-        Args:
-            near: share of all rows that fit the GPU's memory → which ones.
-        """
+        """Return a store on the chosen device with the rows of ``like``. ``near``: share of all
+        rows that fit the GPU's memory → which ones."""
         if self.features == "cpu":
             return like
 

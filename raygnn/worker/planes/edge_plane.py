@@ -430,11 +430,8 @@ class EdgePlane(PartitionPlane):
         return rows[torch.from_numpy(place)]
 
     def _outputs(self, model: EdgeModel, rows: Mapping[str, NodeRows], own: np.ndarray) -> Tensor:
-        """Return outputs of owned edges, float32 ``[n, out_features]``. Collective.
-
-        Args:
-            rows: node type → rows of the edges' ends.
-        """
+        """Return outputs of owned edges, float32 ``[n, out_features]``. Collective. ``rows``: node
+        type → rows of the edges' ends."""
         edges, device, target = self.edges, self.ranks.device, self.target
         decoder: Decoder = copy.deepcopy(model.decoder).float().eval()
         size = chunk_rows(rows[self.etype[2]].rows.shape[1])
@@ -467,11 +464,8 @@ class EdgePlane(PartitionPlane):
         loss: Loss,
         keep: Kept | None,
     ) -> dict[str, float]:
-        """Return the metrics of edges at their times. Collective.
-
-        Args:
-            given: the edges' labels, or for links the sampled or listed ranking candidates.
-        """
+        """Return the metrics of edges at their times. Collective. ``given``: the edges' labels, or
+        for links the sampled or listed ranking candidates."""
         task = self.config.task
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
@@ -533,12 +527,7 @@ class EdgePlane(PartitionPlane):
         self, model: EdgeModel, positions: np.ndarray, size: int, *draws: Any
     ) -> Iterator[Any]:
         """Yield the decoder's results in minibatches: the ends of an edge are encoded at its time.
-        Collective.
-
-        Args:
-            positions: int64 ``[n]``, of any edges.
-            size: edges in a minibatch.
-        """
+        Collective. ``positions``: int64 ``[n]``, of any edges; ``size``: edges in a minibatch."""
         edges = self.edges
         exact = type(model)(model.encoder, copy.deepcopy(model.decoder).float().eval(), edges.etype)
         any_edge = np.minimum(edges.first, edges.bounds[-1:] - 1)  # for a rank that has none left

@@ -36,12 +36,9 @@ _PLACE = 48  # bytes per cached row in the table of cached rows
 
 
 def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
-    """Return node type → inputs of the model, embedding tables included.
-
-    Raises:
-        DataError: an array is missing, scaled features do not have one scale per node, or
-            ``sampling.edge_weight`` has unusable weights.
-    """
+    """Return node type → inputs of the model, embedding tables included. Raises DataError if an
+    array is missing, scaled features do not have one scale per node, or ``sampling.edge_weight``
+    has unusable weights."""
     model, weight = config.model, config.sampling.edge_weight
     inputs = {
         ntype: choose_inputs(arrays, model.feature_names, model.categories, model.ages)
@@ -104,10 +101,7 @@ def make_store(
     **options: Any,
 ) -> FeatureStore:
     """Return the feature store of a model on ``device``; for the options see `build_store`.
-
-    Args:
-        fanout: fanout that a prediction requests.
-    """
+    ``fanout``: fanout that a prediction requests."""
     reads_degree = needs_degree_sampled(config.model, config.sampling, fanout)
     return build_store(
         shard,
@@ -122,11 +116,7 @@ def make_store(
 
 class MemoryBudget:
     """Decides which feature rows a host keeps in memory. Collective: the host's leader decides for
-    all of its ranks.
-
-    Args:
-        inputs: node type → the arrays that the model reads.
-    """
+    all of its ranks. ``inputs``: node type → the arrays that the model reads."""
 
     def __init__(self, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks):
         self._config = ranks.config

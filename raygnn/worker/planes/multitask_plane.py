@@ -46,12 +46,8 @@ class MultitaskPlane(PartitionPlane):
         return list(dict.fromkeys(t for plane in self.planes.values() for t in plane.ntypes))
 
     def task(self) -> MultitaskTask:
-        """See `Plane`.
-
-        Raises:
-            ConfigError: the task that selects the best weights has no validation split, but
-                another task has.
-        """
+        """See `Plane`. Raises ConfigError if the task that selects the best weights has no
+        validation split, but another task has."""
         config, tasks = self.config, self.config.tasks
         assert tasks is not None
         assert config.model.kind != NO_LAYERS

@@ -183,10 +183,7 @@ class NodePlane(PartitionPlane):
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """Return the assigned seeds, with ``own`` and ``share`` of `make_batches`. Collective.
-
-        Raises:
-            DataError: there are none.
-        """
+        Raises DataError if there are none."""
         first = self.shard.first(self.ntype)
         seeds = self._gathered()
         ids = seeds.ids(np.arange(seeds.num))

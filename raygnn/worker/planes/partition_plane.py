@@ -83,11 +83,8 @@ class PartitionPlane:
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
-        """Map this rank's part of the partition.
-
-        Raises:
-            DataError: the partition, or this node's copy of it, cannot be read or written.
-        """
+        """Map this rank's part of the partition. Raises DataError if the partition, or this node's
+        copy of it, cannot be read or written."""
         start = time.perf_counter()
         config = job.config
         blackbox.note("staging")
@@ -189,11 +186,7 @@ class PartitionPlane:
 
     def node_times(self, ntype: str) -> np.ndarray | None:
         """Return the times of the owned nodes, int64 ``[owned]``; None if they have none.
-        Collective.
-
-        Raises:
-            DataError: the array of times is missing or unusable.
-        """
+        Collective. Raises DataError if the array of times is missing or unusable."""
         if self.time is None:
             return None
         stored = self.shard.node_data[ntype].get(self.time)
@@ -215,23 +208,16 @@ class PartitionPlane:
         return {} if word is None else {"": word}
 
     def one_class(self, labels: Tensor) -> list[str]:
-        """Return warnings about the class that metrics are of. Collective.
-
-        Args:
-            labels: of this rank's seeds for training.
-        """
+        """Return warnings about the class that metrics are of. Collective. ``labels``: of this
+        rank's seeds for training."""
         if not self.config.task.classifies:
             return []
         return one_class_warnings(self.job, labels, self.out_features, self.control)
 
     def unreached(self, ntype: str, ids: np.ndarray, times: np.ndarray | None) -> list[str]:
         """Return warnings about times, and if nearly no message reaches the training seeds.
-        Collective.
-
-        Args:
-            ids: global ids of owned nodes of the type, int64 ``[n]``.
-            times: their times, int64 ``[n]``; None = they have none.
-        """
+        Collective. ``ids``: global ids of owned nodes of the type, int64 ``[n]``; ``times``: their
+        times, int64 ``[n]``; None = they have none."""
         if not self.config.model.depth:
             return self.clock.warnings  # it passes no messages
         reached, anywhere = {}, np.zeros(len(ids), bool)
@@ -287,11 +273,8 @@ class PartitionPlane:
         return split == "val" and self.job.request is None
 
     def schema(self, target: str, out_features: int, others: tuple[str, ...] = ()) -> Schema:
-        """Return the schema of the model. Collective.
-
-        Args:
-            target, others: node types with outputs.
-        """
+        """Return the schema of the model. Collective. ``target``, ``others``: node types with
+        outputs."""
         arrays, model, topology = self.shard.node_data, self.config.model, self.shard.topology
         named = {e: rows.data for e, rows in topology.items()}
         widths, embedded = model.edge_category_widths, {**model.categories, **model.ages}
@@ -340,11 +323,8 @@ class PartitionPlane:
         return self.job.meta.names.get(f"{ntype}/{name}", [])
 
     def classes(self, labels: Tensor) -> int:
-        """Return the number of classes over all ranks, at least 2. Collective.
-
-        Args:
-            labels: this rank's, int64 ``[n]``.
-        """
+        """Return the number of classes over all ranks, at least 2. Collective. ``labels``: this
+        rank's, int64 ``[n]``."""
         highest = int(labels.max()) if len(labels) else 0
         return self.resolve("classes", max(2, self.control.max(highest + 1)))
 
@@ -364,11 +344,7 @@ class PartitionPlane:
         return Sizes(None if request is None else request.weights.sizes)
 
     def assigned(self, seeds: Seeds) -> TaskSeeds:
-        """Assign the seeds of this task to ranks.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Assign the seeds of this task to ranks. Raises DataError if there are none."""
         if not seeds.num:
             task, at = self.config.task, f"tasks.{self.job.task}" if self.job.task else "task"
             raise DataError(

@@ -35,12 +35,8 @@ def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Feature rows of a rank's batches.
-
-    Attributes:
-        rows: number of feature rows of other hosts.
-        hits: how many of them were cached.
-    """
+    """Feature rows of a rank's batches. ``rows``: number of feature rows of other hosts; ``hits``:
+    how many of them were cached."""
 
     rows: int = 0
     hits: int = 0
@@ -70,11 +66,8 @@ class Plane(Protocol):
         ...
 
     def embed(self, task: TaskModule, request: Request) -> Iterator[Embedded]:
-        """Yield embeddings of nodes or graphs, as `predict` does.
-
-        Raises:
-            InputError: the model has none, or not of this node type.
-        """
+        """Yield embeddings of nodes or graphs, as `predict` does. Raises InputError if the model
+        has none, or not of this node type."""
         ...
 
     def positives(self) -> dict[str, str]:
@@ -114,11 +107,8 @@ def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> TaskModule:
-    """Return the built-in or the user's task with a model, in the precision's dtype.
-
-    Raises:
-        ConfigError: the user's cannot be imported or constructed.
-    """
+    """Return the built-in or the user's task with a model, in the precision's dtype. Raises
+    ConfigError if the user's cannot be imported or constructed."""
     config, spec = job.config, job.config.task.own_class
     given = model, loss, config.train, ranks.world.size, out_features, job.planned
     if spec is None:
@@ -131,11 +121,7 @@ def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features:
 
 def loss_of(job: Job, ranks: Ranks, labels: Callable[[], Tensor], num: int) -> Loss:
     """Return the loss of the task, with its class weights: for a request, those of the training.
-    Collective.
-
-    Args:
-        labels, num: see `balance`.
-    """
+    Collective. ``labels``, ``num``: see `balance`."""
     task, weights = job.config.task, None
     if job.request is not None:
         weights = (job.request.weights.class_weights or {}).get(job.task)

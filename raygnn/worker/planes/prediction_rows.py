@@ -37,14 +37,8 @@ _REMEDY = "provide ids of the graph: numbers from 0, or the names of the nodes i
 
 def read_wanted(file: Path, key: str) -> Any:
     """Read the ids in a file to a pyarrow array: one per line, or a column of a Parquet file.
-
-    Args:
-        key: name of the column, if there are several: ``node`` or ``graph``, as in the files of
-            `raygnn.predict`.
-
-    Raises:
-        InputError: the file cannot be read, or has no ids.
-    """
+    ``key``: name of the column, if there are several: ``node`` or ``graph``, as in the files of
+    `raygnn.predict`. Raises InputError if the file cannot be read, or has no ids."""
     with storage_errors(file, InputError, "see that it is there and may be read"):
         if not file.is_file():
             raise InputError("there is no such file", where=str(file), remedy="name one of ids")
@@ -202,12 +196,8 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Embedded:
-    """Embeddings of some nodes or graphs, on the CPU.
-
-    Attributes:
-        ids, splits: see `Predictions`.
-        rows: float32 ``[n, D]``.
-    """
+    """Embeddings of some nodes or graphs, on the CPU. ``ids``, ``splits``: see `Predictions`;
+    ``rows``: float32 ``[n, D]``."""
 
     ids: np.ndarray
     rows: Tensor
@@ -262,11 +252,8 @@ def node_splits(shard: Shard, ntype: str) -> np.ndarray:
 
 
 def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.ndarray:
-    """Return the positions of the requested owned nodes, ascending by their original ids.
-
-    Raises:
-        InputError: a requested node does not exist.
-    """
+    """Return the positions of the requested owned nodes, ascending by their original ids. Raises
+    InputError if a requested node does not exist."""
     own = np.arange(shard.owned(ntype))
     if request.split != "all":
         own = own[node_splits(shard, ntype) == SPLITS.index(request.split)]
@@ -277,10 +264,7 @@ def listed_nodes(
     job: Job, wanted: Any, shard: Shard, ntype: str, own: np.ndarray, option: str = "--ids"
 ) -> np.ndarray:
     """Return which positions ``own [n]`` are of wanted nodes, ascending by their original ids.
-
-    Args:
-        wanted, option: see `numbers_of`; None = all are.
-    """
+    ``wanted``, ``option``: see `numbers_of`; None = all are."""
     original = shard.original[ntype]
     if wanted is not None:
         names = job.read(lambda: read_ids(job.meta, ntype))
@@ -292,11 +276,8 @@ def listed_nodes(
 def embedded_nodes(
     job: Job, request: Request, shard: Shard, ntype: str, rows_of: Callable[[np.ndarray], Tensor]
 ) -> Iterator[Embedded]:
-    """Yield the embeddings of the requested owned nodes, in chunks.
-
-    Args:
-        rows_of: global ids ``[n]`` → embeddings ``[n, D]``.
-    """
+    """Yield the embeddings of the requested owned nodes, in chunks. ``rows_of``: global ids ``[n]``
+    → embeddings ``[n, D]``."""
     chosen = chosen_nodes(job, request, shard, ntype)
     rows = rows_of(chosen + shard.first(ntype))
     splits, size = node_splits(shard, ntype), chunk_rows(rows.shape[1])
@@ -307,14 +288,8 @@ def embedded_nodes(
 
 
 def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
-    """Return the node type of the requested embeddings.
-
-    Args:
-        there: node types with embeddings.
-
-    Raises:
-        InputError: the type has none, or none of several is named.
-    """
+    """Return the node type of the requested embeddings. ``there``: node types with embeddings.
+    Raises InputError if the type has none, or none of several is named."""
     if ntype is None and len(there) > 1:
         raise InputError(
             f"there are rows of several node types: {', '.join(there)}",
@@ -407,11 +382,7 @@ class Format:
 
 def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
     """Write tables to a Parquet file, a row group each, and return the number of rows. No file is
-    written without tables.
-
-    Raises:
-        OSError: the file cannot be written; nothing is left of it.
-    """
+    written without tables. Raises OSError if the file cannot be written; nothing is left of it."""
     tables = iter(tables)
     first = next(tables, None)
     if first is None:

@@ -102,11 +102,8 @@ def one_task(plane: Any, task: TaskModule, request: Request) -> tuple[Any, TaskM
 
 def recommend(plane: Any, task: TaskModule, request: Request) -> Iterator[Recommended]:
     """Yield lists for this rank's part of the requested sources, ascending by their ids. The
-    iterator must be exhausted. Collective. See `Recommender`.
-
-    Raises:
-        InputError: a source does not exist.
-    """
+    iterator must be exhausted. Collective. See `Recommender`. Raises InputError if a source does
+    not exist."""
     assert request.lists is not None
     one, _ = one_task(plane, task, request)
     source, k, control = one.etype[0], request.lists.k, one.control

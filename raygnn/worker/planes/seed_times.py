@@ -36,11 +36,8 @@ _REMEMBERED = 1 << 26  # edges of a history
 
 @dataclass(frozen=True)
 class Clock:
-    """``sampling.time`` and a request's times in the data's units. Collective.
-
-    Attributes:
-        warnings: about the times that were checked so far.
-    """
+    """``sampling.time`` and a request's times in the data's units. Collective. ``warnings``: about
+    the times that were checked so far."""
 
     job: Job
     shard: Shard
@@ -53,11 +50,8 @@ class Clock:
         return self.asked("at")
 
     def asked(self, name: Literal["at", "since"]) -> int | None:
-        """Return a time of the request in the data's units; None if it has none.
-
-        Raises:
-            DataError: it is a date, but times are not points in time; or in another unit.
-        """
+        """Return a time of the request in the data's units; None if it has none. Raises DataError
+        if it is a date, but times are not points in time; or in another unit."""
         value = None if self.job.request is None else getattr(self.job.request, name)
         return None if value is None else self.moment(value, f"--{name} {value}")
 

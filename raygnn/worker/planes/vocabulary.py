@@ -55,11 +55,7 @@ def edge_reads(config: Config) -> EdgeReads:
 
 def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType, int]:
     """Return edge type → number of relations, of the types that have the array; empty if the
-    network reads none. Collective.
-
-    Raises:
-        DataError: it does not hold whole numbers from 0.
-    """
+    network reads none. Collective. Raises DataError if it does not hold whole numbers from 0."""
     name, found = relation_array(config.model), dict[EdgeType, int]()
     if name is None:
         return {}
@@ -165,11 +161,8 @@ def target_key(config: Config, task: str, kind: str | None) -> str:
 
 
 def positive_class(job: Job, classes: int) -> int | None:
-    """Return the number of the class ``task.positive``; None if it is not set.
-
-    Raises:
-        ConfigError: there is no such class.
-    """
+    """Return the number of the class ``task.positive``; None if it is not set. Raises ConfigError
+    if there is no such class."""
     wanted = getattr(job.config.task, "positive", None)
     if wanted is None:
         return None
@@ -193,11 +186,8 @@ def positive_word(job: Job, classes: int) -> str | None:
 
 
 def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange) -> list[str]:
-    """Return warnings about the class that the metrics of one class are of. Collective.
-
-    Args:
-        labels: int64 ``[n]`` of this rank's seeds for training; -1 = unknown.
-    """
+    """Return warnings about the class that the metrics of one class are of. Collective. ``labels``:
+    int64 ``[n]`` of this rank's seeds for training; -1 = unknown."""
     task, word, texts = job.config.task, positive_word(job, classes), []
     if not isinstance(task, ClassTask) or task.several_labels or word is None:
         return []
@@ -227,11 +217,8 @@ def one_class_warnings(job: Job, labels: Tensor, classes: int, control: Exchange
 
 
 def check(trained: CategoryNames, found: CategoryNames) -> None:
-    """Check that categories have the same numbers as in the training.
-
-    Raises:
-        DataError: one has another number.
-    """
+    """Check that categories have the same numbers as in the training. Raises DataError if one has
+    another number."""
     for key in found.keys() & trained.keys():
         before, now = trained[key], found[key]
         for number, word in enumerate(now):
@@ -246,10 +233,7 @@ def check(trained: CategoryNames, found: CategoryNames) -> None:
 
 def check_transforms(trained: Mapping[str, Any], meta: PartitionMeta) -> None:
     """Check that features have the transforms of the training, if the partition has a manifest.
-
-    Raises:
-        DataError: one has not.
-    """
+    Raises DataError if one has not."""
     if (manifest := meta.manifest) is None:
         return
     for key in manifest.features:
