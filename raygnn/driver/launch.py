@@ -339,26 +339,22 @@ def explain(
             return cause
         text = plain(cause)
         kill = MemoryKill.from_text(text)
-        return TrainingError(
+        message = (
             f"it was killed by Ray for memory: {kill.why}"
             if kill
-            else f"a worker died: {_cause_line(text)}",
-            where=f"rank {rank}",
-            remedy=REMEDIES["memory" if kill else "died"],
-            rank=rank,
-            trace=text,
+            else f"a worker died: {_cause_line(text)}"
         )
+        remedy = REMEDIES["memory" if kill else "died"]
+        return TrainingError(message, where=f"rank {rank}", remedy=remedy, rank=rank, trace=text)
     if failures:
         return failures[0].as_error()
     text = plain(root)
     if (killed := _kill(text)) is not None:
         return killed
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
-    return TrainingError(
-        f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}",
-        remedy=(remedies or ["run again with -v to see Ray's own messages"])[0],
-        trace=plain(error),
-    )
+    message = f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}"
+    remedy = (remedies or ["run again with -v to see Ray's own messages"])[0]
+    return TrainingError(message, remedy=remedy, trace=plain(error))
 
 
 def plain(error: BaseException | None) -> str:

@@ -54,11 +54,9 @@ def check_packages(config: Config) -> None:
     """Raise ConfigError for a logger whose package is not installed."""
     for name in config.logging.loggers:
         if name in _PACKAGES and importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"the logger {name} needs a package that is not installed here",
-                where=config.where("logging.loggers"),
-                remedy=f"install it with `pip install {name}`, or leave {name} out",
-            )
+            message = f"the logger {name} needs a package that is not installed here"
+            remedy = f"install it with `pip install {name}`, or leave {name} out"
+            raise ConfigError(message, where=config.where("logging.loggers"), remedy=remedy)
 
 
 class Loggers:

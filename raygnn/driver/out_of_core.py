@@ -207,10 +207,9 @@ class RayTasks:
                 yield number, result
         except ray.exceptions.GetTimeoutError:
             needed = f"CPU and {gpus:g} GPUs" if gpus else "CPU"
-            raise PreflightError(
-                f"no node of Ray had a {needed} free within {wait} s, to encode text",
-                remedy="wait for other jobs to end, raise cluster.wait, or lower num_gpus",
-            ) from None
+            message = f"no node of Ray had a {needed} free within {wait} s, to encode text"
+            remedy = "wait for other jobs to end, raise cluster.wait, or lower num_gpus"
+            raise PreflightError(message, remedy=remedy) from None
         finally:
             stopped.set()
 

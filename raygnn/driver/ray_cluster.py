@@ -295,11 +295,9 @@ class RayCluster:
             if _connected() and (owner is None or owner._caller == self._caller):
                 return
             if owner is not None:
-                raise PreflightError(
-                    "another job of this process is on its Ray, and a process has one at most",
-                    remedy="train one after the other, or each in a process of its own: "
-                    "raygnn.launch",
-                )
+                message = "another job of this process is on its Ray, and a process has one at most"
+                remedy = "train one after the other, or each in a process of its own: raygnn.launch"
+                raise PreflightError(message, remedy=remedy)
             RayCluster._owner = self
         if not self.local and self._address in (None, "", "local"):
             what = "the Ray that this process was connected to has ended"
@@ -371,10 +369,9 @@ class RayCluster:
             return error
         if self.local:
             logs = self._keep_logs()
-            return PreflightError(
-                f"Ray did not start: {type(error).__name__}: {error}",
-                remedy=f"run again with -v{f', and look into {logs}' if logs else ''}",
-            )
+            message = f"Ray did not start: {type(error).__name__}: {error}"
+            remedy = f"run again with -v{f', and look into {logs}' if logs else ''}"
+            return PreflightError(message, remedy=remedy)
         return PreflightError(
             f"no connection to Ray: {type(error).__name__}: {error}",
             where=f"cluster.address: {self._address}",

@@ -90,11 +90,9 @@ def find_start(
     if found is None and rejected:
         raise checkpoint.unusable(run.checkpoints, rejected)
     if found is None and run.summary.get("status") == "done":
-        raise InputError(
-            "this run is done, and has no checkpoint to go on from",
-            where=str(run.path),
-            remedy="start over with --overwrite, or choose another name",
-        )
+        message = "this run is done, and has no checkpoint to go on from"
+        remedy = "start over with --overwrite, or choose another name"
+        raise InputError(message, where=str(run.path), remedy=remedy)
     return StartPoint(found, global_batch, tuple(rejected), resumed=True)
 
 

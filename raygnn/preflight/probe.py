@@ -253,11 +253,9 @@ def _token(storage: AnyPath) -> Iterator[AnyPath]:
         file.touch()
     except OSError as error:
         why = unwritable(storage) or error.strerror
-        raise InputError(
-            f"storage cannot be created or written: {why}",
-            where=str(storage),
-            remedy="make it writable for this user, or change storage",
-        ) from error
+        message = f"storage cannot be created or written: {why}"
+        remedy = "make it writable for this user, or change storage"
+        raise InputError(message, where=str(storage), remedy=remedy) from error
     try:
         yield file
     finally:

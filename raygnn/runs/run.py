@@ -460,11 +460,9 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(out)
     except ValueError:
-        raise TrainingError(
-            f"raygnn {verb} ended with {process.returncode} and no result",
-            remedy="run it on the command line, with -v",
-            trace=(err or out)[-_LAST:],
-        ) from None
+        message = f"raygnn {verb} ended with {process.returncode} and no result"
+        remedy = "run it on the command line, with -v"
+        raise TrainingError(message, remedy=remedy, trace=(err or out)[-_LAST:]) from None
     if process.returncode:
         raise error_of(process.returncode, result.get("error") or {})
     return result

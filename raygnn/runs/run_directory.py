@@ -95,11 +95,9 @@ def read_storage(text: str) -> Path | Uri:
     if scheme == "file" and rest.removeprefix("localhost").startswith("/"):
         return Path(unquote(urlsplit(text).path))
     if scheme == "file" or scheme not in SCHEMES or "\0" in text:
-        raise InputError(
-            f"{without_users(text)[:_SHOWN]!r} is no place for runs",
-            where="storage",
-            remedy=f"give a directory, or a URI that begins with {', '.join(SCHEMES)}",
-        )
+        message = f"{without_users(text)[:_SHOWN]!r} is no place for runs"
+        remedy = f"give a directory, or a URI that begins with {', '.join(SCHEMES)}"
+        raise InputError(message, where="storage", remedy=remedy)
     return Uri(text)
 
 
@@ -111,11 +109,8 @@ def local_path(text: str, where: str) -> Path:
             return Path(text).expanduser().absolute()
     except RuntimeError:
         pass  # ~name of no user
-    raise InputError(
-        f"{text[:_SHOWN]!r} is no path here",
-        where=where,
-        remedy="give a path; ~name needs a user of that name",
-    )
+    message = f"{text[:_SHOWN]!r} is no path here"
+    raise InputError(message, where=where, remedy="give a path; ~name needs a user of that name")
 
 
 def lost(path: Path, token: str) -> str | None:

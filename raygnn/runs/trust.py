@@ -178,11 +178,9 @@ def _check_sections(config: Mapping[str, Any], shown: str) -> None:
             sections[f"{name}.ranking"] = section.get("ranking")
     for name, section in sections.items():
         if section is not None and not isinstance(section, Mapping):
-            raise DataError(
-                f"{name} of its configuration is no section",
-                where=shown,
-                remedy="put back the config.yaml that training wrote",
-            )
+            message = f"{name} of its configuration is no section"
+            remedy = "put back the config.yaml that training wrote"
+            raise DataError(message, where=shown, remedy=remedy)
 
 
 def _file(spec: str) -> str:

@@ -278,10 +278,9 @@ class ControlHandle:
         except OutOfMemoryError:  # its text says which process Ray killed, and why
             raise
         except RayError as error:
-            raise TrainingError(
-                f"the command that started this job does not answer: {type(error).__name__}",
-                remedy="check the process of raygnn train, and continue with --resume",
-            ) from error
+            message = f"the command that started this job does not answer: {type(error).__name__}"
+            remedy = "check the process of raygnn train, and continue with --resume"
+            raise TrainingError(message, remedy=remedy) from error
 
     def _poll(self, method: str, *args: Any, default: Any) -> Any:
         """Return the answer to the previous call, if it has come, and call again."""

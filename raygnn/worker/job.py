@@ -164,10 +164,9 @@ class Sizes:
         model was trained for."""
         known = counted if self._trained is None else self._trained.get(name, 0)
         if counted > known:
-            raise DataError(
-                f"the data have {counted:,} {name}, but the model was trained for {known:,}",
-                remedy="predict for data like those of the training, or train on these, too",
-            )
+            message = f"the data have {counted:,} {name}, but the model was trained for {known:,}"
+            remedy = "predict for data like those of the training, or train on these, too"
+            raise DataError(message, remedy=remedy)
         self.found[name] = known
         return known
 

@@ -244,11 +244,9 @@ class Rank(RankSetup):
 
     def _check_schedule(self, has_val: bool) -> None:
         if self.config.train.schedule.kind == "plateau" and not has_val:
-            raise ConfigError(
-                "plateau follows the validation metric, but the validation split is empty",
-                where="train.schedule.kind",
-                remedy="choose another kind, or give the data a validation split",
-            )
+            message = "plateau follows the validation metric, but the validation split is empty"
+            remedy = "choose another kind, or give the data a validation split"
+            raise ConfigError(message, where="train.schedule.kind", remedy=remedy)
 
     def _evaluate(
         self, plane: Plane, task: TaskModule, split: str, keep: Kept | None = None

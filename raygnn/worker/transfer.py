@@ -78,11 +78,9 @@ class Transfer(pl.Callback):
         taken, left = take(self._init, weights.read(found), task.model.state_dict())
         rows = self._load_rows(job, initial, found, task, ranks, left)
         if not taken and not rows:
-            raise ConfigError(
-                f"none of the weights of {initial.run} fits this model",
-                where="train.init.run",
-                remedy="; ".join(f"{name}: {why}" for name, why in list(left.items())[:_SHOWN]),
-            )
+            message = f"none of the weights of {initial.run} fits this model"
+            remedy = "; ".join(f"{name}: {why}" for name, why in list(left.items())[:_SHOWN])
+            raise ConfigError(message, where="train.init.run", remedy=remedy)
         self.found = {"run": initial.run, "sha256": found.sha256, "taken": taken, "left": left}
         self.found |= {"rows": rows, "frozen": self._frozen}
         before, now = found.words or {}, vocabulary.words(job)

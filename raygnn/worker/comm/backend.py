@@ -117,13 +117,12 @@ def _verify(plan: CommPlan) -> None:
     found = _in_force()
     for name, wanted in {**_given, "backend": plan.backend}.items():
         if found[name] != wanted:
-            raise TrainingError(
+            message = (
                 f"{name} is {_shown(name, found[name])!r} after the process group was created, "
-                f"instead of {_shown(name, wanted)!r}",
-                where=f"rank {rank} on {host}",
-                remedy="find what sets it in that node's start-up or in the model's module",
-                rank=rank,
+                f"instead of {_shown(name, wanted)!r}"
             )
+            remedy = "find what sets it in that node's start-up or in the model's module"
+            raise TrainingError(message, where=f"rank {rank} on {host}", remedy=remedy, rank=rank)
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -69,11 +69,9 @@ class GraphPlane:
         samples = job.read(lambda: open_collection(config, job.partition, others=not trains))
         train = samples.splits["train"]
         if not len(train) and trains:
-            raise DataError(
-                f"none of {samples.num} graphs is left to train on",
-                where=str(job.partition),
-                remedy="lower graph.val and graph.test, or give more graphs",
-            )
+            message = f"none of {samples.num} graphs is left to train on"
+            remedy = "lower graph.val and graph.test, or give more graphs"
+            raise DataError(message, where=str(job.partition), remedy=remedy)
         pattern = samples[0] if others is None else _trained_on(others)
         model = config.model
         inputs = {
@@ -164,11 +162,9 @@ class GraphPlane:
         """Yield the pooled inputs of the last linear layer: see `Plane`."""
         model = task.model
         if not isinstance(model, GraphNetwork):
-            raise InputError(
-                "your own model class has no embeddings",
-                where="model.kind",
-                remedy="embeddings are available for the built-in kinds",
-            )
+            message = "your own model class has no embeddings"
+            remedy = "embeddings are available for the built-in kinds"
+            raise InputError(message, where="model.kind", remedy=remedy)
         width, run = model.readout.in_features, model.represent
         for numbers, rows, _, splits in self._chunks(task, request, width, run):
             yield Embedded(numbers, rows, splits)
@@ -289,11 +285,9 @@ class GraphPlane:
     def _out_features(self) -> int:
         y, task, trains = self.pattern.y, self.config.task, self.job.others is None
         if task.several_labels and trains and not (self._targets() >= 0).any():
-            raise DataError(
-                f"no graph has a known label {task.target!r}",
-                where=self._where,
-                remedy="provide labels of 0 and 1; -1 and NaN are unknown",
-            )
+            message = f"no graph has a known label {task.target!r}"
+            remedy = "provide labels of 0 and 1; -1 and NaN are unknown"
+            raise DataError(message, where=self._where, remedy=remedy)
         if not task.classifies:
             return 1 if y is None else max(1, y.numel())
         classes = self.samples.num_classes or 0
@@ -325,11 +319,10 @@ def _trained_on(weights: Weights) -> Sample:
     try:
         return Sample.from_description(weights.like or {})
     except ValueError:
-        raise DataError(
-            "its schema of the training graphs is invalid",
-            where=str(weights.path.with_suffix(".json")),
-            remedy="restore the file that training wrote, or train again",
-        ) from None
+        message = "its schema of the training graphs is invalid"
+        where = str(weights.path.with_suffix(".json"))
+        remedy = "restore the file that training wrote, or train again"
+        raise DataError(message, where=where, remedy=remedy) from None
 
 
 def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:

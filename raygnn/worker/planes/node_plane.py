@@ -147,11 +147,9 @@ class NodePlane(PartitionPlane):
         elif isinstance(model, Network) and model.num_layers > 1:
             there = model.computes(model.num_layers - 2)
         else:
-            raise InputError(
-                "the model has no hidden layer",
-                where="model.layers" if isinstance(model, Network) else "model.kind",
-                remedy="embeddings are of built-in kinds with 2 layers or more",
-            )
+            where = "model.layers" if isinstance(model, Network) else "model.kind"
+            remedy = "embeddings are of built-in kinds with 2 layers or more"
+            raise InputError("the model has no hidden layer", where=where, remedy=remedy)
         ntype = pick_ntype(request.ntype or self.ntype, there)
 
         def rows_of(ids: np.ndarray) -> Tensor:

@@ -493,11 +493,9 @@ class PartitionPlane:
             return 0
         lowest = int(values.min()) if len(values) else 0
         if self.control.max(-lowest) > 0:
-            raise DataError(
-                f"array {name!r} of node type {ntype!r} has categories below 0",
-                where=str(self.job.partition),
-                remedy="number the categories from 0, or remove it from model.categories",
-            )
+            message = f"array {name!r} of node type {ntype!r} has categories below 0"
+            remedy = "number the categories from 0, or remove it from model.categories"
+            raise DataError(message, where=str(self.job.partition), remedy=remedy)
         count = self.control.max(int(values.max()) + 1 if len(values) else 0)
         count = max(count, len(self._words(ntype, name)))
         return self.sizes.resolve(f"categories of {ntype}/{name}", count)

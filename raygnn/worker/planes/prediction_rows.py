@@ -113,11 +113,9 @@ def check_array(name: str, ntype: str, shapes: Mapping[str, Sequence[int]]) -> N
     """Raise InputError unless the array of candidates has one number per node."""
     there = [array for array, shape in shapes.items() if np.prod(shape) == 1]
     if name not in there:
-        raise InputError(
-            f"node type {ntype!r} has no array {name!r} of a number for each node",
-            where="--candidates",
-            remedy=f"name a file of ids, or one of the arrays: {', '.join(there) or 'none'}",
-        )
+        message = f"node type {ntype!r} has no array {name!r} of a number for each node"
+        remedy = f"name a file of ids, or one of the arrays: {', '.join(there) or 'none'}"
+        raise InputError(message, where="--candidates", remedy=remedy)
 
 
 def _column(file: Path, key: str) -> Any:
@@ -126,11 +124,9 @@ def _column(file: Path, key: str) -> Any:
             names = source.schema_arrow.names
             name = names[0] if len(names) == 1 else key
             if name not in names:
-                raise InputError(
-                    f"there is no column {key!r}; there are: {', '.join(names)}",
-                    where=str(file),
-                    remedy=f"call it {key}, or leave only one column",
-                )
+                message = f"there is no column {key!r}; there are: {', '.join(names)}"
+                remedy = f"call it {key}, or leave only one column"
+                raise InputError(message, where=str(file), remedy=remedy)
             values = source.read([name]).column(name).combine_chunks()
             if values.null_count:
                 row = pc.index(values.is_null(), True).as_py() + 1
@@ -162,11 +158,8 @@ def _as(values: Any, kind: Any, option: str) -> Any:
     try:
         return values.cast(kind)
     except pa.ArrowException:
-        raise InputError(
-            f"these ids are {values.type}, those of the graph are {kind}",
-            where=option,
-            remedy=_REMEDY,
-        ) from None
+        message = f"these ids are {values.type}, those of the graph are {kind}"
+        raise InputError(message, where=option, remedy=_REMEDY) from None
 
 
 _VALUES = 2**22  # outputs in a chunk: 16 MiB
@@ -291,18 +284,12 @@ def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
     """Return the node type of the requested embeddings. ``there``: node types with embeddings.
     Raises InputError if the type has none, or none of several is named."""
     if ntype is None and len(there) > 1:
-        raise InputError(
-            f"there are rows of several node types: {', '.join(there)}",
-            where="--ntype",
-            remedy="choose one with --ntype",
-        )
+        message = f"there are rows of several node types: {', '.join(there)}"
+        raise InputError(message, where="--ntype", remedy="choose one with --ntype")
     ntype = ntype or there[0]
     if ntype not in there:
-        raise InputError(
-            f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}",
-            where=f"--ntype {ntype}",
-            remedy="choose one of these",
-        )
+        message = f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}"
+        raise InputError(message, where=f"--ntype {ntype}", remedy="choose one of these")
     return ntype
 
 

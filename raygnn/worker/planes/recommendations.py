@@ -84,11 +84,8 @@ class Recommender:
         keys = (sources + shard.first(source)) * plane.relations + self.relation
         scores, names = self.search.lists(keys, kept, k, self._names)
         if plane.control.max(int(np.isnan(scores).any())):
-            raise DataError(
-                "scores of this model are NaN",
-                where=str(self._weights),
-                remedy="train again with finite weights: a lower train.lr, or train.clip",
-            )
+            remedy = "train again with finite weights: a lower train.lr, or train.clip"
+            raise DataError("scores of this model are NaN", where=str(self._weights), remedy=remedy)
         return Recommended(shard.original[source][sources].astype(np.int64), names, scores)
 
 

@@ -161,12 +161,9 @@ def times_of(values: Any, kind: str, name: str) -> np.ndarray:
     times = None if values is None else np.asarray(values)
     if times is None or times.dtype.kind not in "iu" or times.ndim != 1:
         stored = "there is none" if times is None else f"it is {times.dtype} {list(times.shape)}"
-        raise DataError(
-            f"array {name!r} of {kind} must hold their times, but {stored}",
-            where="sampling.time",
-            remedy="name an array with one whole number each (sampling.time.seeds, "
-            "task.split.time)",
-        )
+        message = f"array {name!r} of {kind} must hold their times, but {stored}"
+        remedy = "name an array with one whole number each (sampling.time.seeds, task.split.time)"
+        raise DataError(message, where="sampling.time", remedy=remedy)
     return times.astype(np.int64)
 
 

@@ -88,11 +88,9 @@ def count_numbers(
 
 
 def _unusable(etype: EdgeType, name: str, what: str, key: str) -> DataError:
-    return DataError(
-        f"edge array {name!r} of {etype_str(etype)!r} {what}",
-        where=key,
-        remedy="provide one whole number from 0 for each edge, or name another array",
-    )
+    message = f"edge array {name!r} of {etype_str(etype)!r} {what}"
+    remedy = "provide one whole number from 0 for each edge, or name another array"
+    return DataError(message, where=key, remedy=remedy)
 
 
 CategoryNames = Mapping[str, Sequence[Any]]
@@ -168,11 +166,8 @@ def positive_class(job: Job, classes: int) -> int | None:
         return None
     known = [str(word) for word in target_words(job) or range(classes)]
     if str(wanted) not in known:
-        raise ConfigError(
-            f"there is no class {wanted!r}; the classes are {', '.join(known[:20])}",
-            where="task.positive",
-            remedy="name one of them",
-        )
+        message = f"there is no class {wanted!r}; the classes are {', '.join(known[:20])}"
+        raise ConfigError(message, where="task.positive", remedy="name one of them")
     return known.index(str(wanted))
 
 
@@ -225,10 +220,8 @@ def check(trained: CategoryNames, found: CategoryNames) -> None:
             if number < len(before) and before[number] == word:
                 continue
             was = f"{before[number]!r} was" if number < len(before) else "there was none"
-            raise DataError(
-                f"of {key}, {word!r} is number {number}, and when the model was trained {was}",
-                remedy=_AGAIN,
-            )
+            message = f"of {key}, {word!r} is number {number}, and when the model was trained {was}"
+            raise DataError(message, remedy=_AGAIN)
 
 
 def check_transforms(trained: Mapping[str, Any], meta: PartitionMeta) -> None:
