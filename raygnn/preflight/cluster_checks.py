@@ -51,11 +51,8 @@ def nodes_answer(job: JobFacts) -> Iterator[Finding]:
         )
         return
     for node in job.silent:
-        yield error(
-            f"the node gave no facts: {node.problem}",
-            "look after that node, take it out of the cluster, or raise cluster.probe_timeout",
-            [node.node],
-        )
+        remedy = "look after that node, take it out of the cluster, or raise cluster.probe_timeout"
+        yield error(f"the node gave no facts: {node.problem}", remedy, [node.node])
 
 
 def versions_supported(job: JobFacts) -> Iterator[Finding]:
@@ -198,11 +195,8 @@ def interfaces_there(job: JobFacts) -> Iterator[Finding]:
         problem = None if given is None else _gloo_problem(given, interfaces, several)
         if problem:
             whose = "comm.env" if "GLOO_SOCKET_IFNAME" in env else "that node's environment"
-            yield error(
-                f"GLOO_SOCKET_IFNAME is {given!r}: {problem}",
-                f"remove it from {whose}: raygnn finds the interface of each node itself",
-                [node.node],
-            )
+            remedy = f"remove it from {whose}: raygnn finds the interface of each node itself"
+            yield error(f"GLOO_SOCKET_IFNAME is {given!r}: {problem}", remedy, [node.node])
 
 
 def _several_addresses(job: JobFacts) -> bool:
@@ -236,11 +230,9 @@ def debug_level_safe(job: JobFacts) -> Iterator[Finding]:
         # torch then wraps the default process group, and DDP's logger crashes on it
         fatal = "DistributedDataParallel dies of a segmentation fault with it"
         effect = fatal if level == "DETAIL" else "torch knows OFF, INFO and DETAIL"
-        yield error(
-            f"{name} is {level or 'empty'}: {effect}",
-            "unset it, and set comm.debug to true: collectives are compared then, too",
-            nodes if for_all is None else (),
-        )
+        what = f"{name} is {level or 'empty'}: {effect}"
+        remedy = "unset it, and set comm.debug to true: collectives are compared then, too"
+        yield error(what, remedy, nodes if for_all is None else ())
 
 
 def network_reach(job: JobFacts) -> Iterator[Finding]:

@@ -75,11 +75,8 @@ def devices_suit(job: JobFacts) -> Iterator[Finding]:
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
     if gpus and without_cuda:
-        yield error(
-            f"cluster.gpus_per_worker is {gpus}, but torch is a build without CUDA",
-            "install a CUDA build of torch there",
-            without_cuda,
-        )
+        what = f"cluster.gpus_per_worker is {gpus}, but torch is a build without CUDA"
+        yield error(what, "install a CUDA build of torch there", without_cuda)
     if not config.model.takes_dgl:
         return
     if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
@@ -98,11 +95,9 @@ def _dgl_suits(job: JobFacts) -> Iterator[Finding]:
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
     if gpus and on_cpus:
-        yield warn(
-            f"DGL is a build for CPUs: if {config.model.kind} uses dgl.nn, it cannot run on GPUs",
-            "build it of raygnn.models or plain torch, or set cluster.gpus_per_worker to 0",
-            on_cpus,
-        )
+        what = f"DGL is a build for CPUs: if {config.model.kind} uses dgl.nn, it cannot run on GPUs"
+        remedy = "build it of raygnn.models or plain torch, or set cluster.gpus_per_worker to 0"
+        yield warn(what, remedy, on_cpus)
 
 
 def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
@@ -112,11 +107,8 @@ def bf16_is_there(job: JobFacts) -> Iterator[Finding]:
     for node in job.holding:
         old = sorted({gpu.model for gpu in node.gpus if gpu.capability and gpu.capability < _BF16})
         if old:
-            yield warn(
-                f"{', '.join(old)} cannot compute in bf16 (compute capability below 8.0)",
-                "set precision to fp16-mixed or fp32",
-                [node.node],
-            )
+            what = f"{', '.join(old)} cannot compute in bf16 (compute capability below 8.0)"
+            yield warn(what, "set precision to fp16-mixed or fp32", [node.node])
 
 
 def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
@@ -139,11 +131,9 @@ def gpus_are_there(job: JobFacts) -> Iterator[Finding]:
                 nodes_of[gpu.uuid].append(holder.node)
     for uuid, nodes in nodes_of.items():
         if len(nodes) > 1:
-            yield error(
-                f"GPU {uuid} is given away more than once: two ranks would be on one GPU",
-                "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES",
-                nodes,
-            )
+            what = f"GPU {uuid} is given away more than once: two ranks would be on one GPU"
+            remedy = "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES"
+            yield error(what, remedy, nodes)
 
 
 def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
@@ -151,11 +141,8 @@ def gpus_are_free(job: JobFacts) -> Iterator[Finding]:
     for node in job.holding if job.config.cluster.gpus_per_worker else ():
         processes = sorted({pid for gpu in node.gpus for pid in gpu.processes})
         if processes:
-            yield warn(
-                f"other processes use its GPUs: {', '.join(map(str, processes[:5]))}",
-                "end them, or expect less memory and speed",
-                [node.node],
-            )
+            what = f"other processes use its GPUs: {', '.join(map(str, processes[:5]))}"
+            yield warn(what, "end them, or expect less memory and speed", [node.node])
 
 
 def model_runs(job: JobFacts) -> Iterator[Finding]:
@@ -226,11 +213,8 @@ def _gpu_memory_fits(job: JobFacts) -> Iterator[Finding]:
     for node in job.holding:
         smallest = min((gpu.memory for gpu in node.gpus if gpu.memory), default=None)
         if smallest is not None and need > smallest:
-            yield error(
-                f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory",
-                REMEDIES[WEIGHTS],
-                [node.node],
-            )
+            what = f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory"
+            yield error(what, REMEDIES[WEIGHTS], [node.node])
 
 
 def disk_space(job: JobFacts) -> Iterator[Finding]:
@@ -260,11 +244,9 @@ def cache_usable(job: JobFacts) -> Iterator[Finding]:
     place = job.config.staging.path or "the temporary directory (staging.path is null)"
     for node in job.holding:
         if node.cache is not None:
-            yield error(
-                f"copies of the partition cannot be kept in {place}: {node.cache}",
-                "set staging.path to a directory of your own, which need not exist",
-                [node.node],
-            )
+            what = f"copies of the partition cannot be kept in {place}: {node.cache}"
+            remedy = "set staging.path to a directory of your own, which need not exist"
+            yield error(what, remedy, [node.node])
 
 
 def cache_space(job: JobFacts) -> Iterator[Finding]:

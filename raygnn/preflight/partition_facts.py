@@ -145,10 +145,8 @@ def edge_target(
             "set task.target to one of them, or task.etype to the type that has it",
         )
     if model.relation is not None and model.relation not in names:
-        return (
-            f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)",
-            "set model.relation to an array of whole numbers, or leave it out",
-        )
+        problem = f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)"
+        return problem, "set model.relation to an array of whole numbers, or leave it out"
     target = None if task.of_links else task.target
     if model.relation is not None and model.relation == target:
         return (
@@ -172,10 +170,8 @@ def edge_target(
         )
     masked = any(name in names for name in MASKS)
     if masked and task.split is not None and (task.split.val or task.split.test):
-        return (
-            f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
-            "remove task.split, or give the graph without masks of edges",
-        )
+        problem = f"task.split would be ignored: edges of type {etype_str(etype)} have masks"
+        return problem, "remove task.split, or give the graph without masks of edges"
     reverse = _reverse(task, etype, arrays, reverses)
     if isinstance(reverse, str):
         return reverse, "set task.reverse to a type that joins them the other way round"
@@ -187,10 +183,8 @@ def edge_target(
     decoder = model.decoder or ("dot" if relation is None else "distmult")
     weights = decoder not in ("dot", "cosine") or model.embedding is not None
     if task.of_links and model.kind == NO_LAYERS and not weights:
-        return (
-            f"model.kind none with the decoder {decoder} has no weights",
-            "set model.embedding, or model.decoder to distmult or mlp, or another model.kind",
-        )
+        remedy = "set model.embedding, or model.decoder to distmult or mlp, or another model.kind"
+        return f"model.kind none with the decoder {decoder} has no weights", remedy
     split = EdgeSplit(etype, reverse)
     if not masked:
         time = config.split_time
@@ -208,20 +202,16 @@ def _etype(
         if len(named) == 1:
             return named[0]
         how = "no edge type" if not named else "more than one edge type"
-        return (
-            f"{how} is called {task.etype!r} (task.etype); there are: {listed}",
-            "name one of them as source:relation:target",
-        )
+        problem = f"{how} is called {task.etype!r} (task.etype); there are: {listed}"
+        return problem, "name one of them as source:relation:target"
     candidates = [etype for etype in arrays if etype not in made]
     if len(candidates) > 1:
         marks = MASKS if task.of_links else (task.target,)
         candidates = [e for e in candidates if not arrays[e].keys().isdisjoint(marks)]
     if len(candidates) == 1:
         return candidates[0]
-    return (
-        f"which edges are to be predicted is not clear; there are: {listed}",
-        "say it with task.etype",
-    )
+    problem = f"which edges are to be predicted is not clear; there are: {listed}"
+    return problem, "say it with task.etype"
 
 
 def _reverse(
