@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -101,7 +100,8 @@ def make_out_of_core(
 def _check(config: Config, missing: Missing, expected: Needs) -> None:
     check_available(config, "partitioning the graph out of core", expected.memory)
     place = next(path for path in missing.draft.absolute().parents if path.exists())
-    free = shutil.disk_usage(place).free + _held(missing.stages)
+    stages = (path for path in missing.stages.rglob("*") if path.is_file())
+    free = shutil.disk_usage(place).free + sum(path.stat().st_size for path in stages)
     if free < expected.disk and "disk_space" not in config.cluster.allow:
         raise PreflightError(
             f"partitioning the graph out of core takes about {size(expected.disk)} of disk, and "
@@ -110,10 +110,6 @@ def _check(config: Config, missing: Missing, expected: Needs) -> None:
             remedy="free space, or set storage or partition.path to a larger disk; "
             "cluster.allow: [disk_space] tries it all the same",
         )
-
-
-def _held(stages: Path) -> int:
-    return sum(path.stat().st_size for path in stages.rglob("*") if path.is_file())
 
 
 class RayTasks:

@@ -179,7 +179,8 @@ def shared_memory(job: JobFacts) -> Iterator[Finding]:
 def interfaces_there(job: JobFacts) -> Iterator[Finding]:
     """Every interface in `GLOO_SOCKET_IFNAME` exists and is up, and one interface has Ray's
     address."""
-    several, env = _several_addresses(job), job.config.comm.env
+    several = len({node.network.address for node in job.holding}) > 1
+    env = job.config.comm.env
     for node in job.holding:
         interfaces = {interface.name: interface for interface in node.network.interfaces}
         if not interfaces:
@@ -197,10 +198,6 @@ def interfaces_there(job: JobFacts) -> Iterator[Finding]:
             whose = "comm.env" if "GLOO_SOCKET_IFNAME" in env else "that node's environment"
             remedy = f"remove it from {whose}: raygnn finds the interface of each node itself"
             yield error(f"GLOO_SOCKET_IFNAME is {given!r}: {problem}", remedy, [node.node])
-
-
-def _several_addresses(job: JobFacts) -> bool:
-    return len({node.network.address for node in job.holding}) > 1
 
 
 def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool) -> str | None:

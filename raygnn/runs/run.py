@@ -252,7 +252,6 @@ class Run:
         return metrics
 
     def _rows(self, verb: str, **options: Any) -> pandas.DataFrame:
-        """Return the rows that a verb writes."""
         import pandas
 
         with TemporaryDirectory(prefix=f"raygnn-{verb}-") as directory:

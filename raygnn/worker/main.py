@@ -86,7 +86,7 @@ def recorded(
         attempt=attempt,
         command=job.started,
         timeout=job.config.comm.timeout.seconds,
-        own=_own_packages(job.config),
+        own={re.split("[.:]", name)[0] for name in job.config.own_steps},
     )
     watch = threading.Thread(target=_watch, args=(job, recorder), name="raygnn-watch", daemon=True)
     watch.start()
@@ -127,10 +127,6 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
     with suppress(Exception):
         recorder.write("the command ended it")
     os._exit(1)
-
-
-def _own_packages(config: Config) -> set[str]:
-    return {re.split("[.:]", name)[0] for name in config.own_steps}
 
 
 def _run(job: Job, rank: int, size: int, send_files: Callable[[], None]) -> None:

@@ -251,7 +251,8 @@ class Records(pl.Callback):
         table = torch.zeros(world.size, len(own) + _BINS, dtype=torch.float64)
         table[world.rank, : len(own)] = torch.tensor(list(own.values()), dtype=torch.float64)
         for batch, value in reductions:
-            table[world.rank, len(own) + self._bin(batch)] += value
+            at = min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
+            table[world.rank, len(own) + at] += value
         facts = _Window(
             trainer.global_step,
             trainer.current_epoch,
@@ -275,9 +276,6 @@ class Records(pl.Callback):
         self._window_start = now
         if work is None:
             self.write_pending()
-
-    def _bin(self, batch: int) -> int:
-        return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
 
     def _put(self, window: _Window, ranks: dict[str, list[float]]) -> None:
         """Write the records of a window: means over the ranks, and figures of each rank."""

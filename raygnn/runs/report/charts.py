@@ -352,7 +352,8 @@ def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
             ranks = row.get(name, [])[:size]
             column[index, : len(ranks)] = ranks
         columns[name] = column
-    return StepSeries(_steps([step for step, _ in rows]), columns)
+    steps = [min(max(step, -(2**62)), 2**62) for step, _ in rows]
+    return StepSeries(np.array(steps, dtype=np.int64), columns)
 
 
 def over(function: Callable[..., Any], array: Any, axis: int) -> FloatArray:
@@ -369,7 +370,3 @@ def plain(array: FloatArray) -> list[float | None]:
 
 def _rounded(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _steps(steps: Sequence[int]) -> NDArray[np.int64]:
-    return np.array([min(max(step, -(2**62)), 2**62) for step in steps], dtype=np.int64)

@@ -315,7 +315,6 @@ class GraphPlane:
 
 
 def _trained_on(weights: Weights) -> Sample:
-    """Return the schema of the training graphs."""
     try:
         return Sample.from_description(weights.like or {})
     except ValueError:
