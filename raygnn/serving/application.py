@@ -112,7 +112,7 @@ class NodeBody(_Body):
         return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain, *rows)
 
 
-Rows = Annotated[dict[str, dict[str, list[Any]]], Field(description="of each type, by array")]
+TypedArrays = Annotated[dict[str, dict[str, list[Any]]], Field(description="of each type, by array")]
 
 
 class GraphRows(BaseModel):
@@ -121,8 +121,8 @@ class GraphRows(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: Rows
-    edges: Rows
+    nodes: TypedArrays
+    edges: TypedArrays
 
 
 class GraphBody(_Body):

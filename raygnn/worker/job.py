@@ -139,10 +139,16 @@ RELATIONS = "relations of the edges to predict"  # name of their number among `S
 
 
 class Sizes:
-    """Sizes of a model that are counted in the data: classes, categories, relations. ``trained``:
-    name → size of the trained model, other data may have less; ``found``: name → size of the model;
-    ``like``: schema of many graphs, see `Sample.describe`, None of one graph; ``latest``: see
-    `raygnn.checkpoint.weights.About`."""
+    """Sizes of a model that are counted in the data: classes, categories, relations.
+
+    Args:
+        trained: name → size of the trained model; other data may have less.
+
+    Attributes:
+        found: name → size of the model.
+        like: schema of many graphs, see `Sample.describe`; None of one graph.
+        latest: see `raygnn.checkpoint.weights.About`.
+    """
 
     def __init__(
         self, trained: Mapping[str, int] | None = None, like: Mapping[str, Any] | None = None
