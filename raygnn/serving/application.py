@@ -112,7 +112,9 @@ class NodeBody(_Body):
         return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain, *rows)
 
 
-TypedArrays = Annotated[dict[str, dict[str, list[Any]]], Field(description="of each type, by array")]
+TypedArrays = Annotated[
+    dict[str, dict[str, list[Any]]], Field(description="type → array → rows, as /schema says")
+]
 
 
 class GraphRows(BaseModel):
