@@ -521,13 +521,13 @@ TaskConfig: TypeAlias = Annotated[
     | Annotated[LinkPrediction, Tag("link_prediction")]
     | Annotated[GraphClassification, Tag("graph_classification")]
     | Annotated[GraphRegression, Tag("graph_regression")],
-    Discriminator(lambda value: _tag(value)),
+    Discriminator(lambda value: built_in_kind(value)),
     by_kind(lambda: TASKS, "node_classification"),
 ]
 TASKS = classes_of(TaskConfig)
 
 
-def _tag(value: Any) -> str | None:
+def built_in_kind(value: Any) -> str | None:
     """Return the built-in kind of a task; of your own step, the value of ``like``."""
     get = value.get if isinstance(value, dict) else partial(getattr, value)
     kind = get("kind", None)
@@ -587,7 +587,7 @@ AnyOfTasks: TypeAlias = Annotated[
     | Annotated[EdgeClassificationOfTasks, Tag("edge_classification")]
     | Annotated[EdgeRegressionOfTasks, Tag("edge_regression")]
     | Annotated[LinkPredictionOfTasks, Tag("link_prediction")],
-    Discriminator(lambda value: _tag(value)),
+    Discriminator(lambda value: built_in_kind(value)),
     by_kind(lambda: SEVERAL_TASKS, "node_classification"),
 ]
 SEVERAL_TASKS = classes_of(AnyOfTasks)

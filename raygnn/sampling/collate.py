@@ -278,12 +278,13 @@ class GraphBatchMaker:
             digest.update(split.encode() + numbers.astype(np.int64).tobytes())
         return digest.hexdigest()
 
-    def join(self, numbers: np.ndarray, samples: list[Sample] | None = None) -> GraphBatch:
-        """Build a batch for evaluation of the graphs of these numbers, or of others
-        (``samples``)."""
-        total = len(numbers)
-        if samples is None:
-            samples = [self.samples[number] for number in numbers.tolist()]
+    def join(
+        self, numbers: np.ndarray, among: Collection | Sequence[Sample] | None = None
+    ) -> GraphBatch:
+        """Build a batch for evaluation of the graphs of these numbers ``among`` others; None = the
+        collection's."""
+        graphs, total = self.samples if among is None else among, len(numbers)
+        samples = [graphs[number] for number in numbers.tolist()]
         return self._joined(numbers, samples, total=total, window=max(1, total), epoch=0, step=0)
 
     def _joined(self, numbers: np.ndarray, samples: list[Sample], **facts: Any) -> GraphBatch:

@@ -29,6 +29,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from raygnn import __version__
+from raygnn.config.task import built_in_kind
 from raygnn.errors import RaygnnError
 from raygnn.runs.run import Run, open_run
 from raygnn.serving.graph_answers import GraphAnswers
@@ -427,5 +428,4 @@ def _kinds(run: Run, task: str | None) -> set[str]:
     """Return what each task, or the one of this name, predicts: ``node``, ``link``, ``graph``."""
     tasks = run.config.get("tasks") or {task: run.config.get("task") or {}}
     chosen = tasks.values() if task is None else [tasks.get(task, {})]
-    names = [str(one.get("like") or one.get("kind")) for one in chosen]
-    return {name.partition("_")[0] for name in names}
+    return {str(built_in_kind(one)).partition("_")[0] for one in chosen}

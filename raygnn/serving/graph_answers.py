@@ -98,13 +98,12 @@ class GraphAnswers:
             likes |= dict.fromkeys(_ENDS, torch.empty(0, dtype=torch.int64))
         _check_names(given, likes, where)
         schema = self._plane.schema
-        categories = (schema.categories if isinstance(kind, str) else schema.edge_categories).get(
-            kind, {}
-        )
+        categories = {**schema.categories, **schema.edge_categories}.get(kind, {})
         arrays = {name: _rows(given[name], like, f"{where}.{name}") for name, like in likes.items()}
+        first = min(arrays)
         for name, rows in arrays.items():
-            if len(rows) != len(arrays[min(arrays)]):
-                what = f"it has {len(rows)} rows, and {min(arrays)} {len(arrays[min(arrays)])}"
+            if len(rows) != len(arrays[first]):
+                what = f"it has {len(rows)} rows, and {first} {len(arrays[first])}"
                 raise RequestError(what, where=f"{where}.{name}", remedy="give equally many")
             if name in categories:
                 _check_range(rows, categories[name][0], f"{where}.{name}")

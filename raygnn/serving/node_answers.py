@@ -17,8 +17,8 @@ from raygnn.graph.data import etype_str
 from raygnn.graph.staging.neighbourhood import neighbourhood
 from raygnn.graph.staging.shard import Shard
 from raygnn.prediction.request import moment_of
+from raygnn.sampling.collate import names_of
 from raygnn.sampling.exchange import Ids, as_ids
-from raygnn.sampling.features import SCALE
 from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
@@ -132,7 +132,7 @@ class NodeAnswers:
         if graph.get("format") != "tables":
             what = "the graph of this run is not made of tables"
         elif config.model.embedding is not None:
-            what = "new nodes have no learned rows (model.embedding)"
+            what = "new nodes have no rows in the embedding table (model.embedding)"
         elif (how := graph.get("normalize")) not in (None, "none"):
             what = f"features are scaled by all of them (graph.normalize: {how})"
         if what is not None:
@@ -154,10 +154,7 @@ class NodeAnswers:
         known = [name for name in one.ids if name not in own]
         places = {**own, **dict(zip(known, self.ids.positions(known, "ids").tolist()))}
         ids = np.array([places[name] for name in one.ids])
-        arrays = {
-            t: {*i.plain, *i.scaled, *(n + SCALE for n in i.scaled), *i.categories}
-            for t, i in plane.inputs.items()
-        }
+        arrays = {t: {*names_of(inputs)} for t, inputs in plane.inputs.items()}
         if plane.time is not None and self._config.table is None:
             arrays[ntype].add(plane.time)
         reads = edge_reads(self._config)

@@ -224,6 +224,14 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
     assert _kinds(run, "likes") == {"link"}
 
 
+def test_your_own_task_has_the_routes_of_the_kind_that_it_is_like() -> None:
+    own: dict[str, Any] = {"kind": "steps:Own"}
+    assert _kinds(Mock(Run, config={"task": own}), None) == {"node"}
+    tasks = {"a": {**own, "like": "link_prediction"}, "b": {"kind": "graph_regression"}}
+    assert _kinds(Mock(Run, config={"tasks": tasks}), None) == {"link", "graph"}
+    assert _kinds(Mock(Run, config={"tasks": tasks}), "a") == {"link"}
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_which_task_answers(several: bool) -> None:
     replica, first, other = ModelReplica(None), Mock(NodeAnswers), Mock(NodeAnswers)

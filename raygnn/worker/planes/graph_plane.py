@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -208,22 +208,18 @@ class GraphPlane:
     def outputs(self, task: TaskModule, samples: Sequence[Sample]) -> Tensor:
         """Return the outputs, float32 ``[n, out_features]``, of graphs of the same schema that are
         not in the collection."""
-
-        def join(numbers: np.ndarray) -> GraphBatch:
-            return self._maker.join(numbers, [samples[number] for number in numbers.tolist()])
-
-        return self._outputs(task, np.arange(len(samples)), join=join)[0]
+        return self._outputs(task, np.arange(len(samples)), among=samples)[0]
 
     def _outputs(
         self,
         task: TaskModule,
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
-        join: Callable[[np.ndarray], GraphBatch] | None = None,
+        among: Sequence[Sample] | None = None,
     ) -> tuple[Tensor, Tensor]:
         sampling, device = self.config.sampling, self.ranks.device
         size = sampling.eval_batch_size or sampling.batch_size
-        join = join or self._maker.join
+        join = partial(self._maker.join, among=among)
         return graph_outputs(task, join, numbers, size, device, run or task.checked)
 
     @cached_property
