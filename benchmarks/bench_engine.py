@@ -14,6 +14,9 @@ Beside these, of the same graph with data on its edges: GraphSAGE and GATv2 with
 features of edges, and what draws cost where edges have weights, bans or times (names ``weighted``,
 ``banned``, ``temporal``, ``latest``: one process, sampling alone).
 
+The dense limit is the rate of steps that consist of their matrix products alone, with the same
+operands and threads.
+
 Exit code 1 if a figure that was promised is missed (at full scale).
 """
 
@@ -264,7 +267,10 @@ def report(scale: str, found: dict[str, list[Figures]]) -> int:
         low, high = (f(r.seeds_per_second for r in runs) for f in (min, max))
         rows.append([name, f"{medians[name]:,.0f}", f"{low:,.0f}–{high:,.0f}"])
         rows[-1] += [f"{value:.1f}" for value in split]
+        limits = [r["dense_ms"] / r["ms_per_step"] for f in runs for r in f.detail.get("ranks", ())]
+        rows[-1].append(f"{statistics.median(limits):.0%}" if limits else "")
     header = ["", "seeds/s, all workers", "range", *(f"{part}, ms" for part in parts)]
+    header.append("of the dense limit")
     print("\n" + table(header, rows))
     for name, runs in found.items():
         for rank in runs[-1].detail.get("ranks", [])[:1]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raygnn.config.load import load_config
 from raygnn.sampling.exchange import World
@@ -99,6 +101,8 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
                 total["features" if name == "exchange" else name] += value
         mark = now
     seconds = time.perf_counter() - start
+    cpu = time.process_time() - cpu
+    dense = dense_limit(lambda: module.training_step(batch, number).backward(), size)
     module.model = getattr(module.model, "module", module.model)
     result = {
         "epoch_seconds": per_epoch * seconds / steps,
@@ -106,7 +110,8 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         "seeds_per_second": seeds / seconds,
         "ms": {name: 1e3 * value / steps for name, value in total.items()},
         "ms_per_step": 1e3 * seconds / steps,
-        "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / steps,
+        "cpu_ms_per_step": 1e3 * cpu / steps,
+        "dense_ms": dense,
         "steps": steps,
         "ready_seconds": ready,
         # this rank's, a step
@@ -121,6 +126,33 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         dist.barrier()
         dist.destroy_process_group()
     return result
+
+
+class Products(TorchDispatchMode):
+    """Keeps the operands of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operands: list[tuple[torch.Tensor, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.operands.append(args[-2:])
+        return func(*args, **kwargs or {})
+
+
+def dense_limit(step: Callable[[], object], size: int, repeats: int = 20) -> float:
+    """Return the milliseconds that a step's matrix products take alone, on all ranks at once."""
+    with Products() as products:
+        step()
+    if size > 1:
+        dist.barrier()
+    begin = time.perf_counter()
+    with torch.no_grad():
+        for _ in range(repeats):
+            for one, other in products.operands:
+                torch.mm(one, other)
+    return 1e3 * (time.perf_counter() - begin) / repeats
 
 
 def _evaluate(plane: NodePlane, module: Any) -> dict[str, float]:

@@ -60,14 +60,14 @@ LINES_TODAY = {
     "driver": 4_199,
     "prediction": 1_433,
     "search": 1_094,
-    "serving": 2_097,
+    "serving": 2_375,
     "runs": 4_839,
     "jobs": 1_333,
-    "cli": 980,
-    "package": 62_881,
-    "tests": 60_127,
+    "cli": 983,
+    "package": 63_149,
+    "tests": 60_328,
 }
-MODULES, MODULES_TODAY = 189, 246
+MODULES, MODULES_TODAY = 189, 247
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15

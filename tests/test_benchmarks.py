@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raygnn.sampling.exchange import Exchange
 from tests.support.ranks import run_ranks
 
@@ -60,6 +62,7 @@ def test_a_gpu_has_a_number_and_no_part_hangs() -> None:
     assert done.stdout.split("\n")[:3] == ["0", "1", "not through after 1 s"], done.stderr
 
 
+@pytest.mark.long
 def test_all_of_what_a_gpu_does_runs_on_a_cpu(tmp_path: Path) -> None:
     """Triton's interpreter runs it without Ray, DGL and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)

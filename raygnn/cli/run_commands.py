@@ -142,6 +142,9 @@ def _add_models(commands: Any) -> None:
     serve.add_argument(
         "--token-file", metavar="FILE", help="whose text each request must carry as Bearer token"
     )
+    serve.add_argument(
+        "--updates", action="store_true", help="keep the rows that are sent to /nodes and /edges"
+    )
 
     export = run_command(
         commands,
@@ -338,7 +341,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from raygnn.serving.serve_command import serve
 
-    names = ("address", "host", "port", "replicas", "token_file", "task")
+    names = ("address", "host", "port", "replicas", "token_file", "updates", "task")
     serve(args.name, **_options(args, *names))
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
@@ -532,13 +532,6 @@ def built_in_kind(value: Any) -> str | None:
     get = value.get if isinstance(value, dict) else partial(getattr, value)
     kind = get("kind", None)
     return get("like", "node_classification") if ":" in str(kind) else kind
-
-
-def read_task(**keys: Any) -> TaskConfig:
-    """Return the section with these keys. Raises pydantic.ValidationError if a key or a value is
-    wrong."""
-    task: TaskConfig = TypeAdapter(TaskConfig).validate_python(keys)
-    return task
 
 
 class OneOfTasks(Section):

@@ -5,163 +5,80 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict
 from ray import serve
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from raygnn import __version__
 from raygnn.config.task import built_in_kind
-from raygnn.errors import RaygnnError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run, open_run
 from raygnn.serving.graph_answers import GraphAnswers
 from raygnn.serving.link_answers import LinkAnswers
+from raygnn.serving.new_rows import AllRows
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
+    AnswerRows,
     AnyQuestion,
     GraphQuestion,
     ListQuestion,
     NodeQuestion,
     PairQuestion,
     RequestError,
+    Update,
 )
 from raygnn.serving.served_run import Served, ServedModel, digest_of
+from raygnn.serving.updates import Updates
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+
+_log = logging.getLogger("ray.serve")
 
 LARGEST = 1 << 20  # bytes of a request
-_MOST = 1000  # ids or pairs of a request, and targets of a list
-_EXPLAINED = 10  # ids of a request
 _WAITING = 10_000  # ids and pairs that wait for a replica's model
 _BATCH = 1024  # of them in a batch
 _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
+_TRIES = 8  # of an update, where other replicas keep rows at the same time
+_PATIENCE = 30.0  # seconds for the log of updates
+_KEPT = 100_000  # rows of all updates
 _AFTER = "1"  # seconds after which a refused request may come again
 
 AnyAnswers = NodeAnswers | LinkAnswers | GraphAnswers
 Models = dict[str, AnyAnswers]  # by task
-PlacedQuestion = tuple[Any, str, AnyQuestion]  # a model, the name of its run, and a question for it
-
-GivenId = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
-GivenIds = Annotated[list[GivenId], Field(min_length=1, max_length=_MOST)]
-_Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
-GivenRows = Annotated[
-    dict[str, list[dict[str, _Scalar | list[_Scalar]]]],
-    Field(default_factory=dict, description="table → new rows, which only this request sees"),
-]
-GivenRelation = Annotated[str | None, Field(description="of the links, if there are several")]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+@dataclass(frozen=True)
+class Loaded:
+    """A run in a replica.
 
-    task: str | None = Field(None, description="one of the run's tasks, if several would do")
+    Attributes:
+        place: its path or URI.
+        rows: new rows that its tasks on nodes see.
+    """
 
-
-class NodeBody(_Body):
-    """Nodes to predict for."""
-
-    ids: GivenIds
-    fanout: list[Annotated[int, Field(ge=-1, lt=2**31)]] | None = Field(
-        None, description="neighbours to sample per layer, from the nodes outward; all by default"
-    )
-    at: StrictInt | StrictStr | None = Field(
-        None, description="predict from what was before this time, such as 2026-01-31"
-    )
-    scores: bool = Field(False, description="also answer each class's probability")
-    explain: int = Field(
-        0,
-        ge=0,
-        le=_MOST,
-        description="also answer so many contributions of features, of nodes and of edges to each "
-        f"prediction; then at most {_EXPLAINED} ids",
-    )
-
-    nodes: GivenRows
-    edges: GivenRows
-
-    @model_validator(mode="after")
-    def _few(self) -> NodeBody:
-        if self.explain and len(self.ids) > _EXPLAINED:
-            raise PydanticCustomError("few", f"at most {_EXPLAINED} ids are explained at a time")
-        return self
-
-    def question(self) -> NodeQuestion:
-        fanout = None if self.fanout is None else tuple(self.fanout)
-        rows = self.nodes, self.edges
-        return NodeQuestion(self.ids, fanout, self.at, self.scores, self.explain, *rows)
+    place: str
+    name: str
+    models: Models
+    rows: AllRows
 
 
-TypedArrays = Annotated[
-    dict[str, dict[str, list[Any]]], Field(description="type → array → rows, as /schema says")
-]
-
-
-class GraphRows(BaseModel):
-    """A graph. Edges have ``source`` and ``target``, numbers of the nodes in the order of their
-    rows."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    nodes: TypedArrays
-    edges: TypedArrays
-
-
-class GraphBody(_Body):
-    """Graphs to predict for."""
-
-    graphs: list[GraphRows] = Field(min_length=1, max_length=_MOST)
-    scores: bool = Field(False, description="also answer each class's probability")
-
-    def question(self) -> GraphQuestion:
-        return GraphQuestion([graph.model_dump() for graph in self.graphs], self.scores)
-
-
-class PairBody(_Body):
-    """Links to score."""
-
-    pairs: list[tuple[GivenId, GivenId]] = Field(
-        min_length=1, max_length=_MOST, description="source and target of each"
-    )
-    relation: GivenRelation = None
-
-    def question(self) -> PairQuestion:
-        return PairQuestion(self.pairs, self.relation)
-
-
-class ListBody(_Body):
-    """Sources to recommend targets for."""
-
-    ids: GivenIds
-    k: int = Field(10, ge=1, le=_MOST, description="targets of each source")
-    known: Literal["exclude", "keep"] = Field(
-        "exclude", description="targets that a source has a link to"
-    )
-    relation: GivenRelation = None
-
-    def question(self) -> ListQuestion:
-        return ListQuestion(self.ids, self.k, self.relation, self.known == "keep")
+PlacedQuestion = tuple[AnyAnswers, Loaded, AnyQuestion]  # a question, for a model of a run
 
 
 def app(
@@ -174,6 +91,7 @@ def app(
     overrides: Sequence[str] = (),
     token_file: str | PathLike[str] | None = None,
     replicas: int | Literal["auto"] = 1,
+    updates: bool = False,
 ) -> Application:
     """Return an application of Ray Serve that answers requests with a run's selected weights.
 
@@ -186,16 +104,21 @@ def app(
         token_file: a file whose text every request must carry, ``Authorization: Bearer TEXT``,
             ``/healthz`` aside; None = none must.
         replicas: their number; ``auto`` = Ray scales them with the load.
+        updates: keep new rows that are sent to ``/nodes`` and ``/edges``, in the run's directory.
+            Only with a token.
 
     Raises:
-        InputError: there is no such run, or the token's file cannot be read.
+        InputError: there is no such run, the token's file cannot be read, or there are updates and
+            no token.
     """
     found = run if isinstance(run, Run) else open_run(run, storage)
     cluster: Mapping[str, Any] = found.config.get("cluster") or {}
     options = {"task": task, "at": at, "trust": trust, "overrides": list(overrides)}
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
+    if updates and token is None:
+        raise InputError("updates need a token", where="updates", remedy="name a token file")
     deployment = serve.deployment(
-        serve.ingress(_http(_kinds(found, task), token is not None))(ModelReplica),
+        serve.ingress(_http(_kinds(found, task), token is not None, updates))(ModelReplica),
         name="raygnn",
         num_replicas=replicas,
         max_ongoing_requests=1000,
@@ -206,7 +129,8 @@ def app(
         },
         user_config={"run": found.shown, **options},
     )
-    return deployment.bind(token)
+    log = serve.deployment(Updates, name="updates", ray_actor_options={"num_cpus": 0}).bind()
+    return deployment.bind(token, log if updates else None)
 
 
 class Settings(BaseModel):
@@ -222,6 +146,7 @@ class Settings(BaseModel):
     overrides: list[str] = []
     token_file: str | None = None
     replicas: int | Literal["auto"] = 1
+    updates: bool = False
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -235,88 +160,144 @@ class ModelReplica:
 
     Args:
         token: SHA-256 of the token, in hex; None = requests need none.
+        updates: see `Updates`; None = the service takes none.
     """
 
-    def __init__(self, token: str | None):
+    def __init__(self, token: str | None, updates: DeploymentHandle | None):
         self._token = token
+        self._updates = updates
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raygnn-model")
         self._waiting = 0
-        self._models: Models
+        self._loaded: Loaded
 
     async def reconfigure(self, options: dict[str, Any]) -> None:
         """Load a run's model, while the present one answers."""
-        self._models, self._run = await asyncio.to_thread(_load, options)
+        self._loaded = await asyncio.to_thread(_load, options)
 
     def allows(self, token: str) -> bool:
         given = hashlib.sha256(token.encode()).hexdigest()
         return self._token is None or hmac.compare_digest(given, self._token)
 
     def schema(self) -> dict[str, Any]:
-        found = {name: model.schema() for name, model in self._models.items()}
+        found = {name: model.schema() for name, model in self._loaded.models.items()}
         return {**found.get("", {"tasks": found}), "raygnn": __version__}
 
-    def _model(self, question: AnyQuestion, task: str | None) -> AnyAnswers:
-        kinds = {NodeQuestion: NodeAnswers, GraphQuestion: GraphAnswers}
-        kind = kinds.get(type(question), LinkAnswers)
-        names = [name for name, model in self._models.items() if isinstance(model, kind)]
-        if task in names or (task is None and len(names) == 1):
-            return self._models[task or names[0]]
-        what = (
-            "several tasks could answer this" if task is None else f"no task {task!r} answers this"
-        )
-        remedy = "leave it out" if names == [""] else f"name one of {', '.join(names)}"
-        raise RequestError(what, where="task", remedy=remedy)
-
-    async def answer(self, question: AnyQuestion, task: str | None = None) -> dict[str, Any]:
+    async def answer(self, question: AnyQuestion) -> dict[str, Any]:
         """Return the answer of a request.
-
-        Args:
-            task: name of one of several tasks; None = the only one that can answer.
 
         Raises:
             RequestError: the request cannot be answered.
             HTTPException: too many wait.
         """
-        model = self._model(question, task)
+        loaded = self._loaded
+        model = _model(loaded.models, question)
         size = _size(question)
         if self._waiting and self._waiting + size > _WAITING:
             raise HTTPException(503, "too many requests wait", headers={"Retry-After": _AFTER})
         self._waiting += size
         try:
-            answer, run = await self._batch((model, self._run, question))
+            answer = await self._batch((model, loaded, question))
         finally:
             self._waiting -= size
-        if isinstance(answer, RaygnnError):
+        if isinstance(answer, RequestError):
             raise answer
-        return {"run": run, "rows": answer}
+        return {"run": loaded.name, "rows": answer}
+
+    async def update(self, update: Update) -> dict[str, Any]:
+        """Keep new rows, which every later request sees; returns the run, and their number.
+
+        Raises:
+            RequestError: they cannot be read.
+            HTTPException: they cannot be kept.
+        """
+        assert self._updates is not None
+        for _ in range(_TRIES):  # other replicas keep rows, too
+            loaded, loop = self._loaded, asyncio.get_running_loop()
+            known = await self._kept(loaded)
+            number, count = await loop.run_in_executor(
+                self._thread, _checked, loaded.rows, known, update
+            )
+            try:
+                written = self._updates.add.remote(loaded.place, number, update)
+                if await asyncio.wait_for(written, _PATIENCE):
+                    return {"run": loaded.name, "rows": count}
+            except (OSError, DataError) as error:
+                _log.error("raygnn: an update cannot be written: %s", error)
+                break
+        raise HTTPException(503, "the rows cannot be kept now", headers={"Retry-After": _AFTER})
+
+    async def _kept(self, loaded: Loaded) -> tuple[int, list[Update]]:
+        """Return the updates that this replica does not have, and the number of the first."""
+        count, updates = loaded.rows.count, list[Update]()
+        if self._updates is not None:
+            asked = self._updates.since.remote(loaded.place, count)
+            updates = await asyncio.wait_for(asked, _PATIENCE)
+        return count, updates
 
     @serve.batch(
         max_batch_size=_BATCH,
         batch_wait_timeout_s=_WAIT,
         batch_size_fn=lambda asked: sum(_size(question) for _, _, question in asked),
     )
-    async def _batch(self, asked: list[PlacedQuestion]) -> list[Any]:
+    async def _batch(self, asked: list[PlacedQuestion]) -> list[AnswerRows | RequestError]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _answers, asked)
+        runs = {id(loaded): loaded for _, loaded, _ in asked}
+        known = [(loaded.rows, *await self._kept(loaded)) for loaded in runs.values()]
+        return await loop.run_in_executor(self._thread, _answers, asked, known)
 
 
-def _answers(asked: Sequence[PlacedQuestion]) -> list[Any]:
-    """Return the answer to each question, and the run that it is of."""
-    found: dict[int, Any] = {}
+def _model(models: Models, question: AnyQuestion) -> AnyAnswers:
+    """Return the model that answers a question. Raises RequestError if none does, or several."""
+    kinds = {NodeQuestion: NodeAnswers, GraphQuestion: GraphAnswers}
+    kind = kinds.get(type(question), LinkAnswers)
+    names, task = [n for n, model in models.items() if isinstance(model, kind)], question.task
+    if task in names or (task is None and len(names) == 1):
+        return models[task or names[0]]
+    what = "several tasks could answer this" if task is None else f"no task {task!r} answers this"
+    remedy = "leave it out" if names == [""] else f"name one of {', '.join(names)}"
+    raise RequestError(what, where="task", remedy=remedy)
+
+
+def _answers(
+    asked: Sequence[PlacedQuestion], known: Sequence[tuple[AllRows, int, list[Update]]]
+) -> list[AnswerRows | RequestError]:
+    """Return the answer to each question; ``known``: updates that it must see."""
+    for rows, first, updates in known:
+        rows.keep(first, updates)
+    found: dict[int, AnswerRows | RequestError] = {}
     for model in {id(model): model for model, _, _ in asked}.values():
         numbers = [number for number, (of, _, _) in enumerate(asked) if of is model]
-        found |= zip(numbers, model.answer([asked[number][2] for number in numbers]))
-    return [(found[number], run) for number, (_, run, _) in enumerate(asked)]
+        answers: Sequence[Any] = model.answer([cast(Any, asked[number][2]) for number in numbers])
+        found |= zip(numbers, answers)
+    return [found[number] for number in range(len(asked))]
 
 
-def _load(options: dict[str, Any]) -> tuple[Models, str]:
+def _checked(rows: AllRows, known: tuple[int, list[Update]], update: Update) -> tuple[int, int]:
+    """Return the number of an update that can be read after the known ones, and the number of all
+    new rows then. Raises RequestError if it cannot."""
+    rows.keep(*known)
+    count, what = rows.beside(update.nodes, update.edges).count, None
+    if count == rows.kept.count:
+        what, remedy = "there are no rows", "send some"
+    elif count > _KEPT:
+        what = f"a service keeps at most {_KEPT:,} new rows"
+        remedy = "train a run on tables that have them"
+    if what is not None:
+        raise RequestError(what, where="nodes, edges", remedy=remedy)
+    return rows.count, count
+
+
+def _load(options: dict[str, Any]) -> Loaded:
     found = Served.find(**options)
     model, models = ServedModel(found[0]), dict[str, AnyAnswers]()
+    rows = AllRows(model)
     for served in found:
-        task = served.one.task
-        kind = LinkAnswers if task.of_links else GraphAnswers if task.of_graphs else NodeAnswers
-        models[served.task] = kind(model.for_task(served))
-    return models, found[0].config.name
+        task, own = served.one.task, model.for_task(served)
+        if task.of_links:
+            models[served.task] = LinkAnswers(own)
+        else:
+            models[served.task] = GraphAnswers(own) if task.of_graphs else NodeAnswers(own, rows)
+    return Loaded(options["run"], found[0].config.name, models, rows)
 
 
 def _size(question: AnyQuestion) -> int:
@@ -325,7 +306,7 @@ def _size(question: AnyQuestion) -> int:
     return len(question.pairs if isinstance(question, PairQuestion) else question.ids)
 
 
-def _http(kinds: Collection[str], guarded: bool) -> FastAPI:
+def _http(kinds: Collection[str], guarded: bool, updates: bool) -> FastAPI:
     """Return the routes of models of these kinds, see `_kinds`."""
     # without a description there is no /docs either, which would need no token
     described = None if guarded else "/openapi.json"
@@ -344,21 +325,24 @@ def _http(kinds: Collection[str], guarded: bool) -> FastAPI:
         """Answer what the model predicts."""
         return _replica().schema()
 
-    def route(path: str, body: type[_Body]) -> None:
+    def route(path: str, body: type[Any]) -> None:
         async def answer(body: Any) -> Any:
-            return await _replica().answer(body.question(), body.task)
+            replica = _replica()
+            return await (replica.update if isinstance(body, Update) else replica.answer)(body)
 
         answer.__annotations__["body"] = body
         answer.__doc__ = body.__doc__
         http.post(path)(answer)
 
     if "link" in kinds:
-        route("/score", PairBody)
-        route("/recommend", ListBody)
+        route("/score", PairQuestion)
+        route("/recommend", ListQuestion)
     if "node" in kinds:
-        route("/predict", NodeBody)
+        route("/predict", NodeQuestion)
+        for path in ("/nodes", "/edges") if updates else ():
+            route(path, Update)
     if "graph" in kinds:
-        route("/predict", GraphBody)
+        route("/predict", GraphQuestion)
     return http
 
 
@@ -373,7 +357,11 @@ async def _told(_: Request, error: Exception) -> JSONResponse:
     status, headers = 400, None
     if isinstance(error, RequestValidationError):
         status = 422
-        told = [(one["msg"], ".".join(map(str, one["loc"])), None) for one in error.errors()]
+        said = {"unexpected_keyword_argument": "there is no such field"}
+        told = [
+            (said.get(one["type"], one["msg"]), ".".join(map(str, one["loc"])), None)
+            for one in error.errors()
+        ]
     elif isinstance(error, HTTPException):
         status, headers, told = error.status_code, error.headers, [(error.detail, None, None)]
     elif isinstance(error, RequestError):

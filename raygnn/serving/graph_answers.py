@@ -15,7 +15,7 @@ from raygnn.graph.collection.mapped_collection import Sample
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.sources.transforms import normalize
 from raygnn.sampling.collate import arrays_of, names_of
-from raygnn.serving.questions import AnswerRows, GraphQuestion, RequestError
+from raygnn.serving.questions import AnswerRows, GraphQuestion, GraphRows, RequestError
 from raygnn.serving.served_run import ServedModel
 from raygnn.worker.planes.prediction_rows import Format
 
@@ -70,16 +70,16 @@ class GraphAnswers:
             outputs = outputs[count:]
         return answers
 
-    def _sample(self, graph: Mapping[str, Any], where: str) -> Sample:
+    def _sample(self, graph: GraphRows, where: str) -> Sample:
         """Return a graph of a request. Raises RequestError if the model cannot read it."""
         types = {etype_str(etype): etype for etype in self._pattern.edges}
-        _check_names(graph["nodes"], self._pattern.num_nodes, f"{where}.nodes")
-        _check_names(graph["edges"], types, f"{where}.edges")
+        _check_names(graph.nodes, self._pattern.num_nodes, f"{where}.nodes")
+        _check_names(graph.edges, types, f"{where}.edges")
         nodes, edges, edge_data = {}, {}, {}
-        for ntype, given in graph["nodes"].items():
+        for ntype, given in graph.nodes.items():
             nodes[ntype] = self._arrays(ntype, given, f"{where}.nodes.{ntype}")
         sizes = {ntype: len(next(iter(arrays.values()))) for ntype, arrays in nodes.items()}
-        for name, given in graph["edges"].items():
+        for name, given in graph.edges.items():
             arrays = self._arrays(types[name], given, f"{where}.edges.{name}")
             ends = [arrays.pop(end) for end in _ENDS]
             for end, ids, ntype in zip(_ENDS, ends, types[name][::2]):

@@ -62,7 +62,9 @@ class LinkAnswers:
             try:
                 relation = self._relation(one.relation)
                 if isinstance(one, ListQuestion):
-                    answers.append(self._lists(one, self._search(one.relation, one.known)))
+                    answers.append(
+                        self._lists(one, self._search(one.relation, one.known == "keep"))
+                    )
                 else:
                     answers.append(self._scores(one, relation))
             except RequestError as error:

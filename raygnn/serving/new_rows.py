@@ -1,10 +1,13 @@
-"""Rows of tables in a request: nodes and edges that the graph does not have."""
+"""Rows of tables in requests and updates: nodes and edges that the graph does not have."""
 
 from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raygnn.config.graph import TablesGraph
-from raygnn.errors import DataError
+from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes
 from raygnn.graph.tables.description import (
     EdgeTable,
@@ -28,30 +30,103 @@ from raygnn.graph.tables.description import (
 )
 from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
 from raygnn.graph.tables.reader import TableReader
-from raygnn.serving.questions import NodeIds, RequestError, Row, Rows, UserId
+from raygnn.serving.questions import RequestError, Row, Rows, Update, UserId
+from raygnn.serving.served_run import ServedModel
+from raygnn.worker.planes.vocabulary import edge_reads
 
-_MOST = {"nodes": 1000, "edges": 10_000}  # rows of a request
+MOST = {"nodes": 1000, "edges": 10_000}  # rows of a request
 _ERROR = re.compile(r", row (\d+), column (.+)", re.DOTALL)
 
 Placed = list[tuple[int, Row]]  # rows of a table, and their places in the request
 
 
+@dataclass(frozen=True)
+class NewRows:
+    """Nodes and edges that the graph does not have.
+
+    Attributes:
+        nodes, edges: see `raygnn.graph.staging.neighbourhood.neighbourhood`.
+        count: number of the tables' rows that they come from.
+        numbers: node type → id → global number of each new node, in the order of its arrays.
+    """
+
+    nodes: NewNodes = field(default_factory=dict)
+    edges: NewEdges = field(default_factory=dict)
+    numbers: Mapping[str, Mapping[UserId, int]] = field(default_factory=dict)
+    count: int = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def names(self, ntype: str) -> list[UserId]:
+        """Return the ids of the new nodes of a type, in the order of their numbers."""
+        return sorted(self.numbers.get(ntype, ()), key=self.numbers.get(ntype, {}).__getitem__)
+
+
+class AllRows:
+    """New rows that all requests to a model see, and those of a request beside them.
+
+    Attributes:
+        kept: the rows that all requests see.
+        count: number of updates that they come from.
+    """
+
+    def __init__(self, model: ServedModel):
+        self._model = model
+        self.kept, self.count = NewRows(), 0
+
+    @cached_property
+    def reader(self) -> RowReader:
+        """Raises RequestError if the run's graph cannot have new rows."""
+        served = self._model.served
+        if (why := served.fixed) is not None:
+            raise RequestError(why, where="nodes, edges", remedy="ask for nodes of the graph")
+        section = {**served.graph, "vocabulary": served.request.weights.about}
+        try:
+            return RowReader(section, self._model)
+        except RaygnnError as error:
+            raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
+
+    def beside(self, nodes: Rows, edges: Rows) -> NewRows:
+        """Return the kept rows and these. Raises RequestError if these cannot be read."""
+        if not (nodes or edges):
+            return self.kept
+        for section, given in (("nodes", nodes), ("edges", edges)):
+            if sum(map(len, given.values())) > MOST[section]:
+                what = f"a request has at most {MOST[section]:,} rows of {section}"
+                raise RequestError(what, where=section, remedy="send fewer")
+        return self.reader.read(nodes, edges, self.kept)
+
+    def keep(self, first: int, updates: Sequence[Update]) -> None:
+        """Keep the rows of the updates of these numbers, ``first`` and on, but for those that are
+        kept already."""
+        updates = updates[max(self.count - first, 0) :]
+        nodes, edges = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
+        for one in updates:
+            for every, tables in ((nodes, one.nodes), (edges, one.edges)):
+                for table, rows in tables.items():
+                    every[table] += rows
+        try:
+            if updates:
+                self.kept = self.reader.read(nodes, edges, self.kept)
+        except RequestError:  # such as a number in one, and the same as text in another
+            for one in updates:
+                self.kept = self.reader.read(one.nodes, one.edges, self.kept)
+        self.count += len(updates)
+
+
 class RowReader:
-    """Reads rows of a request as the run's tables were read, with their transforms and words.
+    """Reads new rows as the run's tables were read, with their transforms and words.
 
     Args:
         section: ``graph``, of tables, with the training's ``vocabulary``.
-        ids: node type → ids of the graph's nodes.
-        meta: of the graph's partition.
     """
 
-    def __init__(
-        self, section: Mapping[str, Any], ids: Callable[[str], NodeIds], meta: PartitionMeta
-    ):
+    def __init__(self, section: Mapping[str, Any], model: ServedModel):
         graph = TablesGraph.model_validate(section, strict=False)
         self._tables = read_description(Path(graph.path))
         self._words, self._to = vocabulary_of(graph), fit_to(graph, self._tables)
-        self._ids, self._meta = ids, meta
+        self._model, self._ids, self._meta = model, model.ids, model.served.partition
 
     def schema(self) -> dict[str, Any]:
         """Return the columns of the tables whose rows a request can have, as plain JSON types."""
@@ -82,19 +157,18 @@ class RowReader:
             kinds |= {} if table.weight is None else {table.weight: "number"}
         return kinds
 
-    def read(
-        self, nodes: Mapping[str, Rows], edges: Mapping[str, Rows]
-    ) -> tuple[tuple[NewNodes, NewEdges], dict[str, dict[UserId, int]]]:
-        """Return the arrays of new nodes and edges, and node type → id → global number of each new
-        node. Raises RequestError, naming row and column."""
+    def read(self, nodes: Rows, edges: Rows, known: NewRows) -> NewRows:
+        """Return the known new rows and these. Raises RequestError, naming row and column."""
         self._check("nodes", nodes, self._tables.nodes)
         self._check("edges", edges, self._own_edges)
-        numbers = {ntype: self._numbers(ntype, rows) for ntype, rows in nodes.items()}
+        numbers = dict(known.numbers)
+        for ntype, new in nodes.items():
+            numbers[ntype] = self._numbers(ntype, new, known.numbers.get(ntype, {}))
         found: dict[EdgeType, AddedEdges] = {}
         with TemporaryDirectory(prefix="raygnn-") as place:
             arrays = {
-                t: self._arrays(f"nodes.{t}", t, self._tables.nodes[t], [*enumerate(rows)], place)
-                for t, rows in nodes.items()
+                t: self._arrays(f"nodes.{t}", t, self._tables.nodes[t], [*enumerate(new)], place)
+                for t, new in nodes.items()
             }
             for key, table in self._tables.edges.items():
                 etype, rows = self._tables.edge_type(key), [*enumerate(edges.get(key, ()))]
@@ -124,13 +198,35 @@ class RowReader:
         for etype, reverse in self._meta.reverses.items():  # graph.reverse adds some, too
             if etype in found and reverse not in found:
                 found[reverse] = AddedEdges(found[etype].dst, found[etype].src, found[etype].data)
-        return (arrays, found), numbers
+        self._check_times(found)
+        nodes_of = {t: _after(known.nodes.get(t), new) for t, new in arrays.items()}
+        edges_of = {
+            etype: AddedEdges(
+                np.append(known.edges[etype].src, new.src),
+                np.append(known.edges[etype].dst, new.dst),
+                _after(known.edges[etype].data, new.data),
+            )
+            if etype in known.edges
+            else new
+            for etype, new in found.items()
+        }
+        count = known.count + sum(map(len, (*nodes.values(), *edges.values())))
+        return NewRows({**known.nodes, **nodes_of}, {**known.edges, **edges_of}, numbers, count)
 
-    def _check(self, section: str, given: Mapping[str, Rows], tables: Mapping[str, Table]) -> None:
-        """Raise RequestError for tables and columns that there are not, and for too many rows."""
-        if sum(map(len, given.values())) > _MOST[section]:
-            what = f"a request has at most {_MOST[section]:,} rows of {section}"
-            raise RequestError(what, where=section, remedy="send fewer")
+    def _check_times(self, edges: NewEdges) -> None:
+        """Raise RequestError if times of edges are in other units than the graph's."""
+        served = self._model.served
+        time = edge_reads(served.one).time
+        for etype, new in edges.items():
+            if time is not None and time in new.data:
+                try:
+                    clock, note = self._model.plane.clock, " (of this request)"
+                    clock.check(new.data[time], etype_str(etype), time, note=note)
+                except DataError as error:
+                    raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
+
+    def _check(self, section: str, given: Rows, tables: Mapping[str, Table]) -> None:
+        """Raise RequestError for tables and columns that there are not."""
         for key, rows in given.items():
             where = f"{section}.{key}"
             if key not in tables:
@@ -146,9 +242,11 @@ class RowReader:
                     what = "the table has no such column"
                     raise RequestError(what, where=f"{where}[{at}].{column}", remedy=remedy)
 
-    def _numbers(self, ntype: str, rows: Rows) -> dict[UserId, int]:
-        """Return id → global number of each new node."""
-        known, numbers = self._ids(ntype), dict[UserId, int]()
+    def _numbers(
+        self, ntype: str, rows: Sequence[Row], before: Mapping[UserId, int]
+    ) -> dict[UserId, int]:
+        """Return id → global number of each new node, after those of ``before``."""
+        known, numbers = self._ids(ntype), dict(before)
         column = str(self._tables.nodes[ntype].id)
         for at, row in enumerate(rows):
             one: Any = row.get(column)
@@ -211,6 +309,13 @@ class RowReader:
                 where = f"{where}[{rows[int(match[1]) - 1][0]}].{name}"
             raise RequestError(error.what, where=where, remedy=error.remedy) from None
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+def _after(known: Mapping[str, Array] | None, new: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of known rows followed by those of new ones."""
+    if not known or not new:
+        return dict(known or new)
+    return {name: np.concatenate([known[name], array]) for name, array in new.items()}
 
 
 def _of_inputs(table: Table) -> Table:

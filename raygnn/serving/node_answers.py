@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -14,31 +15,46 @@ from torch import Tensor
 
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.data import etype_str
-from raygnn.graph.staging.neighbourhood import neighbourhood
-from raygnn.graph.staging.shard import Shard
+from raygnn.graph.staging.neighbourhood import Neighbourhood, neighbourhood
 from raygnn.prediction.request import moment_of
 from raygnn.sampling.collate import names_of
-from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.exchange import as_ids
 from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
-from raygnn.serving.new_rows import RowReader
+from raygnn.serving.new_rows import AllRows, NewRows
 from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError, UserId
 from raygnn.serving.served_run import ServedModel
+from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.prediction_rows import Format
 from raygnn.worker.planes.vocabulary import edge_reads, target_key
 
 _MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """Question, its place among others, and the global ids of its nodes in the graph with the new
+    rows that it sees."""
+
+    number: int
+    question: NodeQuestion
+    new: NewRows
+    nodes: np.ndarray
+
+
 class NodeAnswers:
     """Answers questions about nodes.
+
+    Args:
+        rows: new rows that every question sees; None = there are none.
 
     Attributes:
         ids: of the nodes that are predicted for.
     """
 
-    def __init__(self, model: ServedModel):
+    def __init__(self, model: ServedModel, rows: AllRows | None = None):
+        self._all_rows = rows or AllRows(model)
         self._model, self._config, self._plane = model, model.served.one, model.plane
         self._ntype: str = self._plane.ntype
         self.ids = self._model.ids(self._ntype)
@@ -57,7 +73,7 @@ class NodeAnswers:
         timed = self._config.sampling.time is not None
         found = {**self._model.schema(self._ntype), "classes": self._classes, "times": timed}
         try:
-            return {**found, "new": self._rows.schema()}
+            return {**found, "new": self._all_rows.reader.schema()}
         except RequestError:
             return found
 
@@ -67,29 +83,70 @@ class NodeAnswers:
         Nodes of several questions are predicted in one batch where they sample alike; a node's
         sample does not depend on the others.
         """
-        answers: list[Any] = [None] * len(questions)
-        alike: dict[Any, list[tuple[int, np.ndarray, np.ndarray | None]]] = {}
+        answers: dict[int, AnswerRows | RequestError] = {}
+        alike: dict[Any, list[_Placed]] = {}
         for number, one in enumerate(questions):
             try:
                 self._check(one)
-                if one.nodes or one.edges:
-                    answers[number] = self._with_new(one)
-                    continue
-                positions = self.ids.positions(one.ids, "ids")
-                found = number, positions, self._times(positions, one.at)
-                alike.setdefault((one.fanout, one.scores), []).append(found)
+                new = self._all_rows.beside(one.nodes, one.edges)
+                nodes = self.ids.positions(one.ids, "ids", new.numbers.get(self._ntype, {}))
+                placed = _Placed(number, one, new, nodes)
+                alike.setdefault((one.fanout, one.scores, id(new)), []).append(placed)
             except RequestError as error:
                 answers[number] = error
-        for (fanout, scores), some in alike.items():
-            _, nodes, times = zip(*some)
-            rows = self._predict(fanout, scores, np.concatenate(nodes), times)
-            for number, positions, when in some:
-                own, rows = rows[: len(positions)], rows[len(positions) :]
-                try:
-                    answers[number] = self._explained(questions[number], own, positions, when)
-                except RequestError as error:
-                    answers[number] = error
+        for some in alike.values():
+            answers |= self._answers(some)
+        return [answers[number] for number in range(len(questions))]
+
+    def _answers(self, asked: Sequence[_Placed]) -> dict[int, AnswerRows | RequestError]:
+        """Return the answers to questions that sample alike, in the same graph, by number."""
+        answers: dict[int, AnswerRows | RequestError] = {}
+        try:
+            part = self._around(asked[0].new, np.concatenate([one.nodes for one in asked]))
+        except RequestError as error:
+            if len(asked) == 1:
+                return {asked[0].number: error}
+            half = len(asked) // 2
+            return self._answers(asked[:half]) | self._answers(asked[half:])
+        inference = self._plane.inference if part is None else self._plane.inference_over(part)
+        timed: list[tuple[_Placed, np.ndarray, np.ndarray | None]] = []
+        for one in asked:
+            local = one.nodes
+            if part is not None:
+                local = np.searchsorted(part.ids[self._ntype], local)
+            try:
+                timed.append((one, local, self._times(local, one.question.at, part)))
+            except RequestError as error:
+                answers[one.number] = error
+        if not timed:
+            return answers
+        times = None if timed[0][2] is None else np.concatenate([when for _, _, when in timed])
+        nodes, question = np.concatenate([local for _, local, _ in timed]), timed[0][0].question
+        outputs = self._outputs(inference, question.fanout, nodes, times)
+        names = [name for one, _, _ in timed for name in one.question.ids]
+        rows = self._named(names, outputs, question.scores)
+        for one, local, when in timed:
+            own, rows = rows[: len(local)], rows[len(local) :]
+            try:
+                answers[one.number] = self._explained(one, own, local, when, inference, part)
+            except RequestError as error:
+                answers[one.number] = error
         return answers
+
+    def _around(self, new: NewRows, nodes: np.ndarray) -> Neighbourhood | None:
+        """Return the nodes' neighbourhood in the graph with new rows; None if there are none."""
+        if not new:
+            return None
+        plane, ntype, model = self._plane, self._ntype, self._config.model
+        arrays = {t: {*names_of(inputs)} for t, inputs in plane.inputs.items()}
+        if plane.time is not None and self._config.table is None:
+            arrays[ntype].add(plane.time)
+        read = model.depth, edge_reads(self._config), arrays, _MOST_EDGES
+        try:
+            return neighbourhood(plane.shard, (new.nodes, new.edges), {ntype: nodes}, *read)
+        except DataError as error:
+            where = error.where or "ids"
+            raise RequestError(error.what, where=where, remedy=error.remedy) from None
 
     def _check(self, one: NodeQuestion) -> None:
         depth, what, remedy = self._config.model.depth, None, "give equal ones"
@@ -101,19 +158,9 @@ class NodeAnswers:
         if what is not None:
             raise RequestError(what, where="fanout", remedy=remedy)
 
-    def _predict(
-        self, fanout: tuple[int, ...] | None, scores: bool, nodes: np.ndarray, every: Sequence[Any]
-    ) -> AnswerRows:
-        plane = self._plane
-        times = None if every[0] is None else np.concatenate(every)
-        ids = nodes + plane.shard.first(self._ntype)
-        outputs = self._outputs(plane.inference, fanout, ids, times)
-        names = self.ids.names(plane.shard.original[self._ntype][nodes])
-        return self._named(names, outputs, scores)
-
     def _outputs(
         self,
-        inference: Any,
+        inference: Inference,
         fanout: tuple[int, ...] | None,
         nodes: np.ndarray,
         times: np.ndarray | None,
@@ -123,55 +170,6 @@ class NodeAnswers:
         given = None if times is None else when
         outputs = inference.outputs(model, self._ntype, ids, hops, times=given)
         return outputs[torch.from_numpy(back)]
-
-    @cached_property
-    def _rows(self) -> RowReader:
-        """Raises RequestError if a request cannot have new rows."""
-        served, config, what = self._model.served, self._config, None
-        graph, remedy = served.graph, "ask for nodes of the graph"
-        if graph.get("format") != "tables":
-            what = "the graph of this run is not made of tables"
-        elif config.model.embedding is not None:
-            what = "new nodes have no rows in the embedding table (model.embedding)"
-        elif (how := graph.get("normalize")) not in (None, "none"):
-            what = f"features are scaled by all of them (graph.normalize: {how})"
-        if what is not None:
-            raise RequestError(what, where="nodes, edges", remedy=remedy)
-        try:
-            about = served.request.weights.about
-            return RowReader({**graph, "vocabulary": about}, self._model.ids, served.partition)
-        except RaygnnError as error:
-            raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
-
-    def _with_new(self, one: NodeQuestion) -> AnswerRows:
-        """Return the rows for a question with new nodes or edges."""
-        if one.explain:
-            what = "predictions from new rows are not explained"
-            raise RequestError(what, where="explain", remedy="leave it out")
-        plane, ntype = self._plane, self._ntype
-        added, numbers = self._rows.read(one.nodes, one.edges)
-        own = numbers.get(ntype, {})
-        known = [name for name in one.ids if name not in own]
-        places = {**own, **dict(zip(known, self.ids.positions(known, "ids").tolist()))}
-        ids = np.array([places[name] for name in one.ids])
-        arrays = {t: {*names_of(inputs)} for t, inputs in plane.inputs.items()}
-        if plane.time is not None and self._config.table is None:
-            arrays[ntype].add(plane.time)
-        reads = edge_reads(self._config)
-        read = self._config.model.depth, reads, arrays, _MOST_EDGES
-        try:
-            for etype, edges in added[1].items():
-                if (name := reads.time) is not None and name in edges.data:
-                    times, kind = edges.data[name], etype_str(etype)
-                    plane.clock.check(times, kind, name, note=" (of this request)")
-            part = neighbourhood(plane.shard, added, {ntype: ids}, *read)
-        except DataError as error:
-            where = error.where or "ids"
-            raise RequestError(error.what, where=where, remedy=error.remedy) from None
-        local = np.searchsorted(part.ids[ntype], ids)
-        when = self._times(local, one.at, part)
-        outputs = self._outputs(plane.inference_over(part), one.fanout, local, when)
-        return self._named(one.ids, outputs, one.scores)
 
     def _hops(self, fanout: tuple[int, ...] | None) -> list[Fanout]:
         if fanout is None and self._plane.clock.latest:
@@ -188,22 +186,29 @@ class NodeAnswers:
         return Explainer(self._model.module.model, *given)
 
     def _explained(
-        self, one: NodeQuestion, rows: AnswerRows, positions: np.ndarray, times: np.ndarray | None
+        self,
+        asked: _Placed,
+        rows: AnswerRows,
+        nodes: np.ndarray,
+        times: np.ndarray | None,
+        inference: Inference,
+        part: Neighbourhood | None,
     ) -> AnswerRows:
         """Add an explanation to each row, if the question asks for it."""
+        one = asked.question
         if not one.explain:
             return rows
-        ntype, shard = self._ntype, self._plane.shard
-        outputs = {**dict.fromkeys(shard.ntypes, 0), ntype: 1}
-        every = [None] * len(positions) if times is None else times[:, None]
-        for row, position, time in zip(rows, positions, every):
-            seeds = {ntype: np.array([position + shard.first(ntype)])}
-            when = None if time is None else {ntype: time}
-            given, sources = self._plane.inference.neighbourhood(
-                seeds, self._hops(one.fanout), when
-            )
+        outputs = {**dict.fromkeys(self._plane.shard.ntypes, 0), self._ntype: 1}
+        every = [None] * len(nodes) if times is None else times[:, None]
+        for row, node, time in zip(rows, nodes, every):
+            seeds = {self._ntype: np.array([node])}
+            when = None if time is None else {self._ntype: time}
+            given, sources = inference.neighbourhood(seeds, self._hops(one.fanout), when)
             found = self._explainer(given, outputs, self._scores)
-            row["explanation"] = self._shown(found, sources, one.explain)
+            numbers = {t: as_ids(ids) for t, ids in sources.items()}
+            if part is not None:
+                numbers = {t: part.ids[t][ids] for t, ids in numbers.items()}
+            row["explanation"] = self._shown(found, numbers, one.explain, asked.new)
         return rows
 
     def _scores(self, outputs: Tensor) -> Tensor:
@@ -213,10 +218,14 @@ class NodeAnswers:
             return outputs.softmax(1)
         return outputs.sigmoid() if task.several_labels else outputs[:, :1]
 
-    def _shown(self, found: Contributions, sources: Mapping[str, Ids], k: int) -> dict[str, Any]:
+    def _shown(
+        self, found: Contributions, nodes: Mapping[str, np.ndarray], k: int, new: NewRows
+    ) -> dict[str, Any]:
         def name(ntype: str, number: int) -> Any:
-            (found,) = self._model.names(ntype, as_ids(sources[ntype])[[number]])
-            return found
+            node, known = nodes[ntype][number], self._plane.shard.num_nodes(ntype)
+            if node >= known:
+                return new.names(ntype)[node - known]
+            return self._model.names(ntype, node[None])[0]
 
         return {
             "score": found.score,
@@ -250,7 +259,7 @@ class NodeAnswers:
         return [{"node": name, **row} for name, row in zip(names, rows)]
 
     def _times(
-        self, positions: np.ndarray, at: Any, part: Shard | None = None
+        self, positions: np.ndarray, at: Any, part: Neighbourhood | None
     ) -> np.ndarray | None:
         """Return the time of each node, int64 ``[n]``; None if they have none.
 

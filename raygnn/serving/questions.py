@@ -4,76 +4,132 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import (
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 from raygnn.errors import InputError
 
-UserId = int | str
-Row = Mapping[str, Any]  # column → value
-Rows = Sequence[Row]
+MOST = 1000  # ids, pairs or graphs of a request, and targets of a list
+_EXPLAINED = 10  # ids of a request
+
+UserId: TypeAlias = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
+Ids: TypeAlias = Annotated[list[UserId], Field(min_length=1, max_length=MOST)]
+_Scalar: TypeAlias = StrictBool | StrictInt | StrictFloat | StrictStr | None
+Row: TypeAlias = dict[str, _Scalar | list[_Scalar]]  # column → value
+Rows: TypeAlias = Annotated[dict[str, list[Row]], Field(description="table → new rows")]
+Task: TypeAlias = Annotated[
+    str | None, Field(description="one of the run's tasks, if several would do")
+]
+Relation: TypeAlias = Annotated[str | None, Field(description="of the links, if there are several")]
+Arrays: TypeAlias = Annotated[
+    dict[str, dict[str, list[Any]]], Field(description="type → array → rows, as /schema says")
+]
+
+_KNOWN = ConfigDict(extra="forbid")
 
 
 class RequestError(InputError):
     """A request that cannot be answered; what it says is for the caller."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN)
 class NodeQuestion:
-    """Nodes to predict for.
+    """Nodes to predict for."""
 
-    Attributes:
-        ids: the users' ids.
-        fanout: sampled neighbours per layer, from the nodes outward, -1 = all; None = all.
-        at: predict from what was before this time; None = see `Served.find`.
-        scores: also answer the probability of each class.
-        explain: also answer so many contributions of features, of nodes and of edges; 0 = none.
-        nodes, edges: rows of new nodes and edges, by the keys of the tables' description.
-    """
+    ids: Ids
+    fanout: Annotated[
+        tuple[Annotated[int, Field(ge=-1, lt=2**31)], ...] | None,
+        Field(description="neighbours to sample per layer, from the nodes outward; all by default"),
+    ] = None
+    at: Annotated[
+        StrictInt | StrictStr | None,
+        Field(description="predict from what was before this time, such as 2026-01-31"),
+    ] = None
+    scores: Annotated[bool, Field(description="also answer each class's probability")] = False
+    explain: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="also answer so many contributions of features, of nodes and of edges to "
+            f"each prediction; then at most {_EXPLAINED} ids",
+        ),
+    ] = 0
+    nodes: Rows = field(default_factory=dict)
+    edges: Rows = field(default_factory=dict)
+    task: Task = None
 
-    ids: Sequence[UserId]
-    fanout: tuple[int, ...] | None = None
-    at: int | str | None = None
-    scores: bool = False
-    explain: int = 0
-    nodes: Mapping[str, Rows] = field(default_factory=dict)
-    edges: Mapping[str, Rows] = field(default_factory=dict)
+    @model_validator(mode="after")
+    def _few(self) -> NodeQuestion:
+        if self.explain and len(self.ids) > _EXPLAINED:
+            raise PydanticCustomError("few", f"at most {_EXPLAINED} ids are explained at a time")
+        return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN)
 class PairQuestion:
-    """Pairs of a source and a target to score, of one relation."""
+    """Links to score."""
 
-    pairs: Sequence[tuple[UserId, UserId]]
-    relation: str | None = None
+    pairs: Annotated[
+        list[tuple[UserId, UserId]],
+        Field(min_length=1, max_length=MOST, description="source and target of each"),
+    ]
+    relation: Relation = None
+    task: Task = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN)
 class ListQuestion:
-    """Sources to recommend ``k`` targets for; ``known`` targets are left out, or not."""
+    """Sources to recommend targets for."""
 
-    ids: Sequence[UserId]
-    k: int
-    relation: str | None = None
-    known: bool = False
+    ids: Ids
+    k: Annotated[int, Field(ge=1, le=MOST, description="targets of each source")] = 10
+    relation: Relation = None
+    known: Annotated[
+        Literal["exclude", "keep"], Field(description="targets that a source has a link to")
+    ] = "exclude"
+    task: Task = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN)
+class GraphRows:
+    """A graph. Edges have ``source`` and ``target``, numbers of the nodes in the order of their
+    rows."""
+
+    nodes: Arrays
+    edges: Arrays
+
+
+@dataclass(frozen=True, config=_KNOWN)
 class GraphQuestion:
-    """Graphs to predict for.
+    """Graphs to predict for."""
 
-    Attributes:
-        graphs: ``nodes``: node type → array → rows; ``edges``: edge type → array → rows, with
-            ``source`` and ``target``.
-        scores: see `NodeQuestion`.
-    """
+    graphs: Annotated[list[GraphRows], Field(min_length=1, max_length=MOST)]
+    scores: Annotated[bool, Field(description="also answer each class's probability")] = False
+    task: Task = None
 
-    graphs: Sequence[Mapping[str, Any]]
-    scores: bool = False
+
+@dataclass(frozen=True, config=_KNOWN)
+class Update:
+    """New rows of tables, which all later requests see; nodes with the edges of their keys."""
+
+    nodes: Rows = field(default_factory=dict)
+    edges: Rows = field(default_factory=dict)
 
 
 AnyQuestion = NodeQuestion | PairQuestion | ListQuestion | GraphQuestion
@@ -103,17 +159,19 @@ class NodeIds:
         # bisected, since a table of hashes would take many times the memory of the ids
         self._order = None if names is None else pc.sort_indices(names)
 
-    def positions(self, ids: Sequence[UserId], where: str) -> np.ndarray:
-        """Return the positions of ids, int64 ``[n]``. Raises RequestError if one is unknown."""
-        numbers = [self._number(one) for one in ids]
-        unknown = [place for place, number in enumerate(numbers) if number is None]
+    def positions(
+        self, ids: Sequence[UserId], where: str, new: Mapping[UserId, int] = MappingProxyType({})
+    ) -> np.ndarray:
+        """Return the positions of ids, int64 ``[n]``; ``new``: those of ids that are not in the
+        shard. Raises RequestError if one is unknown."""
+        found = [new[one] if one in new else self.position(one) for one in ids]
+        unknown = [place for place, position in enumerate(found) if position is None]
         if unknown:
             first = unknown[0]
             what = f"there is no {ids[first]!r} among the {len(self._positions):,} of this graph"
             what += f" ({len(unknown)} of {len(ids)} ids are unknown)" * (len(unknown) > 1)
             raise RequestError(what, where=f"{where}[{first}]", remedy="leave it out")
-        found: np.ndarray = self._positions[np.array(numbers, np.int64)]
-        return found
+        return np.array(found, np.int64)
 
     def position(self, one: UserId) -> int | None:
         """Return the position of an id; None if it is unknown."""

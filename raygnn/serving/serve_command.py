@@ -33,6 +33,7 @@ def serve(
     port: int = 8000,
     replicas: int | Literal["auto"] = 1,
     token_file: str | PathLike[str] | None = None,
+    updates: bool = False,
     task: str | None = None,
     at: Any = None,
     trust: bool = False,
@@ -48,12 +49,12 @@ def serve(
         address: of a Ray cluster, ``HOST:PORT``; None = that of the run's configuration.
         host: address of an interface to listen on; ``0.0.0.0`` = all.
         port: to listen on.
-        run, replicas, token_file, task, at, trust, storage, overrides: see
+        run, replicas, token_file, updates, task, at, trust, storage, overrides: see
             `raygnn.serving.app`.
         verbose, display, started: see `raygnn.train`.
 
     Raises:
-        InputError: there is no such run, or the port is in use.
+        InputError: there is no such run, it cannot have updates, or the port is in use.
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
     """
@@ -62,7 +63,18 @@ def serve(
     show = display_of(display, verbose)
     options: dict[str, Any] = {"task": task, "at": at, "trust": trust, "storage": storage}
     with show.stage("run"):
-        config = Served.find(run, overrides=overrides, **options)[0].config
+        found = Served.find(run, overrides=overrides, **options)
+        config = found[0].config
+    if updates:
+        why = "they need a token" if token_file is None else found[0].fixed
+        if why is None and all(served.one.task.of_links for served in found):
+            why = "scores of links are made of embeddings that are computed once"
+        if why is not None:
+            raise InputError(
+                why,
+                where="--updates",
+                remedy="name a --token-file" if token_file is None else "leave it out",
+            )
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
     with RayCluster(config, verbose=verbose, tell=show.note) as cluster:
@@ -80,6 +92,7 @@ def serve(
         _check_room(config.cluster.cpus_per_worker, replicas)
         name = config.name
         options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
+        options |= {"updates": updates}
         if not verbose:
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
         with show.stage("model"):

@@ -118,6 +118,20 @@ class Served:
         """Configuration for the task alone."""
         return self.config.of(self.task)
 
+    @property
+    def fixed(self) -> str | None:
+        """Why the graph cannot have new rows; None if it can."""
+        if self.graph.get("format") != "tables":
+            return "the graph of this run is not made of tables"
+        if self.one.model.embedding is not None:
+            return "new nodes have no rows in the embedding table (model.embedding)"
+        how = self.graph.get("normalize") or "none"
+        return (
+            None
+            if how == "none"
+            else f"features are scaled by all of them (graph.normalize: {how})"
+        )
+
     @cached_property
     def words(self) -> Mapping[str, Sequence[Any]]:
         """Names of categories, by array."""

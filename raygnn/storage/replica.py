@@ -28,7 +28,8 @@ log = logging.getLogger("raygnn")
 
 AT_ONCE = 8  # concurrent transfers
 FIRST = "config.yaml"  # marks a directory as a run
-_APART = ("checkpoints", "rows")
+UPDATES = "updates"  # rows that a service of the run was sent
+_APART = ("checkpoints", "rows", UPDATES)
 _FRESH = 2.0  # seconds for which a copy is not compared again
 _MOST = 10 * 2**30  # bytes of copies
 _EVERY = 5.0  # seconds between checks for changed files

@@ -91,6 +91,7 @@ def test_states_that_run_things(make_job: JobFactory, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.long
 def test_a_resume_refuses_hostile_checkpoints(make_job: JobFactory, tmp_path: Path) -> None:
     """Real ranks resume from them."""
     marker = tmp_path / "marker"

@@ -68,6 +68,7 @@ def events(run: Run) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", [True, False])
 def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint takes longer than the storage timeout, and has the same content as ever.

@@ -8,8 +8,9 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
-from raygnn.config.task import TASKS, LinkPrediction, read_task
+from raygnn.config.task import TASKS, LinkPrediction
 from raygnn.errors import ConfigError
+from tests.support.builders import read_task
 
 JOB: dict[str, Any] = {
     "name": "task",

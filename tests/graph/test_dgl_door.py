@@ -29,6 +29,7 @@ def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
 # --- getting in ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_door_leaves_no_trace_and_gives_every_thread_the_same(tmp_path: Path) -> None:
     result = run(
         "from raygnn.graph.dgl import dgl\n"
@@ -62,6 +63,7 @@ def test_the_door_works_where_a_plain_import_has_failed(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_a_native_graphbolt_that_does_not_load_is_replaced(tmp_path: Path) -> None:
     result = run(
         "from raygnn.graph import dgl as door\n"

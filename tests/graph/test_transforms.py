@@ -164,6 +164,7 @@ def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
     assert close(feat, company.by_hand(people[training], people))
 
 
+@pytest.mark.long
 @settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))  # slow to shrink
 @given(
     seed=st.integers(0, 2**32 - 1),

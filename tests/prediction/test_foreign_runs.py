@@ -291,6 +291,7 @@ VERBS = (
 )
 
 
+@pytest.mark.long
 def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> None:
     """Commands in a downloaded directory import none of its modules, even if these have names of
     libraries."""
@@ -318,6 +319,7 @@ def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> Non
 # --- weights -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*pickle protocol")
 def test_weights_that_run_things_whose_digest_is_right(
     foreign: Run, trained: Run, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

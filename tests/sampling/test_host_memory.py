@@ -132,6 +132,7 @@ def test_a_rank_that_may_not_open_the_others_memory_is_alone() -> None:
 IDENTITY = "from raygnn.sampling.host_memory import host_identity; print(host_identity())"
 
 
+@pytest.mark.long
 @needs_hosts()
 def test_ranks_of_other_hosts_share_nothing() -> None:
     """Containers on one machine share nothing either, since they do not see each other's

@@ -27,6 +27,7 @@ def record(tmp_path: Path) -> SearchRecord:
     return found
 
 
+@pytest.mark.long
 def test_the_page_shows_trials_best_so_far_settings_and_importance(
     record: SearchRecord, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
-from raygnn.serving.application import ModelReplica, _answers, _kinds, _load
+from raygnn.serving.application import ModelReplica, _answers, _kinds, _load, _model
 from raygnn.serving.link_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
@@ -181,7 +181,7 @@ def test_links(tmp_path: Path) -> None:
         for known in (True, False):
             every = lists(run, config, 2, TopLists(5, known, relation=relation))
             want = every[every["source"].isin([2, 9])].reset_index(drop=True)
-            found = rows(model, ListQuestion([2, 9], 5, relation, known=not known))
+            found = rows(model, ListQuestion([2, 9], 5, relation, "exclude" if known else "keep"))
             pandas.testing.assert_frame_equal(found, want, atol=1e-5, check_dtype=False)
         pairs = [(int(row["source"]), int(row["target"])) for _, row in want.iterrows()]
         scores = rows(model, PairQuestion(pairs, relation))
@@ -208,18 +208,18 @@ def test_one_of_several_tasks(tmp_path: Path) -> None:
     want = want[want["source"] == 3].reset_index(drop=True)
     pandas.testing.assert_frame_equal(found, want, atol=1e-5, check_dtype=False)
 
-    replica = ModelReplica(None)
-    replica._models, name = _load({"run": run})
+    replica = ModelReplica(None, None)
+    replica._loaded = loaded = _load({"run": run})
     assert set(replica.schema()["tasks"]) == {"likes", "price"}
     asked = (NodeQuestion([4]), ListQuestion([3], 5), NodeQuestion([1]))
-    answers = _answers([(replica._model(one, None), name, one) for one in asked])
-    assert [of for _, of in answers] == ["several"] * 3
+    answers = _answers([(_model(loaded.models, one), loaded, one) for one in asked], [])
+    assert loaded.name == "several"
     expected = known["prediction"].tolist()
-    (four,), listed, (one,) = (rows for rows, _ in answers)
+    (four,), listed, (one,) = answers
     assert [one["prediction"], four["prediction"]] == pytest.approx(expected, abs=1e-5)
     pandas.testing.assert_frame_equal(pandas.DataFrame(listed), want, atol=1e-5, check_dtype=False)
     with pytest.raises(RequestError, match="no task 'price' answers this"):
-        replica._model(asked[1], "price")
+        _model(loaded.models, ListQuestion([3], task="price"))
     assert _kinds(run, None) == {"link", "node"}
     assert _kinds(run, "likes") == {"link"}
 
@@ -234,18 +234,17 @@ def test_your_own_task_has_the_routes_of_the_kind_that_it_is_like() -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_which_task_answers(several: bool) -> None:
-    replica, first, other = ModelReplica(None), Mock(NodeAnswers), Mock(NodeAnswers)
-    replica._models = {"a": first, "b": other} if several else {"": first}
-    question = NodeQuestion([1])
+    first, other = Mock(NodeAnswers), Mock(NodeAnswers)
+    models = {"a": first, "b": other} if several else {"": first}
     with pytest.raises(RequestError) as raised:
-        replica._model(question, "c")
+        _model(models, NodeQuestion([1], task="c"))
     assert raised.value.remedy == ("name one of a, b" if several else "leave it out")
     if several:
-        assert replica._model(question, "b") is other
+        assert _model(models, NodeQuestion([1], task="b")) is other
         with pytest.raises(RequestError, match="several tasks could answer"):
-            replica._model(question, None)
+            _model(models, NodeQuestion([1]))
     else:
-        assert replica._model(question, None) is first
+        assert _model(models, NodeQuestion([1])) is first
 
 
 @given(

@@ -16,7 +16,7 @@ from raygnn.graph.data import etype_str
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
 from raygnn.sampling.collate import arrays_of
-from raygnn.serving.application import GraphBody, _kinds
+from raygnn.serving.application import _kinds
 from raygnn.serving.graph_answers import GraphAnswers
 from raygnn.serving.questions import GraphQuestion, RequestError
 from raygnn.serving.served_run import Served, ServedModel
@@ -147,8 +147,6 @@ def test_the_schema_says_what_to_send(model: GraphAnswers) -> None:
     assert schema["nodes"] == {"_N": {"feat": ["float32", [4]]}}
     edges = schema["edges"]["_N:_E:_N"]
     assert edges == {"amount": ["float32", []], "kind": ["int64", []]}
-    body = GraphBody.model_validate({"graphs": [bond()], "scores": True})
-    assert body.question() == GraphQuestion([bond()], scores=True)
 
 
 @pytest.mark.dgl

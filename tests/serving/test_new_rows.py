@@ -12,9 +12,12 @@ import yaml
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.serving import node_answers
-from raygnn.serving.questions import NodeQuestion
+from raygnn.serving.new_rows import AllRows
+from raygnn.serving.node_answers import NodeAnswers
+from raygnn.serving.questions import NodeQuestion, Update
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
 from tests.serving.test_answers import error, rows, serve
@@ -164,6 +167,16 @@ def test_answers_are_those_of_tables_with_the_rows(
         sale = {**SALE, "customer": "c1", "day": 1_709_251_200}  # in seconds
         far = NodeQuestion(["c1"], edges={"customer:buys:item": [sale]})
         assert "different units" in error(model, far)
+    known = AllRows(model._model)
+    new = given(timed)
+    updates = [Update(nodes=new["nodes"]), Update(edges=new["edges"])]
+    known.keep(0, updates[:1])
+    known.keep(0, updates)  # of which the first is kept already
+    assert (known.count, known.kept.count) == (2, 9)
+    kept = NodeAnswers(model._model, known)
+    asked_together = [NodeQuestion(IDS[:3], scores=True), NodeQuestion(IDS[3:], scores=True)]
+    first, second = kept.answer(asked_together)
+    assert np.abs(np.stack([row["scores"] for row in first + second]) - want).max() < 1e-6
     changed = np.stack(found["scores"].tolist())[[1, 3]] - np.stack(before["scores"].tolist())
     assert (np.abs(changed).max(1) > 1e-5).all()
 
@@ -226,7 +239,6 @@ def test_what_a_request_can_have(
         },
     }  # fmt: skip
     new = {"nodes": NODES, "edges": EDGES}
-    assert "not explained" in error(model, NodeQuestion(["c1"], explain=2, **new))
     assert "there is no 'c99'" in error(model, NodeQuestion(["c99"], **new))
     few = [model.answer([NodeQuestion(["new1", "c1"], (3, 2), **new)]) for _ in range(2)]
     assert few[0] == few[1]
@@ -236,3 +248,29 @@ def test_what_a_request_can_have(
     other = serve(train_on_ranks(make_job(train={"epochs": 1})))
     assert "not made of tables" in error(other, NodeQuestion([1], **new))
     assert "new" not in other.schema()
+
+
+def test_explanations_name_new_nodes(model: Any) -> None:
+    new = {"nodes": NODES, "edges": EDGES}
+    (row,) = rows(model, NodeQuestion(["new1"], explain=100, **new)).to_dict("records")
+    found = row["explanation"]
+    for kind in ("features", "nodes"):
+        total = sum(one["contribution"] for one in found[kind])
+        assert total == pytest.approx(found["score"] - found["without"], abs=1e-3)
+    ends = {(edge["source"], edge["target"]) for edge in found["edges"]}
+    assert {(901, "new1"), (3, "new1"), ("c2", "new1"), ("new1", "c2")} <= ends
+
+
+def test_updates_that_cannot_be_read_together(model: Any) -> None:
+    """One has numbers where another has the same as text."""
+    known = AllRows(model._model)
+    prices = ({"code": 901, "price": 3.5}, {"code": 902, "price": "4"})
+    known.keep(0, [Update(nodes={"item": [row]}) for row in prices])
+    price = known.kept.nodes["item"]["feat"].flatten().tolist()
+    assert (known.count, price) == (2, [3.5, 4.0])
+    assert known.kept.names("item") == [901, 902]
+    known.keep(2, [Update(nodes={"item": []})])
+    assert known.kept.names("item") == [901, 902]
+    assert len(known.kept.nodes["item"]["feat"]) == 2
+    with pytest.raises(InputError, match="902 is there already"):
+        known.beside({"item": [{"code": 902, "price": 1}]}, {})

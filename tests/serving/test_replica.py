@@ -11,7 +11,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from raygnn.serving import application
-from raygnn.serving.application import LARGEST, Door, ModelReplica, _http
+from raygnn.serving.application import LARGEST, Door, Loaded, ModelReplica, _http
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import NodeQuestion, RequestError
 
@@ -25,15 +25,15 @@ def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(application, "_WAITING", 100)
     may = asyncio.Event()
 
-    async def batch(self: ModelReplica, asked: tuple[Any, str, NodeQuestion]) -> tuple[Any, str]:
+    async def batch(self: ModelReplica, asked: tuple[Any, Any, NodeQuestion]) -> Any:
         await may.wait()
-        return [] if asked[2].ids[0] else RequestError("there is no 0"), "run"
+        return [] if asked[2].ids[0] else RequestError("there is no 0")
 
     monkeypatch.setattr(ModelReplica, "_batch", batch)
 
     async def ask() -> tuple[list[Any], Any]:
-        served = ModelReplica(None)
-        served._models, served._run = {"": Mock(NodeAnswers)}, "run"
+        served = ModelReplica(None, None)
+        served._loaded = Loaded("", "run", {"": Mock(NodeAnswers)}, Mock())
         asked = [asyncio.ensure_future(served.answer(NodeQuestion([n] * 9))) for n in range(13)]
         await asyncio.sleep(0)
         may.set()
@@ -51,16 +51,16 @@ def test_so_many_requests_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_token() -> None:
     digest = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"  # of "password"
-    assert ModelReplica(digest).allows("password")
-    assert not ModelReplica(digest).allows("Password")
-    assert not ModelReplica(digest).allows("")
-    assert not ModelReplica(digest).allows(digest)
-    assert ModelReplica(None).allows("")
+    assert ModelReplica(digest, None).allows("password")
+    assert not ModelReplica(digest, None).allows("Password")
+    assert not ModelReplica(digest, None).allows("")
+    assert not ModelReplica(digest, None).allows(digest)
+    assert ModelReplica(None, None).allows("")
 
 
 @pytest.mark.parametrize(("guarded", "described"), [(False, True), (True, False)])
 def test_a_guarded_service_describes_itself_to_nobody(guarded: bool, described: bool) -> None:
-    paths = {getattr(route, "path", "") for route in _http({False}, guarded).routes}
+    paths = {getattr(route, "path", "") for route in _http({"node"}, guarded, False).routes}
     assert "/healthz" in paths
     assert ({"/docs", "/openapi.json", "/redoc"} <= paths) == described
     assert bool({"/docs", "/openapi.json", "/redoc"} & paths) == described
@@ -108,7 +108,7 @@ def test_nothing_is_read_of_a_request_without_the_token(
     path: str, token: str, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = hashlib.sha256(b"right").hexdigest()
-    monkeypatch.setattr(application, "_replica", lambda: ModelReplica(digest))
+    monkeypatch.setattr(application, "_replica", lambda: ModelReplica(digest, None))
     done = []
 
     async def receive() -> dict[str, Any]:

@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from raygnn.config.graph import DatasetGraph, DglGraph, GraphConfig, PlantedGraph
+from raygnn.config.task import TaskConfig
 from raygnn.errors import InputError
 from raygnn.graph.partition.dgl_format import write_graph
 
 SECTIONS = {"dataset": DatasetGraph, "dgl": DglGraph, "planted": PlantedGraph}
+
+
+def read_task(**keys: Any) -> TaskConfig:
+    """Return the ``task:`` section with these keys. Raises pydantic.ValidationError if a key or a
+    value is wrong."""
+    task: TaskConfig = TypeAdapter(TaskConfig).validate_python(keys)
+    return task
 
 
 def graph_config(section: dict[str, Any]) -> GraphConfig:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks import calibration
 from raygnn.tasks.calibration import Evaluated, calibrate, fit, thresholds
+from tests.support.builders import read_task
 from tests.support.ranks import run_ranks
 
 CLASSES = read_task(kind="node_classification")

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raygnn.config.task import ClassTask, read_task
+from raygnn.config.task import ClassTask
 from raygnn.errors import ConfigError
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.losses import balance, class_entropy, label_entropy, make_loss
+from tests.support.builders import read_task
 from tests.support.ranks import run_ranks
 
 OPTIONS = {

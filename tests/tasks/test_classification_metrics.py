@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks import metrics
 from raygnn.tasks.losses import make_loss
+from tests.support.builders import read_task
 from tests.support.ranks import run_ranks
 
 

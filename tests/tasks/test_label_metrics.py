@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raygnn.config.task import read_task
 from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.losses import label_entropy, make_loss
 from raygnn.tasks.metrics import label_metrics, measure, recall_at
+from tests.support.builders import read_task
 from tests.support.ranks import run_ranks
 
 

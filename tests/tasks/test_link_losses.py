@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from raygnn.config.task import read_task
 from raygnn.tasks.losses import make_link_loss, make_loss
+from tests.support.builders import read_task
 
 
 def sigmoid(x: float) -> float:

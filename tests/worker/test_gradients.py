@@ -151,6 +151,7 @@ GRAPHS = pytest.param(graphs, marks=pytest.mark.dgl)
 MODEL: dict[str, Any] = {"model": {"hidden": 8}, "sampling": {"fanout": [4, 3]}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [nodes, edges, links, GRAPHS])
 def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_path: Path) -> None:
     """Partitions are of unequal size or empty, and shares do not divide evenly."""
@@ -168,6 +169,7 @@ def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_p
                         assert torch.allclose(own[name], values, rtol=0, atol=1e-10), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("comm", [{}, {"overlap": False}])
 def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
     comm: dict[str, Any], make_job: JobFactory, monkeypatch: pytest.MonkeyPatch

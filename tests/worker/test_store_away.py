@@ -68,6 +68,7 @@ def read(job: Job) -> tuple[Shard, Any]:
     return map_shard(job, ONE, replicated=True), words(job)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_each_call_of_a_store_may_fail_once(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_each_call_of_a_store_may_fail_once(
             np.testing.assert_array_equal(shard.topology[etype].src, rows.src)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("foreign", [False, True])
 def test_the_driver_plans_again_what_failed_once(
     foreign: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch

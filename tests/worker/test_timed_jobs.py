@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 import yaml
 
@@ -76,6 +77,7 @@ def config_of(place: Path, graph: Path, name: str = "test", **sections: Any) -> 
     return load_config(values)
 
 
+@pytest.mark.long
 def test_several_tasks_and_reversed_edges_see_no_future(tmp_path: Path) -> None:
     """Reversed edges have the times of their originals, so that they do not reveal a link
     either."""
@@ -92,6 +94,7 @@ def test_several_tasks_and_reversed_edges_see_no_future(tmp_path: Path) -> None:
     assert tested != tested_other
 
 
+@pytest.mark.long
 def test_a_resume_with_cache_and_partition_is_bitwise_identical(tmp_path: Path) -> None:
     """The run stops within an epoch, with a partition, a cache and gradients averaged in bf16."""
     graph = tables(tmp_path / "graph")

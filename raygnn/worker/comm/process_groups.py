@@ -41,13 +41,6 @@ class Ranks:
             assert ranks.step is not ranks.control
         return ranks
 
-    def for_config(self, config: Config) -> Ranks:
-        """Return the same groups for another configuration."""
-        other = Ranks(config, self.world, self.device)
-        made = ("data", "control", "step", "host", "compared_group", "device_rows")
-        other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
-        return other
-
     @cached_property
     def compared_group(self) -> dist.ProcessGroup:
         """Group of gradients where collectives are compared. Collective at first use."""

@@ -1,0 +1,136 @@
+"""Rows that a service is sent are seen by every replica at once, and after a restart."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+
+from raygnn.errors import DataError, InputError
+from raygnn.runs.run import open_run
+from raygnn.serving.questions import Update
+from raygnn.serving.serve_command import serve as serve_until_stopped
+from raygnn.serving.updates import UpdateLog
+from raygnn.storage.remote import AnyPath, any_path
+from tests.prediction.test_new_data import asked
+from tests.prediction.test_predict import ask
+from tests.serving.test_answers import serve
+from tests.serving.test_application import TOKEN, is_up, post
+from tests.serving.test_new_rows import EDGES, IDS, NODES, trained, write
+from tests.support.commands import Command
+from tests.support.postgres import free_port
+from tests.support.small_jobs import JobFactory, train_on_ranks, until
+from tests.support.stores import LocalStore
+
+ONE = Update(nodes={"item": [{"code": 901, "price": 0.1, "on": [True, "a"]}]})
+OTHER = Update(edges={"buys": [{"item": 901, "at": None}]})
+
+
+def check_log(directory: AnyPath) -> None:
+    log = UpdateLog(directory)
+    assert log.since(0) == []
+    assert log.add(0, ONE)
+    assert not log.add(0, OTHER)  # another replica was first
+    assert log.add(1, OTHER)
+    again = UpdateLog(directory)
+    assert again.since(0) == [ONE, OTHER]
+    assert again.since(1) == [OTHER]
+    for number in range(2, 12):
+        assert again.add(number, Update(edges={"buys": [{"item": number}]}))
+    assert UpdateLog(directory).since(10) == again.since(10)
+
+
+def test_a_log(tmp_path: Path) -> None:
+    check_log(tmp_path / "updates")
+
+
+def test_a_log_in_an_object_store(store: LocalStore) -> None:
+    place = any_path(store.uri) / "run" / "updates"
+    check_log(place)
+    store.stop()
+    with pytest.raises(DataError):
+        UpdateLog.__new__(UpdateLog).__init__(place)  # type: ignore[misc]
+    store.start()
+
+
+def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory) -> None:
+    run = train_on_ranks(make_job(train={"epochs": 1}))
+    serve(run)
+    (tmp_path / "token").write_text(TOKEN)
+    with pytest.raises(InputError, match="need a token"):
+        serve_until_stopped(run, updates=True, display=False)
+    with pytest.raises(InputError, match="not made of tables"):
+        serve_until_stopped(run, updates=True, token_file=tmp_path / "token", display=False)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(500)
+def test_a_service_with_updates(tmp_path: Path) -> None:
+    run, _ = trained(tmp_path, kind="sage", categories={"city": 3}, edge_features=["how"])
+    serve(run)  # a command records the partition
+    (tmp_path / "token").write_text(TOKEN)
+    data = asked(run, f"graph.path={write(tmp_path / 'new', more=True)}")
+    table = ask(run, data.config, 2, sizes=data.weights.sizes).to_pandas()
+    names = pd.read_csv(tmp_path / "new" / "0.csv")["id"].tolist()
+    want = np.stack(table["scores"].tolist())[[names.index(name) for name in IDS]]
+    port = free_port()
+    command = ["serve", str(run.path), "--port", str(port), "--replicas", "2", "--updates"]
+    command += ["--token-file", str(tmp_path / "token")]
+
+    def scores() -> np.ndarray:
+        status, answer = post(port, "/predict", {"ids": IDS, "scores": True})
+        assert status == 200, answer
+        return np.array([row["scores"] for row in answer["rows"]])
+
+    process = Command(command, tmp_path)
+    try:
+        until(lambda: is_up(port) or process.process.poll() is not None, 180)
+        assert process.process.poll() is None, process.finish(60)
+        assert post(port, "/nodes", {"nodes": NODES}, token=None)[0] == 401
+        bad = {"nodes": {"item": [{"code": 99, "price": "dear"}]}}
+        status, answer = post(port, "/nodes", bad)
+        assert (status, answer["errors"][0]["where"]) == (400, "nodes.item[0].price")
+        assert post(port, "/nodes", {"nodes": {"item": []}})[0] == 400
+        assert not (run.path / "updates").exists()
+        name = open_run(run.path).name
+        assert post(port, "/nodes", {"nodes": NODES}) == (200, {"run": name, "rows": 3})
+        assert post(port, "/edges", {"edges": EDGES}) == (200, {"run": name, "rows": 9})
+        for _ in range(20):  # of both replicas
+            assert np.abs(scores() - want).max() < 1e-6
+        status, answer = post(port, "/nodes", {"nodes": NODES})
+        assert (status, answer["errors"][0]["what"]) == (400, "'new1' is there already")
+        logs = [
+            p
+            for p in psutil.process_iter()
+            if "ServeReplica:" in _title(p) and "updates" in _title(p)
+        ]
+        (writer,) = (p for p in logs if process.process.pid in {q.pid for q in p.parents()})
+        writer.send_signal(signal.SIGKILL)
+        until(lambda: post(port, "/predict", {"ids": ["c1"]})[0] == 200, 60)
+        assert np.abs(scores() - want).max() < 1e-6
+        more = {"edges": {"customer:kin:customer": [{"one": "c3", "other": "new2"}]}}
+        until(lambda: post(port, "/edges", more) == (200, {"run": name, "rows": 10}), 60)
+        changed = scores()
+        assert np.abs(changed - want)[2].max() > 1e-6
+    finally:
+        process.process.send_signal(signal.SIGINT)
+    assert process.finish(60)[0] == 130
+    process = Command(command, tmp_path)
+    try:
+        until(lambda: is_up(port) or process.process.poll() is not None, 180)
+        assert np.abs(scores() - changed).max() < 1e-6
+    finally:
+        process.process.send_signal(signal.SIGINT)
+    assert process.finish(60)[0] == 130
+    assert process.left_behind() == []
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
