@@ -73,7 +73,10 @@ ALLOWED = {
         "driver",
     },
     "search": {"config", "preflight.probe", "runs", "driver"},
-    "serving": {"config", "graph", "models", "runs", "sampling", "driver", "prediction", "worker"},
+    "serving": {
+        *("config", "storage", "graph", "models", "runs", "sampling", "driver", "prediction"),
+        *("tasks", "worker"),
+    },
     "jobs": {"config", "storage", "runs", "graph.sources.library_graphs"},
     "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "search", "serving"},
     "__main__": {"cli"},
