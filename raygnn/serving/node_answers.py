@@ -98,16 +98,26 @@ class NodeAnswers:
             answers |= self._answers(some)
         return [answers[number] for number in range(len(questions))]
 
-    def _answers(self, asked: Sequence[_Placed]) -> dict[int, AnswerRows | RequestError]:
-        """Return the answers to questions that sample alike, in the same graph, by number."""
+    def _answers(
+        self, asked: Sequence[_Placed], sampled: bool = False
+    ) -> dict[int, AnswerRows | RequestError]:
+        """Return the answers to questions that sample alike, in the same graph, by number.
+
+        Args:
+            sampled: of new rows' neighbourhoods hold no more edges than the fanout needs.
+        """
         answers: dict[int, AnswerRows | RequestError] = {}
+        fanout, timed_edges = asked[0].question.fanout or (-1,), self._config.sampling.time
+        cap = None if min(fanout) < 0 or timed_edges else max(fanout)
         try:
-            part = self._around(asked[0].new, np.concatenate([one.nodes for one in asked]))
+            part = self._around(asked, cap if sampled else None)
         except RequestError as error:
-            if len(asked) == 1:
+            if len(asked) > 1:
+                half = len(asked) // 2
+                return self._answers(asked[:half]) | self._answers(asked[half:])
+            if sampled or cap is None:
                 return {asked[0].number: error}
-            half = len(asked) // 2
-            return self._answers(asked[:half]) | self._answers(asked[half:])
+            return self._answers(asked, sampled=True)
         inference = self._plane.inference if part is None else self._plane.inference_over(part)
         timed: list[tuple[_Placed, np.ndarray, np.ndarray | None]] = []
         for one in asked:
@@ -133,15 +143,16 @@ class NodeAnswers:
                 answers[one.number] = error
         return answers
 
-    def _around(self, new: NewRows, nodes: np.ndarray) -> Neighbourhood | None:
+    def _around(self, asked: Sequence[_Placed], cap: int | None) -> Neighbourhood | None:
         """Return the nodes' neighbourhood in the graph with new rows; None if there are none."""
+        new, nodes = asked[0].new, np.concatenate([one.nodes for one in asked])
         if not new:
             return None
         plane, ntype, model = self._plane, self._ntype, self._config.model
         arrays = {t: {*names_of(inputs)} for t, inputs in plane.inputs.items()}
         if plane.time is not None and self._config.table is None:
             arrays[ntype].add(plane.time)
-        read = model.depth, edge_reads(self._config), arrays, _MOST_EDGES
+        read = model.depth, edge_reads(self._config), arrays, _MOST_EDGES, cap
         try:
             return neighbourhood(plane.shard, (new.nodes, new.edges), {ntype: nodes}, *read)
         except DataError as error:

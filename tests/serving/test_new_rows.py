@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import yaml
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
+from raygnn.graph.staging.neighbourhood import neighbourhood
 from raygnn.runs.run import Run
+from raygnn.sampling.collate import names_of
 from raygnn.serving import node_answers
 from raygnn.serving.new_rows import AllRows
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import NodeQuestion, Update
+from raygnn.worker.planes.vocabulary import edge_reads
 from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
 from tests.serving.test_answers import error, rows, serve
@@ -243,8 +247,11 @@ def test_what_a_request_can_have(
     few = [model.answer([NodeQuestion(["new1", "c1"], (3, 2), **new)]) for _ in range(2)]
     assert few[0] == few[1]
     assert isinstance(few[0][0], list)
-    monkeypatch.setattr(node_answers, "_MOST_EDGES", 5)
-    assert "more than 5 edges within 2 layers" in error(model, NodeQuestion(["c1"], **new))
+    monkeypatch.setattr(node_answers, "_MOST_EDGES", 20)
+    assert "more than 20 edges within 2 layers" in error(model, NodeQuestion(["c1"], **new))
+    few = [model.answer([NodeQuestion(["c1"], (1, 1), **new)] * 2) for _ in range(2)]
+    assert few[0] == few[1]
+    assert few[0][0][0]["node"] == "c1"
     other = serve(train_on_ranks(make_job(train={"epochs": 1})))
     assert "not made of tables" in error(other, NodeQuestion([1], **new))
     assert "new" not in other.schema()
@@ -274,3 +281,26 @@ def test_updates_that_cannot_be_read_together(model: Any) -> None:
     assert len(known.kept.nodes["item"]["feat"]) == 2
     with pytest.raises(InputError, match="902 is there already"):
         known.beside({"item": [{"code": 902, "price": 1}]}, {})
+
+
+@pytest.mark.parametrize("cap", [1, 3, 7, 1000])
+def test_some_edges_of_each_node(cap: int, model: Any) -> None:
+    """They are edges of the graph or new ones, each at most once, and as many as there may be."""
+    rows, shard = AllRows(model._model), model._plane.shard
+    new, reads = rows.beside(NODES, EDGES), edge_reads(model._config)
+    ids = np.append(np.arange(CUSTOMERS), [*new.numbers["customer"].values()])
+    arrays = {t: {*names_of(inputs)} for t, inputs in model._plane.inputs.items()}
+    given = shard, (new.nodes, new.edges), {"customer": ids}, 1, reads, arrays, 10**6
+    whole, part = neighbourhood(*given), neighbourhood(*given, cap)
+    for etype, every in whole.topology.items():
+        some, t = part.topology[etype], etype[0]
+        if etype[2] != "customer":
+            continue
+        assert np.array_equal(part.degrees[etype], whole.degrees[etype])
+        for node in range(len(ids)):
+            (all_of, few) = (
+                of.ids[t][lists.src[lists.indptr[node] : lists.indptr[node + 1]]]
+                for of, lists in ((whole, every), (part, some))
+            )
+            assert len(few) == min(cap, len(all_of))
+            assert not Counter(few.tolist()) - Counter(all_of.tolist())

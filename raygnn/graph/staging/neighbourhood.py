@@ -86,6 +86,7 @@ def neighbourhood(
     reads: EdgeReads,
     arrays: Mapping[str, Collection[str]],
     most: int,
+    cap: int | None = None,
 ) -> Neighbourhood:
     """Return all that messages of ``hops`` layers to ``targets`` read.
 
@@ -94,6 +95,7 @@ def neighbourhood(
         targets: node type → global ids.
         reads: of the shard.
         arrays: node type → names of the arrays to hold.
+        cap: in-edges of each node and edge type, a uniform sample; None = all.
 
     Raises:
         DataError: there are more than ``most`` edges, or what is added lacks an array.
@@ -106,16 +108,16 @@ def neighbourhood(
     for _ in range(hops):
         sources: dict[str, list[Array]] = {t: [_NOBODY] for t in shard.ntypes}
         for etype, lists in shard.topology.items():
-            nodes = frontier[etype[2]]
-            old = nodes[nodes < shard.num_nodes(etype[2])]
-            starts, counts = lists.indptr[old], lists.indptr[old + 1] - lists.indptr[old]
-            if (total := total + int(counts.sum())) > most:
+            nodes, known = frontier[etype[2]], shard.num_nodes(etype[2])
+            old = nodes[nodes < known]
+            counts = lists.indptr[old + 1] - lists.indptr[old]
+            total += int((counts if cap is None else np.minimum(counts, cap)).sum())
+            if total > most:
                 message = f"the nodes have more than {most:,} edges within {hops} layers"
-                raise DataError(message, remedy="ask for fewer nodes at a time")
-            places = np.repeat(starts - np.cumsum(counts) + counts, counts)
-            places += np.arange(len(places))
-            chosen = np.flatnonzero(np.isin(new[etype].dst, nodes))
-            met[etype].append((places, np.repeat(old, counts), chosen))
+                raise DataError(message, remedy="ask for fewer nodes at a time, or give a fanout")
+            found = _in_edges(lists, old, counts, new[etype].dst, nodes, cap)
+            met[etype].append(found)
+            places, _, chosen = found
             sources[etype[0]] += [lists.src[places], new[etype].src[chosen]]
         frontier = {t: np.setdiff1d(np.concatenate(some), ids[t]) for t, some in sources.items()}
         ids = {t: np.union1d(ids[t], frontier[t]) for t in ids}
@@ -134,6 +136,36 @@ def neighbourhood(
         ids=ids,
         degrees={e: _degrees(shard, e, ids[e[2]], new[e]) for e in shard.etypes},
     )
+
+
+def _in_edges(
+    lists: InEdgeLists, old: Array, counts: Array, new: Array, nodes: Array, cap: int | None
+) -> tuple[Array, Array, Array]:
+    """Return places in the lists, the node of each, and the numbers of added edges.
+
+    Args:
+        old, counts: those of ``nodes``, ascending, that have lists, and their lengths.
+        new: node of each added edge.
+    """
+    starts = lists.indptr[old]
+    chosen = np.flatnonzero(np.isin(new, nodes))
+    if cap is None:
+        places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return places, np.repeat(old, counts), chosen
+    chosen = chosen[np.argsort(new[chosen], kind="stable")]
+    ends = np.searchsorted(new[chosen], nodes, side="right")
+    begins = np.searchsorted(new[chosen], nodes)
+    more = np.zeros(len(nodes) - len(old), np.int64)
+    rows = zip(nodes, np.append(starts, more), np.append(counts, more), begins, ends)
+    found = []
+    for node, start, count, begin, end in rows:
+        picks, many = np.arange(min(cap, count + end - begin)), count + end - begin
+        if many > cap:
+            picks = np.random.default_rng(node).choice(many, cap, replace=False, shuffle=False)
+        here, added = picks[picks < count], picks[picks >= count]
+        found.append((start + here, np.full(len(here), node), chosen[begin + added - count]))
+    places, dst, chosen = map(np.concatenate, zip((_NOBODY,) * 3, *found))
+    return places, dst, chosen
 
 
 def _node_data(
