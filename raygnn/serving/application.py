@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,7 +23,6 @@ from starlette.exceptions import HTTPException
 
 from raygnn import __version__
 from raygnn.config.task import built_in_kind
-from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run, open_run
 from raygnn.serving.graph_answers import GraphAnswers
 from raygnn.serving.link_answers import LinkAnswers
@@ -38,7 +38,7 @@ from raygnn.serving.questions import (
     RequestError,
     Update,
 )
-from raygnn.serving.served_run import Served, ServedModel, digest_of
+from raygnn.serving.served_run import Served, ServedModel, check_updates, digest_of
 from raygnn.serving.updates import Updates
 
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ _log = logging.getLogger("ray.serve")
 LARGEST = 1 << 20  # bytes of a request
 _WAITING = 10_000  # ids and pairs that wait for a replica's model
 _BATCH = 1024  # of them in a batch
+_UPDATE = 100  # of them count as much as an update
 _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
 _TRIES = 8  # of an update, where other replicas keep rows at the same time
 _PATIENCE = 30.0  # seconds for the log of updates
 _KEPT = 100_000  # rows of all updates
-_AFTER = "1"  # seconds after which a refused request may come again
+_LATER = {"Retry-After": "1"}  # seconds after which a refused request may come again
 
 AnyAnswers = NodeAnswers | LinkAnswers | GraphAnswers
 Models = dict[str, AnyAnswers]  # by task
@@ -108,15 +109,15 @@ def app(
             Only with a token.
 
     Raises:
-        InputError: there is no such run, the token's file cannot be read, or there are updates and
-            no token.
+        InputError: there is no such run, the token's file cannot be read, or the run cannot have
+            updates.
     """
     found = run if isinstance(run, Run) else open_run(run, storage)
     cluster: Mapping[str, Any] = found.config.get("cluster") or {}
     options = {"task": task, "at": at, "trust": trust, "overrides": list(overrides)}
     token = None if token_file is None else digest_of(Path(token_file).expanduser())
-    if updates and token is None:
-        raise InputError("updates need a token", where="updates", remedy="name a token file")
+    if updates:
+        check_updates(Served.find(found, **options), token_file)
     deployment = serve.deployment(
         serve.ingress(_http(_kinds(found, task), token is not None, updates))(ModelReplica),
         name="raygnn",
@@ -129,8 +130,10 @@ def app(
         },
         user_config={"run": found.shown, **options},
     )
-    log = serve.deployment(Updates, name="updates", ray_actor_options={"num_cpus": 0}).bind()
-    return deployment.bind(token, log if updates else None)
+    log = serve.deployment(
+        Updates, name="updates", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+    )
+    return deployment.bind(token, log.bind() if updates else None)
 
 
 class Settings(BaseModel):
@@ -168,11 +171,16 @@ class ModelReplica:
         self._updates = updates
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raygnn-model")
         self._waiting = 0
+        self._updating = asyncio.Lock()
         self._loaded: Loaded
 
     async def reconfigure(self, options: dict[str, Any]) -> None:
         """Load a run's model, while the present one answers."""
-        self._loaded = await asyncio.to_thread(_load, options)
+        loaded = await asyncio.to_thread(_load, options)
+        if self._updates is not None:
+            known = await self._updates.since.remote(loaded.place, 0)
+            await asyncio.to_thread(loaded.rows.keep, 0, known)
+        self._loaded = loaded
 
     def allows(self, token: str) -> bool:
         given = hashlib.sha256(token.encode()).hexdigest()
@@ -191,17 +199,22 @@ class ModelReplica:
         """
         loaded = self._loaded
         model = _model(loaded.models, question)
-        size = _size(question)
-        if self._waiting and self._waiting + size > _WAITING:
-            raise HTTPException(503, "too many requests wait", headers={"Retry-After": _AFTER})
-        self._waiting += size
-        try:
+        with self._counted(_size(question)):
             answer = await self._batch((model, loaded, question))
-        finally:
-            self._waiting -= size
         if isinstance(answer, RequestError):
             raise answer
         return {"run": loaded.name, "rows": answer}
+
+    @contextmanager
+    def _counted(self, size: int) -> Iterator[None]:
+        """Count what waits for the model in the block. Raises HTTPException if too much does."""
+        if self._waiting and self._waiting + size > _WAITING:
+            raise HTTPException(503, "too many requests wait", headers=_LATER)
+        self._waiting += size
+        try:
+            yield
+        finally:
+            self._waiting -= size
 
     async def update(self, update: Update) -> dict[str, Any]:
         """Keep new rows, which every later request sees; returns the run, and their number.
@@ -211,27 +224,27 @@ class ModelReplica:
             HTTPException: they cannot be kept.
         """
         assert self._updates is not None
-        for _ in range(_TRIES):  # other replicas keep rows, too
-            loaded, loop = self._loaded, asyncio.get_running_loop()
-            known = await self._kept(loaded)
-            number, count = await loop.run_in_executor(
-                self._thread, _checked, loaded.rows, known, update
-            )
-            try:
-                written = self._updates.add.remote(loaded.place, number, update)
-                if await asyncio.wait_for(written, _PATIENCE):
-                    return {"run": loaded.name, "rows": count}
-            except (OSError, DataError) as error:
-                _log.error("raygnn: an update cannot be written: %s", error)
-                break
-        raise HTTPException(503, "the rows cannot be kept now", headers={"Retry-After": _AFTER})
+        loop = asyncio.get_running_loop()
+        with self._counted(_UPDATE):
+            async with self._updating:
+                for _ in range(_TRIES):  # other replicas keep rows, too
+                    loaded = self._loaded
+                    known = await self._kept(loaded)
+                    number, count = await loop.run_in_executor(
+                        self._thread, _checked, loaded.rows, known, update
+                    )
+                    written = self._updates.add.remote(loaded.place, number, update)
+                    if kept := await _awaited(written):
+                        return {"run": loaded.name, "rows": count}
+                    if kept is None:
+                        raise _full("updates, or bytes of them,")
+        raise HTTPException(503, "other replicas keep rows now", headers=_LATER)
 
     async def _kept(self, loaded: Loaded) -> tuple[int, list[Update]]:
         """Return the updates that this replica does not have, and the number of the first."""
         count, updates = loaded.rows.count, list[Update]()
         if self._updates is not None:
-            asked = self._updates.since.remote(loaded.place, count)
-            updates = await asyncio.wait_for(asked, _PATIENCE)
+            updates = await _awaited(self._updates.since.remote(loaded.place, count))
         return count, updates
 
     @serve.batch(
@@ -241,9 +254,27 @@ class ModelReplica:
     )
     async def _batch(self, asked: list[PlacedQuestion]) -> list[AnswerRows | RequestError]:
         loop = asyncio.get_running_loop()
-        runs = {id(loaded): loaded for _, loaded, _ in asked}
+        runs = {id(run): run for _, run, one in asked if isinstance(one, NodeQuestion)}
         known = [(loaded.rows, *await self._kept(loaded)) for loaded in runs.values()]
         return await loop.run_in_executor(self._thread, _answers, asked, known)
+
+
+async def _awaited(response: Any) -> Any:
+    """Return an answer of the log. Raises HTTPException if there is none."""
+    try:
+        return await asyncio.wait_for(response, _PATIENCE)
+    except Exception as error:  # of the storage, or the log's process has died
+        _log.error("raygnn: the log of updates fails: %s", error)
+        text = "the log of updates cannot be read or written now"
+        raise HTTPException(503, text, headers=_LATER) from None
+
+
+def _full(what: str) -> RequestError:
+    message, remedy = (
+        f"the service keeps no more {what}",
+        "train a run on tables that have the rows",
+    )
+    return RequestError(message, where="nodes, edges", remedy=remedy)
 
 
 def _model(models: Models, question: AnyQuestion) -> AnyAnswers:
@@ -276,14 +307,11 @@ def _checked(rows: AllRows, known: tuple[int, list[Update]], update: Update) -> 
     """Return the number of an update that can be read after the known ones, and the number of all
     new rows then. Raises RequestError if it cannot."""
     rows.keep(*known)
-    count, what = rows.beside(update.nodes, update.edges).count, None
+    count = rows.beside(update.nodes, update.edges).count
     if count == rows.kept.count:
-        what, remedy = "there are no rows", "send some"
-    elif count > _KEPT:
-        what = f"a service keeps at most {_KEPT:,} new rows"
-        remedy = "train a run on tables that have them"
-    if what is not None:
-        raise RequestError(what, where="nodes, edges", remedy=remedy)
+        raise RequestError("there are no rows", where="nodes, edges", remedy="send some")
+    if count > _KEPT:
+        raise _full("rows")
     return rows.count, count
 
 

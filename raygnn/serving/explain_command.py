@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from raygnn.errors import InputError
 from raygnn.prediction.merge import OTHER, free_file
 from raygnn.runs.run import Run
 from raygnn.serving.node_answers import NodeAnswers
-from raygnn.serving.questions import NodeQuestion, UserId
+from raygnn.serving.questions import LARGEST_TREE, NodeQuestion, UserId
 from raygnn.serving.served_run import Served, ServedModel
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.planes.prediction_rows import read_wanted
@@ -67,8 +68,8 @@ def explain(
         InputError: there is no such run or node, its predictions are not for nodes, a node's
             neighbourhood is too large, the file cannot be written, or Captum is missing.
     """
-    if k < 1:
-        raise InputError(f"k is {k}", where="--k", remedy="give a number from 1")
+    if not 1 <= k <= LARGEST_TREE:
+        raise InputError(f"k is {k}", where="--k", remedy=f"give a number from 1 to {LARGEST_TREE}")
     file = None if out is None else free_file(Path(out).expanduser().absolute(), overwrite)
     if isinstance(ids, (str, PathLike)):
         nodes: list[Any] = read_wanted(Path(ids).expanduser(), "node").to_pylist()
@@ -85,7 +86,12 @@ def explain(
     rows: list[dict[str, Any]] = []
     asked = None if fanout is None else tuple(fanout)
     for one in nodes:
-        (answer,) = model.answer([NodeQuestion([one], asked, explain=k)])
+        try:
+            question = NodeQuestion([one], asked, explain=k)
+        except ValidationError as error:
+            what, remedy = error.errors()[0]["msg"], "give ids and numbers of neighbours"
+            raise InputError(what, where=f"node {one!r}", remedy=remedy) from None
+        (answer,) = model.answer([question])
         if isinstance(answer, InputError):
             raise InputError(answer.what, where=f"node {one!r}", remedy=answer.remedy)
         rows += _rows(answer[0])

@@ -23,9 +23,8 @@ from raygnn.graph.data import EdgeType
 from raygnn.models.network import Stack
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.features import Inputs, row_width
-from raygnn.serving.questions import RequestError
+from raygnn.serving.questions import LARGEST_TREE, RequestError
 
-LARGEST_TREE = 50_000  # edges
 _EXACT = 1e-3  # of the sum of contributions
 _STEPS = 32, 512  # points of the integral, doubled until its sum is exact
 

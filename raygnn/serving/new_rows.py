@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes
+from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes, joined
 from raygnn.graph.tables.description import (
     EdgeTable,
     KeyTable,
@@ -57,10 +58,6 @@ class NewRows:
 
     def __bool__(self) -> bool:
         return self.count > 0
-
-    def names(self, ntype: str) -> list[UserId]:
-        """Return the ids of the new nodes of a type, in the order of their numbers."""
-        return sorted(self.numbers.get(ntype, ()), key=self.numbers.get(ntype, {}).__getitem__)
 
 
 class AllRows:
@@ -107,12 +104,12 @@ class AllRows:
                 for table, rows in tables.items():
                     every[table] += rows
         try:
-            if updates:
-                self.kept = self.reader.read(nodes, edges, self.kept)
+            kept = self.reader.read(nodes, edges, self.kept) if updates else self.kept
         except RequestError:  # such as a number in one, and the same as text in another
+            kept = self.kept
             for one in updates:
-                self.kept = self.reader.read(one.nodes, one.edges, self.kept)
-        self.count += len(updates)
+                kept = self.reader.read(one.nodes, one.edges, kept)
+        self.kept, self.count = kept, self.count + len(updates)
 
 
 class RowReader:
@@ -191,25 +188,23 @@ class RowReader:
                 if reverse:
                     found[reverse] = AddedEdges(dst, src, data)
                 if table.undirected:
-                    back = np.flatnonzero(src != dst)
-                    order = np.concatenate([np.arange(len(src)), back])
-                    both = np.append(src, dst[back]), np.append(dst, src[back])
-                    found[etype] = AddedEdges(*both, {n: rows[order] for n, rows in data.items()})
+                    # both directions of a row together, however many rows are read at once
+                    one, other = np.stack([src, dst], 1), np.stack([dst, src], 1)
+                    once = np.stack([np.ones(len(src), bool), src != dst], 1)
+                    order = np.repeat(np.arange(len(src)), once.sum(1))
+                    data = {name: array[order] for name, array in data.items()}
+                    found[etype] = AddedEdges(one[once], other[once], data)
         for etype, reverse in self._meta.reverses.items():  # graph.reverse adds some, too
             if etype in found and reverse not in found:
                 found[reverse] = AddedEdges(found[etype].dst, found[etype].src, found[etype].data)
+        shard = self._model.plane.shard
+        for t, new_arrays in arrays.items():
+            _check_widths(f"nodes.{t}", new_arrays, shard.node_data[t])
+        for etype, edges_of_type in found.items():
+            _check_widths(etype_str(etype), edges_of_type.data, shard.topology[etype].data)
         self._check_times(found)
-        nodes_of = {t: _after(known.nodes.get(t), new) for t, new in arrays.items()}
-        edges_of = {
-            etype: AddedEdges(
-                np.append(known.edges[etype].src, new.src),
-                np.append(known.edges[etype].dst, new.dst),
-                _after(known.edges[etype].data, new.data),
-            )
-            if etype in known.edges
-            else new
-            for etype, new in found.items()
-        }
+        nodes_of = {t: joined(known.nodes.get(t, {}), new) for t, new in arrays.items()}
+        edges_of = {e: known.edges.get(e, AddedEdges()).and_then(new) for e, new in found.items()}
         count = known.count + sum(map(len, (*nodes.values(), *edges.values())))
         return NewRows({**known.nodes, **nodes_of}, {**known.edges, **edges_of}, numbers, count)
 
@@ -278,7 +273,7 @@ class RowReader:
             found = self._ids(ntype).position(one) if found is None else found
         if found is None:
             what = f"{one!r} is no {ntype}"
-            remedy = f"name one of the graph or of nodes.{ntype} of this request"
+            remedy = f"name one of the graph, or send it in nodes.{ntype}"
             raise RequestError(what, where=f"{where}[{at}].{column}", remedy=remedy)
         return found
 
@@ -311,11 +306,15 @@ class RowReader:
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
 
-def _after(known: Mapping[str, Array] | None, new: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of known rows followed by those of new ones."""
-    if not known or not new:
-        return dict(known or new)
-    return {name: np.concatenate([known[name], array]) for name, array in new.items()}
+def _check_widths(where: str, new: Mapping[str, Array], stored: Mapping[str, Any]) -> None:
+    """Raise RequestError if rows of an array are lists of another length than the graph's."""
+    for name, array in new.items():
+        width = math.prod(array.shape[1:])
+        if name in stored and width != (of_graph := math.prod(stored[name].shape[1:])):
+            what = f"{name!r} has {width} numbers in each row, and {of_graph} in the graph"
+            raise RequestError(
+                what, where=where, remedy="give lists as long as those of the tables"
+            )
 
 
 def _of_inputs(table: Table) -> Table:

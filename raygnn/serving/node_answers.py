@@ -232,10 +232,12 @@ class NodeAnswers:
     def _shown(
         self, found: Contributions, nodes: Mapping[str, np.ndarray], k: int, new: NewRows
     ) -> dict[str, Any]:
+        added = {ntype: list(ids) for ntype, ids in new.numbers.items()}  # in order of the numbers
+
         def name(ntype: str, number: int) -> Any:
             node, known = nodes[ntype][number], self._plane.shard.num_nodes(ntype)
             if node >= known:
-                return new.names(ntype)[node - known]
+                return added[ntype][node - known]
             return self._model.names(ntype, node[None])[0]
 
         return {

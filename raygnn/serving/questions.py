@@ -27,6 +27,7 @@ from raygnn.errors import InputError
 
 MOST = 1000  # ids, pairs or graphs of a request, and targets of a list
 _EXPLAINED = 10  # ids of a request
+LARGEST_TREE = 50_000  # edges of what explains a prediction
 
 UserId: TypeAlias = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
 Ids: TypeAlias = Annotated[list[UserId], Field(min_length=1, max_length=MOST)]
@@ -66,6 +67,7 @@ class NodeQuestion:
         int,
         Field(
             ge=0,
+            le=LARGEST_TREE,
             description="also answer so many contributions of features, of nodes and of edges to "
             f"each prediction; then at most {_EXPLAINED} ids",
         ),

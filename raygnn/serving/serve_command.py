@@ -15,7 +15,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, PreflightError, TrainingError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run
-from raygnn.serving.served_run import Served, digest_of
+from raygnn.serving.served_run import Served, check_updates, digest_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -66,15 +66,7 @@ def serve(
         found = Served.find(run, overrides=overrides, **options)
         config = found[0].config
     if updates:
-        why = "they need a token" if token_file is None else found[0].fixed
-        if why is None and all(served.one.task.of_links for served in found):
-            why = "scores of links are made of embeddings that are computed once"
-        if why is not None:
-            raise InputError(
-                why,
-                where="--updates",
-                remedy="name a --token-file" if token_file is None else "leave it out",
-            )
+        check_updates(found, token_file)
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
     with RayCluster(config, verbose=verbose, tell=show.note) as cluster:

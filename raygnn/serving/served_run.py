@@ -203,6 +203,17 @@ class ServedModel:
         }
 
 
+def check_updates(found: Sequence[Served], token_file: object) -> None:
+    """Raise InputError if a service of these tasks cannot keep new rows."""
+    why, remedy = found[0].fixed, "leave it out"
+    if token_file is None:
+        why, remedy = "updates need a token", "name a token file, too"
+    elif all(served.one.task.of_edges or served.one.task.of_graphs for served in found):
+        why = "only predictions for nodes see new rows"
+    if why is not None:
+        raise InputError(why, where="updates", remedy=remedy)
+
+
 def digest_of(file: Path) -> str:
     """Return the SHA-256 of the token in a file, in hex. Raises InputError if there is none."""
     try:

@@ -3,62 +3,111 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from raygnn.config.places import unwritable
+from raygnn.errors import DataError
 from raygnn.runs.run import Run, open_run
 from raygnn.serving.questions import Update
 from raygnn.storage.remote import AnyPath, RemotePath
 from raygnn.storage.replica import AT_ONCE, UPDATES
-from raygnn.util.files import sync, write_atomic
+from raygnn.util.files import sync
 
 _UPDATE = TypeAdapter(Update)
+_MOST = 10_000  # updates
+_MOST_BYTES = 1 << 28  # of all
 
 
 class UpdateLog:
-    """Updates of a run, a file for each, in the order of their numbers.
+    """Updates of a run, a file for each, called by its number.
 
     Args:
         directory: it need not exist.
+
+    Raises:
+        DataError: it cannot be read or written, or a file is missing or no update.
     """
 
     def __init__(self, directory: AnyPath):
-        self._directory = directory
+        self._directory, self._lock = directory, threading.Lock()
         self._updates: list[Update] = []
+        self._bytes = 0
+        if isinstance(directory, Path) and (why := unwritable(directory)) is not None:
+            raise DataError(why, where=str(directory), remedy="let the service write there")
         self._read()
 
     def _read(self) -> None:
         """Read the updates that it does not have."""
-        files = sorted(self._directory.glob("*.json"), key=str)[len(self._updates) :]
+        found: list[AnyPath] = sorted(self._directory.glob("*.json"), key=str)
+        files = found[len(self._updates) :]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            texts = pool.map(lambda file: file.read_text("utf-8"), files)
-            self._updates += map(_UPDATE.validate_json, texts)
+            for file, content in zip(files, pool.map(lambda file: file.read_bytes(), files)):
+                if file.name != _name(len(self._updates)):
+                    remedy = f"restore {_name(len(self._updates))}, or move the later ones away"
+                    raise DataError(
+                        "updates before this one are missing", where=str(file), remedy=remedy
+                    )
+                try:
+                    self._updates.append(_UPDATE.validate_json(content))
+                except ValidationError as error:
+                    what = f"this is no update: {error.errors()[0]['msg']}"
+                    remedy = "move it and the later ones away"
+                    raise DataError(what, where=str(file), remedy=remedy) from None
+                self._bytes += len(content)
 
     def since(self, number: int) -> list[Update]:
         """Return the updates of this number and on."""
         return self._updates[number:]
 
-    def add(self, number: int, update: Update) -> bool:
-        """Write an update; False if there is one of its number.
+    def add(self, number: int, update: Update) -> bool | None:
+        """Write an update; False if there is one of its number, None if the log is full.
 
         Raises:
             OSError: it cannot be written.
             DataError: the same, in an object store.
         """
-        file = self._directory / f"{number:08}.json"
-        if number != len(self._updates) or file.exists():  # written by another service
-            self._read()
-            return False
+        content = _UPDATE.dump_json(update)
+        with self._lock:  # callers may give up while a thread writes
+            if number < len(self._updates):
+                return False
+            if number >= _MOST or self._bytes + len(content) > _MOST_BYTES:
+                return None
+            if not self._write(self._directory / _name(number), content):
+                self._read()
+                return False
+            self._updates.append(update)
+            self._bytes += len(content)
+            return True
+
+    def _write(self, file: AnyPath, content: bytes) -> bool:
+        """Write a new file; False if another service has written it."""
         if isinstance(file, RemotePath):
-            file.write(_UPDATE.dump_json(update))
-        else:
-            file.parent.mkdir(exist_ok=True)
-            write_atomic(file, _UPDATE.dump_json(update).decode())
-            sync(file.parent)
-        self._updates.append(update)
+            if written := not file.exists():
+                file.write(content)
+            return written
+        file.parent.mkdir(exist_ok=True)
+        draft = file.with_suffix(f".{uuid.uuid4().hex}")
+        try:
+            draft.write_bytes(content)
+            sync(draft)
+            os.link(draft, file)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        sync(file.parent)
         return True
+
+
+def _name(number: int) -> str:
+    return f"{number:08}.json"
 
 
 class Updates:
@@ -66,22 +115,23 @@ class Updates:
 
     def __init__(self) -> None:
         self._logs: dict[str, UpdateLog] = {}
-        self._lock = asyncio.Lock()
+        self._opening = asyncio.Lock()
 
     async def since(self, run: str, number: int) -> Sequence[Update]:
+        """See `UpdateLog.since`."""
         return (await self._log(run)).since(number)
 
-    async def add(self, run: str, number: int, update: Update) -> bool:
+    async def add(self, run: str, number: int, update: Update) -> bool | None:
         """See `UpdateLog.add`."""
-        log = await self._log(run)
-        async with self._lock:
-            return await asyncio.to_thread(log.add, number, update)
+        return await asyncio.to_thread((await self._log(run)).add, number, update)
 
     async def _log(self, run: str) -> UpdateLog:
-        async with self._lock:
-            if run not in self._logs:
-                self._logs[run] = await asyncio.to_thread(lambda: UpdateLog(_place(open_run(run))))
-            return self._logs[run]
+        if run not in self._logs:
+            async with self._opening:
+                if run not in self._logs:
+                    place = _place(await asyncio.to_thread(open_run, run))
+                    self._logs[run] = await asyncio.to_thread(UpdateLog, place)
+        return self._logs[run]
 
 
 def _place(run: Run) -> AnyPath:

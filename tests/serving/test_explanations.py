@@ -25,7 +25,7 @@ from raygnn.sampling.batch import Adjacency, Block
 from raygnn.serving import explanations
 from raygnn.serving.explanations import largest, unroll
 from raygnn.serving.node_answers import NodeAnswers
-from raygnn.serving.questions import NodeQuestion, RequestError
+from raygnn.serving.questions import LARGEST_TREE, NodeQuestion, RequestError
 from tests.prediction.test_predict_at import trained
 from tests.serving.test_answers import rows, serve
 from tests.support.small_jobs import JobFactory, job, train_on_ranks
@@ -34,7 +34,7 @@ from tests.worker.test_training_tables import of, write
 
 pytestmark = pytest.mark.long
 
-EVERY = 10**6  # contributions
+EVERY = LARGEST_TREE  # contributions
 ITEMS, EACH = 400, 6  # and links of either type to each of them
 
 

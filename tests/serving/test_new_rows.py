@@ -205,6 +205,7 @@ SALE = EDGES["customer:buys:item"][0]
         ({"item": [{"code": 2}]}, {}, "nodes.item[0].code", "2 is there already"),
         ({"item": [{"code": 99, "price": 1}] * 2}, {}, "nodes.item[1].code", "there already"),
         ({"item": [{"code": 99}]}, {}, "nodes.item[0].price", "there is no number"),
+        ({"item": [{"code": 99, "price": [1, 2]}]}, {}, "nodes.item", "'feat' has 2 numbers"),
         ({"item": [{"code": 98, "price": 1}, {"code": 99, "price": "dear"}]}, {},
          "nodes.item[1].price", "'dear'"),
         ({"customer": [{"id": "n"}, {"id": "m", "shop": 9}]}, {},
@@ -275,9 +276,9 @@ def test_updates_that_cannot_be_read_together(model: Any) -> None:
     known.keep(0, [Update(nodes={"item": [row]}) for row in prices])
     price = known.kept.nodes["item"]["feat"].flatten().tolist()
     assert (known.count, price) == (2, [3.5, 4.0])
-    assert known.kept.names("item") == [901, 902]
+    assert [*known.kept.numbers["item"]] == [901, 902]
     known.keep(2, [Update(nodes={"item": []})])
-    assert known.kept.names("item") == [901, 902]
+    assert [*known.kept.numbers["item"]] == [901, 902]
     assert len(known.kept.nodes["item"]["feat"]) == 2
     with pytest.raises(InputError, match="902 is there already"):
         known.beside({"item": [{"code": 902, "price": 1}]}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import open_run
+from raygnn.serving import updates
 from raygnn.serving.questions import Update
 from raygnn.serving.serve_command import serve as serve_until_stopped
 from raygnn.serving.updates import UpdateLog
@@ -39,7 +41,10 @@ def check_log(directory: AnyPath) -> None:
     again = UpdateLog(directory)
     assert again.since(0) == [ONE, OTHER]
     assert again.since(1) == [OTHER]
-    for number in range(2, 12):
+    assert again.add(2, OTHER)
+    assert not log.add(2, ONE)  # another service was first
+    assert log.since(2) == [OTHER]
+    for number in range(3, 12):
         assert again.add(number, Update(edges={"buys": [{"item": number}]}))
     assert UpdateLog(directory).since(10) == again.since(10)
 
@@ -53,8 +58,48 @@ def test_a_log_in_an_object_store(store: LocalStore) -> None:
     check_log(place)
     store.stop()
     with pytest.raises(DataError):
-        UpdateLog.__new__(UpdateLog).__init__(place)  # type: ignore[misc]
+        UpdateLog(place)
     store.start()
+
+
+def test_many_writers_at_once(tmp_path: Path) -> None:
+    """Each of two services tries again with the next number: nothing is lost or there twice."""
+    logs = [UpdateLog(tmp_path / "updates") for _ in range(2)]
+
+    def write(number: int) -> None:
+        log = logs[number % 2]
+        while not log.add(len(log.since(0)), Update(edges={"buys": [{"item": number}]})):
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(60)))
+    rows = [one.edges["buys"][0]["item"] for one in UpdateLog(tmp_path / "updates").since(0)]
+    assert sorted(rows) == [*range(60)]
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut", "foreign"])
+def test_a_damaged_log(damage: str, tmp_path: Path) -> None:
+    log = UpdateLog(tmp_path / "updates")
+    assert log.add(0, ONE)
+    assert log.add(1, OTHER)
+    first = tmp_path / "updates" / "00000000.json"
+    if damage == "removed":
+        first.unlink()
+    else:
+        first.write_text('{"nodes": {' if damage == "cut" else '{"people": {}}')
+    with pytest.raises(DataError, match=r"0000000\d\.json: (updates before|this is no update)"):
+        UpdateLog(tmp_path / "updates")
+
+
+def test_a_full_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = UpdateLog(tmp_path / "updates")
+    monkeypatch.setattr(updates, "_MOST_BYTES", 140)
+    assert log.add(0, ONE)
+    assert log.add(1, ONE) is None
+    monkeypatch.setattr(updates, "_MOST_BYTES", 1500)
+    monkeypatch.setattr(updates, "_MOST", 1)
+    assert log.add(1, ONE) is None
+    assert UpdateLog(tmp_path / "updates").since(0) == [ONE]
 
 
 def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory) -> None:
@@ -95,7 +140,7 @@ def test_a_service_with_updates(tmp_path: Path) -> None:
         status, answer = post(port, "/nodes", bad)
         assert (status, answer["errors"][0]["where"]) == (400, "nodes.item[0].price")
         assert post(port, "/nodes", {"nodes": {"item": []}})[0] == 400
-        assert not (run.path / "updates").exists()
+        assert [*(run.path / "updates").glob("*")] == []
         name = open_run(run.path).name
         assert post(port, "/nodes", {"nodes": NODES}) == (200, {"run": name, "rows": 3})
         assert post(port, "/edges", {"edges": EDGES}) == (200, {"run": name, "rows": 9})
@@ -114,8 +159,12 @@ def test_a_service_with_updates(tmp_path: Path) -> None:
         assert np.abs(scores() - want).max() < 1e-6
         more = {"edges": {"customer:kin:customer": [{"one": "c3", "other": "new2"}]}}
         until(lambda: post(port, "/edges", more) == (200, {"run": name, "rows": 10}), 60)
+        assert np.abs(scores() - want)[2].max() > 1e-6
+        with ThreadPoolExecutor(16) as pool:
+            told = list(pool.map(lambda _: post(port, "/edges", more), range(32)))
+        assert {status for status, _ in told} == {200}, told
+        assert sorted(answer["rows"] for _, answer in told) == [*range(11, 43)]
         changed = scores()
-        assert np.abs(changed - want)[2].max() > 1e-6
     finally:
         process.process.send_signal(signal.SIGINT)
     assert process.finish(60)[0] == 130

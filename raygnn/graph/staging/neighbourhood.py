@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -35,11 +36,37 @@ class AddedEdges:
     Attributes:
         src, dst: global ids, int64 ``[E]``; those of added nodes follow the graph's.
         data: edge array → ``[E, …]``.
+        order: numbers of the edges, by ``dst``.
     """
 
     src: Array = field(default_factory=_NOBODY.copy)
     dst: Array = field(default_factory=_NOBODY.copy)
     data: Mapping[str, Array] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> Array:
+        return np.argsort(self.dst, kind="stable")
+
+    @cached_property
+    def _ordered(self) -> Array:
+        return self.dst[self.order]
+
+    def into(self, nodes: Array) -> tuple[Array, Array]:
+        """Return the first in ``order`` of the edges into each node, and how many there are."""
+        begin = np.searchsorted(self._ordered, nodes)
+        return begin, np.searchsorted(self._ordered, nodes, side="right") - begin
+
+    def and_then(self, more: AddedEdges) -> AddedEdges:
+        """Return these edges followed by others of the same arrays."""
+        ends = np.append(self.src, more.src), np.append(self.dst, more.dst)
+        return AddedEdges(*ends, joined(self.data, more.data))
+
+
+def joined(known: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays of rows followed by those of new rows; one of both may have none."""
+    if not known or not new:
+        return dict(known or new)
+    return {name: np.concatenate([known[name], array]) for name, array in new.items()}
 
 
 NewNodes: TypeAlias = Mapping[str, Mapping[str, Array]]  # node type → array → [n, …]
@@ -115,7 +142,7 @@ def neighbourhood(
             if total > most:
                 message = f"the nodes have more than {most:,} edges within {hops} layers"
                 raise DataError(message, remedy="ask for fewer nodes at a time, or give a fanout")
-            found = _in_edges(lists, old, counts, new[etype].dst, nodes, cap)
+            found = _in_edges(lists, old, counts, new[etype], nodes, cap)
             met[etype].append(found)
             places, _, chosen = found
             sources[etype[0]] += [lists.src[places], new[etype].src[chosen]]
@@ -139,33 +166,34 @@ def neighbourhood(
 
 
 def _in_edges(
-    lists: InEdgeLists, old: Array, counts: Array, new: Array, nodes: Array, cap: int | None
+    lists: InEdgeLists, old: Array, counts: Array, new: AddedEdges, nodes: Array, cap: int | None
 ) -> tuple[Array, Array, Array]:
     """Return places in the lists, the node of each, and the numbers of added edges.
 
     Args:
         old, counts: those of ``nodes``, ascending, that have lists, and their lengths.
-        new: node of each added edge.
     """
-    starts = lists.indptr[old]
-    chosen = np.flatnonzero(np.isin(new, nodes))
+    starts, (begins, added) = lists.indptr[old], new.into(nodes)
     if cap is None:
-        places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return places, np.repeat(old, counts), chosen
-    chosen = chosen[np.argsort(new[chosen], kind="stable")]
-    ends = np.searchsorted(new[chosen], nodes, side="right")
-    begins = np.searchsorted(new[chosen], nodes)
-    more = np.zeros(len(nodes) - len(old), np.int64)
-    rows = zip(nodes, np.append(starts, more), np.append(counts, more), begins, ends)
-    found = []
-    for node, start, count, begin, end in rows:
-        picks, many = np.arange(min(cap, count + end - begin)), count + end - begin
+        numbers = new.order[_ranges(begins, added)]
+        return _ranges(starts, counts), np.repeat(old, counts), numbers
+    found, more = [(_NOBODY,) * 3], np.zeros(len(nodes) - len(old), np.int64)
+    rows = zip(nodes, np.append(starts, more), np.append(counts, more), begins, added)
+    for node, start, count, begin, others in rows:
+        many = count + others
+        picks = np.arange(many)
         if many > cap:
             picks = np.random.default_rng(node).choice(many, cap, replace=False, shuffle=False)
-        here, added = picks[picks < count], picks[picks >= count]
-        found.append((start + here, np.full(len(here), node), chosen[begin + added - count]))
-    places, dst, chosen = map(np.concatenate, zip((_NOBODY,) * 3, *found))
-    return places, dst, chosen
+        here, beyond = picks[picks < count], picks[picks >= count]
+        numbers = new.order[begin + beyond - count]
+        found.append((start + here, np.full(len(here), node), numbers))
+    places, owners, numbers = map(np.concatenate, zip(*found))
+    return places, owners, numbers
+
+
+def _ranges(starts: Array, counts: Array) -> Array:
+    """Return ``start, start + 1, …`` of each range, one after the other."""
+    return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
 def _node_data(
@@ -230,9 +258,7 @@ def _degrees(shard: Shard, etype: EdgeType, ids: Array, new: AddedEdges) -> Arra
     indptr, known = shard.topology[etype].indptr, shard.num_nodes(etype[2])
     degrees, old = np.zeros(len(ids), np.int64), ids[ids < known]
     degrees[: len(old)] = indptr[old + 1] - indptr[old]
-    nodes, counts = np.unique(new.dst, return_counts=True)
-    there = np.isin(nodes, ids)
-    degrees[np.searchsorted(ids, nodes[there])] += counts[there]
+    degrees += new.into(ids)[1]
     return degrees
 
 
