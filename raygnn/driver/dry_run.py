@@ -17,21 +17,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask, TaskConfig
 from raygnn.driver.inputs import CollectionInput, Input, PartitionInput
 from raygnn.errors import ConfigError
 from raygnn.graph.collection import CollectionMeta
-from raygnn.graph.data import TABLE, EdgeFrame, EdgeType, NodeFrame, etype_str
+from raygnn.graph.data import TABLE, EdgeFrame, EdgeType, NodeFrame, TrainingRows, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, error, warn
 from raygnn.worker.job import OUTCOME, DryRunRequest, TaskTarget
 
 LIMIT = 120.0  # seconds, including imports of torch and DGL
+_ROWS = 64  # of a training table
 _OUTPUT = 500  # characters of the process's last output that a finding quotes
 
 # errors of a model for GPUs on a machine without one
@@ -39,25 +42,39 @@ _NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented 
 
 
 def request_of(
-    config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, TaskTarget]
+    config: Config,
+    given: Input,
+    facts: PartitionFacts,
+    goals: Mapping[str, TaskTarget],
+    lists: Mapping[str, Mapping[str, Any]],
 ) -> DryRunRequest | None:
     """Return the request of a dry run; None if no user code takes part in steps, or if the job
-    lacks something that other findings report."""
+    lacks something that other findings report. ``lists``: see `Job`."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
-    of_rows = any(one.table for one in config.by_task.values())
-    if not config.own_steps or not config.trains or not ready or of_rows:
+    if not config.own_steps or not config.trains or not ready:
         return None
+    rows = {name: _few(found[TABLE]) for name, found in lists.items() if TABLE in found}
     classes: dict[str, int] = {}
     for name, goal in goals.items():
         task = config.of(name).task
         kind = goal.edges.etype if goal.edges else goal.ntype
+        if name in rows:
+            continue
         if task.several_labels:
             classes[name] = 2
         elif task.classifies and (count := _classes(given, kind, task)) is not None:
             classes[name] = count
     collection = given.place if config.task.of_graphs else None
     end = math.ceil(2 * LIMIT)
-    return DryRunRequest(config, facts, goals, classes, collection, tuple(sys.path), end)
+    return DryRunRequest(config, facts, goals, classes, rows, collection, tuple(sys.path), end)
+
+
+def _few(rows: TrainingRows) -> TrainingRows:
+    """Return some of the rows for training."""
+    some = (rows.splits == 0).nonzero()[0][:_ROWS]
+    times = None if rows.times is None else rows.times[some]
+    chosen = {"nodes": rows.nodes[some], "splits": rows.splits[some], "targets": rows.targets[some]}
+    return replace(rows, times=times, **chosen)
 
 
 def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget]) -> None:

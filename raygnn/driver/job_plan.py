@@ -153,7 +153,7 @@ def make_plan(
         if (goal.edges or goal.ntype) and (found := given.lists(config.of(name), name, goal.edges))
     }
     facts = with_rows(facts, lists)
-    request = dry_run.request_of(config, given, facts, goals)
+    request = dry_run.request_of(config, given, facts, goals, lists)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
         survey = nodes.survey(given.meta)

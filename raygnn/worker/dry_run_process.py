@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from raygnn.config.schema import Config
 from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
-from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
+from raygnn.graph.data import MASKS, TABLE, EdgeFrame, EdgeType, GraphData, NodeFrame, TrainingRows
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.make import Missing
 from raygnn.preflight.facts import ArrayType
@@ -120,6 +120,7 @@ class DryRunRank:
             place = directory / "partition"
             make_partition(Missing(place, 1, "random", "", {}, place), small_graph(request))
         assert place is not None
+        lists = {name: {TABLE: _placed(rows)} for name, rows in request.rows.items()}
         job = Job(
             config=config,
             partition=place,
@@ -128,6 +129,7 @@ class DryRunRank:
             replicated=True,
             started=0.0,
             global_batch=min(_BATCH, config.sampling.batch_size),
+            lists=lists,
         )
         if config.tasks is not None:
             return replace(job, goals=request.goals)
@@ -155,6 +157,12 @@ def check_callbacks(callbacks: list[pl.Callback]) -> None:
 def _alone(config: Config, directory: Path) -> Config:
     staging = config.staging.model_copy(update={"path": directory / "stage"})
     return config.model_copy(update={"staging": staging})
+
+
+def _placed(rows: TrainingRows) -> TrainingRows:
+    """Return rows of a training table as rows of the small graph, later than its edges."""
+    times = None if rows.times is None else np.full_like(rows.times, _NOW + _WHOLE)
+    return replace(rows, nodes=rows.nodes % _NODES, times=times, in_microseconds=False)
 
 
 def small_graph(request: DryRunRequest) -> GraphData:

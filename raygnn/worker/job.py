@@ -105,6 +105,7 @@ class DryRunRequest:
     Attributes:
         goals: target of each task, by name.
         classes: number of classes of each classification task, by name.
+        rows: some rows of each task's training table, by name.
         collection: directory of the graphs, for a task on whole graphs.
         path: ``sys.path``.
         lifetime: seconds after which the process ends, in case the command is gone.
@@ -114,6 +115,7 @@ class DryRunRequest:
     facts: PartitionFacts
     goals: Mapping[str, TaskTarget]
     classes: Mapping[str, int]
+    rows: Mapping[str, TrainingRows]
     collection: AnyPath | None
     path: tuple[str, ...]
     lifetime: int

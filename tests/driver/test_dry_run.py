@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -29,6 +30,7 @@ from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graphs_of
 from tests.worker.test_multitask import KIND, several
+from tests.worker.test_training_tables import files, of, write
 
 UNFIT = "tests.support.unfit"
 OWN = "tests.support.own_losses"
@@ -41,7 +43,9 @@ def request_of(config: Config) -> DryRunRequest:
     cluster = RayCluster(config)
     with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
         facts = given.facts(config)
-        request = dry_run.request_of(config, given, facts, goals_of(config, facts))
+        goals = goals_of(config, facts)
+        lists = {n: given.lists(config.of(n), n, goal.edges) for n, goal in goals.items()}
+        request = dry_run.request_of(config, given, facts, goals, lists)
     assert request is not None
     return request
 
@@ -122,6 +126,24 @@ def test_own_functions_that_work(make_job: JobFactory, tmp_path: Path) -> None:
 def test_own_functions_that_work_on_whole_graphs(tmp_path: Path) -> None:
     task = {"kind": "graph_classification", "loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
     assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path) is None
+
+
+def test_models_of_training_tables(tmp_path: Path) -> None:
+    """Rows are those of the table, at a time after the edges."""
+    write(tmp_path)
+    own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
+    for name, task, words in (
+        ("fine", own, None),
+        ("numbers", {"kind": "node_regression", "table": {"target": "amount"}}, None),
+        ("raises", {"loss": f"{OWN}:raising"}, "ArithmeticError: no loss today"),
+    ):
+        (tmp_path / name).mkdir()
+        if name == "numbers":
+            for file in files(tmp_path).values():
+                pd.read_csv(file).assign(amount=0.5).to_csv(file, index=False)
+            task = {**task, "loss": f"{OWN}:plain"}
+        said = outcome(of(tmp_path, name, task=task), tmp_path / name)
+        assert (said and said["what"]) == words
 
 
 THREE = {"class_weights": [1, 2, 3]}
