@@ -26,7 +26,7 @@ from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.storage.claim import CLAIMS, Claim
 from raygnn.storage.remote import RemotePath, Stat
-from raygnn.storage.replica import Publisher, bring, clear, private_directory, upload_run
+from raygnn.storage.replica import UPDATES, Publisher, bring, clear, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
     plain,
@@ -449,6 +449,9 @@ def _check(path: Path, mode: Mode, shown: str) -> None:
         what = f"the name {path.name!r} is taken by an earlier run"
         remedy = "choose another name, or pass --overwrite to replace it, --resume to go on "
         remedy += "(in Python overwrite=True, resume=True)"
+    elif mode == "overwrite" and any(path.glob(f"{UPDATES}/*.json")):
+        what = f"a service of this run has kept rows in {UPDATES}/, which would be removed"
+        remedy = "choose another name, or move that directory away"
     if what:
         raise InputError(what, where=shown, remedy=remedy)
 

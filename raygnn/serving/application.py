@@ -39,7 +39,7 @@ from raygnn.serving.questions import (
     Update,
 )
 from raygnn.serving.served_run import Served, ServedModel, check_updates, digest_of
-from raygnn.serving.updates import Updates
+from raygnn.serving.updates import Updates, encoded
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -308,6 +308,11 @@ def _checked(rows: AllRows, known: tuple[int, list[Update]], update: Update) -> 
     new rows then. Raises RequestError if it cannot."""
     rows.keep(*known)
     count = rows.beside(update.nodes, update.edges).count
+    try:
+        encoded(update)
+    except ValueError as error:
+        what, remedy = f"the rows cannot be kept: {error}", "send text in UTF-8"
+        raise RequestError(what, where="nodes, edges", remedy=remedy) from None
     if count == rows.kept.count:
         raise RequestError("there are no rows", where="nodes, edges", remedy="send some")
     if count > _KEPT:
@@ -400,7 +405,9 @@ async def _told(_: Request, error: Exception) -> JSONResponse:
 def _errors(
     status: int, told: Sequence[tuple[str, str | None, str | None]], headers: Any = None
 ) -> JSONResponse:
-    facts = [dict(zip(("what", "where", "remedy"), one)) for one in told]
+    # a request's text may be none that can be sent back
+    plain = [[text and text.encode(errors="replace").decode() for text in one] for one in told]
+    facts = [dict(zip(("what", "where", "remedy"), one)) for one in plain]
     return JSONResponse({"errors": facts}, status, headers)
 
 

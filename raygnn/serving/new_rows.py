@@ -92,7 +92,11 @@ class AllRows:
             if sum(map(len, given.values())) > MOST[section]:
                 what = f"a request has at most {MOST[section]:,} rows of {section}"
                 raise RequestError(what, where=section, remedy="send fewer")
-        return self.reader.read(nodes, edges, self.kept)
+        try:
+            return self.reader.read(nodes, edges, self.kept)
+        except (ValueError, TypeError) as error:  # such as lists where numbers are scaled
+            what, remedy = f"the rows cannot be read: {error}", "give values as /schema says"
+            raise RequestError(what, where="nodes, edges", remedy=remedy) from None
 
     def keep(self, first: int, updates: Sequence[Update]) -> None:
         """Keep the rows of the updates of these numbers, ``first`` and on, but for those that are
@@ -172,7 +176,9 @@ class RowReader:
                 where, ends = f"edges.{key}", (table.source, table.target)
                 if isinstance(table, KeyTable):
                     where, rows = f"nodes.{etype[0]}", [*enumerate(nodes.get(etype[0], ()))]
-                    rows = [(at, row) for at, row in rows if row.get(table.target) is not None]
+                    rows = [
+                        (at, row) for at, row in rows if row.get(table.target) not in (None, "")
+                    ]
                 if not rows:
                     continue
                 src, dst = (

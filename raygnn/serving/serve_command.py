@@ -14,8 +14,9 @@ from raygnn.driver.job_plan import display_of
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, PreflightError, TrainingError
 from raygnn.runs.display import Display
-from raygnn.runs.run import Run
+from raygnn.runs.run import Run, open_run
 from raygnn.serving.served_run import Served, check_updates, digest_of
+from raygnn.serving.updates import UpdateLog, updates_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -55,6 +56,7 @@ def serve(
 
     Raises:
         InputError: there is no such run, it cannot have updates, or the port is in use.
+        DataError: the updates that were kept cannot be read.
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
     """
@@ -63,10 +65,18 @@ def serve(
     show = display_of(display, verbose)
     options: dict[str, Any] = {"task": task, "at": at, "trust": trust, "storage": storage}
     with show.stage("run"):
+        run = run if isinstance(run, Run) else open_run(run, storage)
         found = Served.find(run, overrides=overrides, **options)
         config = found[0].config
-    if updates:
-        check_updates(found, token_file)
+        if updates:
+            check_updates(found, token_file)
+            kept = len(UpdateLog(updates_of(run)).since(0))
+    if updates or any(updates_of(run).glob("*.json")):
+        show.note(
+            f"{kept} updates are kept"
+            if updates
+            else "the updates that are kept are ignored without --updates"
+        )
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
     with RayCluster(config, verbose=verbose, tell=show.note) as cluster:

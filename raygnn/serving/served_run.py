@@ -205,9 +205,9 @@ class ServedModel:
 
 def check_updates(found: Sequence[Served], token_file: object) -> None:
     """Raise InputError if a service of these tasks cannot keep new rows."""
-    why, remedy = found[0].fixed, "leave it out"
+    why, remedy = found[0].fixed, "serve the run without updates"
     if token_file is None:
-        why, remedy = "updates need a token", "name a token file, too"
+        why, remedy = "updates need a token", "name a file with one (--token-file)"
     elif all(served.one.task.of_edges or served.one.task.of_graphs for served in found):
         why = "only predictions for nodes see new rows"
     if why is not None:

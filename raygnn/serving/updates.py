@@ -41,6 +41,9 @@ class UpdateLog:
         self._bytes = 0
         if isinstance(directory, Path) and (why := unwritable(directory)) is not None:
             raise DataError(why, where=str(directory), remedy="let the service write there")
+        if isinstance(directory, Path):
+            directory.mkdir(exist_ok=True)
+            sync(directory.parent)
         self._read()
 
     def _read(self) -> None:
@@ -73,7 +76,7 @@ class UpdateLog:
             OSError: it cannot be written.
             DataError: the same, in an object store.
         """
-        content = _UPDATE.dump_json(update)
+        content = encoded(update)
         with self._lock:  # callers may give up while a thread writes
             if number < len(self._updates):
                 return False
@@ -92,7 +95,6 @@ class UpdateLog:
             if written := not file.exists():
                 file.write(content)
             return written
-        file.parent.mkdir(exist_ok=True)
         draft = file.with_suffix(f".{uuid.uuid4().hex}")
         try:
             draft.write_bytes(content)
@@ -104,6 +106,11 @@ class UpdateLog:
             draft.unlink(missing_ok=True)
         sync(file.parent)
         return True
+
+
+def encoded(update: Update) -> bytes:
+    """Return an update as JSON. Raises ValueError for text that is not Unicode."""
+    return _UPDATE.dump_json(update)
 
 
 def _name(number: int) -> str:
@@ -129,11 +136,11 @@ class Updates:
         if run not in self._logs:
             async with self._opening:
                 if run not in self._logs:
-                    place = _place(await asyncio.to_thread(open_run, run))
+                    place = updates_of(await asyncio.to_thread(open_run, run))
                     self._logs[run] = await asyncio.to_thread(UpdateLog, place)
         return self._logs[run]
 
 
-def _place(run: Run) -> AnyPath:
+def updates_of(run: Run) -> AnyPath:
     """Return the directory of a run's updates."""
     return (run.path if run.replica is None else run.replica.place) / UPDATES

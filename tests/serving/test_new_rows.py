@@ -206,6 +206,8 @@ SALE = EDGES["customer:buys:item"][0]
         ({"item": [{"code": 99, "price": 1}] * 2}, {}, "nodes.item[1].code", "there already"),
         ({"item": [{"code": 99}]}, {}, "nodes.item[0].price", "there is no number"),
         ({"item": [{"code": 99, "price": [1, 2]}]}, {}, "nodes.item", "'feat' has 2 numbers"),
+        ({"customer": [{"id": "n", "age": [1, 2]}]}, {}, "nodes, edges", "cannot be read"),
+        ({"customer": [{"id": "n", "city": "\ud800"}]}, {}, "nodes, edges", "cannot be read"),
         ({"item": [{"code": 98, "price": 1}, {"code": 99, "price": "dear"}]}, {},
          "nodes.item[1].price", "'dear'"),
         ({"customer": [{"id": "n"}, {"id": "m", "shop": 9}]}, {},
@@ -245,6 +247,9 @@ def test_what_a_request_can_have(
     }  # fmt: skip
     new = {"nodes": NODES, "edges": EDGES}
     assert "there is no 'c99'" in error(model, NodeQuestion(["c99"], **new))
+    without = [{"customer": [{"id": "n", **shop}]} for shop in ({}, {"shop": ""})]
+    one, other = (rows(model, NodeQuestion(["n"], nodes=nodes)) for nodes in without)
+    assert one.equals(other)
     few = [model.answer([NodeQuestion(["new1", "c1"], (3, 2), **new)]) for _ in range(2)]
     assert few[0] == few[1]
     assert isinstance(few[0][0], list)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -13,8 +15,11 @@ import pytest
 
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import open_run
+from raygnn.runs.run_directory import RunDir
 from raygnn.serving import updates
-from raygnn.serving.questions import Update
+from raygnn.serving.application import _checked
+from raygnn.serving.new_rows import AllRows, NewRows
+from raygnn.serving.questions import RequestError, Update
 from raygnn.serving.serve_command import serve as serve_until_stopped
 from raygnn.serving.updates import UpdateLog
 from raygnn.storage.remote import AnyPath, any_path
@@ -103,13 +108,30 @@ def test_a_full_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory) -> None:
-    run = train_on_ranks(make_job(train={"epochs": 1}))
+    run = train_on_ranks(make_job(name="planted", train={"epochs": 1}))
     serve(run)
     (tmp_path / "token").write_text(TOKEN)
     with pytest.raises(InputError, match="need a token"):
         serve_until_stopped(run, updates=True, display=False)
+    given: dict[str, Any] = {"token_file": tmp_path / "token", "display": False}
     with pytest.raises(InputError, match="not made of tables"):
-        serve_until_stopped(run, updates=True, token_file=tmp_path / "token", display=False)
+        serve_until_stopped(run, updates=True, **given)
+    run, _ = trained(tmp_path, kind="sage")
+    serve(run)
+    (run.path / "updates").mkdir()
+    (run.path / "updates" / "00000001.json").write_text("{}")
+    with pytest.raises(DataError, match="updates before this one are missing"):
+        serve_until_stopped(run, updates=True, **given)
+    with pytest.raises(InputError, match="has kept rows in updates/"):
+        RunDir.create(run.path.parent, run.name, mode="overwrite")
+
+
+def test_text_that_cannot_be_kept(tmp_path: Path) -> None:
+    rows = Mock(AllRows, kept=NewRows(), count=0)
+    rows.beside.return_value = NewRows(count=1)
+    with pytest.raises(RequestError, match="surrogates"):
+        _checked(rows, (0, []), Update(nodes={"item": [{"code": "\ud800"}]}))
+    assert _checked(rows, (0, []), Update(nodes={"item": [{"code": "a"}]})) == (0, 1)
 
 
 @pytest.mark.system
