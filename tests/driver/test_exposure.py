@@ -75,6 +75,7 @@ def open_to_others(directory: Path, victim: Path) -> list[str]:
     ]
 
 
+@pytest.mark.comfort  # torch's stores listen on every address
 def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
     config = job(
         tmp_path / "runs",
