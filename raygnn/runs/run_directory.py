@@ -25,7 +25,7 @@ from raygnn.config.places import SCHEMES, Uri, without_users
 from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.storage.claim import CLAIMS, Claim
-from raygnn.storage.remote import RemotePath, Stat
+from raygnn.storage.remote import AnyPath, RemotePath, Stat
 from raygnn.storage.replica import UPDATES, Publisher, bring, clear, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
@@ -231,7 +231,7 @@ class RunDir:
         run = cls(path, mode, store, patience)
         run.tell = tell
         if store is None:
-            _check(path, mode, run.shown)
+            _check(path, mode, run.shown, path / UPDATES)
         else:
             with storage_errors(path, InputError, "set staging.path elsewhere"):
                 private_directory(path.parent)
@@ -248,7 +248,8 @@ class RunDir:
             if run._claim is not None:
                 run._claim.acquire(tell)
                 run._take_over()
-            _check(path, mode, run.shown)  # again, now that no other command can change it
+            # again, now that no other command can change it
+            _check(path, mode, run.shown, (run.place or path) / UPDATES)
         except BaseException:
             run.release()
             raise
@@ -435,7 +436,8 @@ def _is_free(path: Path) -> bool:
     )
 
 
-def _check(path: Path, mode: Mode, shown: str) -> None:
+def _check(path: Path, mode: Mode, shown: str, kept: AnyPath) -> None:
+    """Raise InputError if the directory cannot be claimed; ``kept``: rows that a service keeps."""
     with storage_errors(path, InputError):
         free = _is_free(path)
     what, remedy = "", "choose another name, or another storage"
@@ -449,7 +451,7 @@ def _check(path: Path, mode: Mode, shown: str) -> None:
         what = f"the name {path.name!r} is taken by an earlier run"
         remedy = "choose another name, or pass --overwrite to replace it, --resume to go on "
         remedy += "(in Python overwrite=True, resume=True)"
-    elif mode == "overwrite" and any(path.glob(f"{UPDATES}/*.json")):
+    elif mode == "overwrite" and any(kept.glob("*.json")):
         what = f"a service of this run has kept rows in {UPDATES}/, which would be removed"
         remedy = "choose another name, or move that directory away"
     if what:

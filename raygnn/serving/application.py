@@ -57,6 +57,7 @@ _WAIT = 0.002  # seconds for others to join a batch
 _TOLD = 10  # problems of a request that are answered
 _TRIES = 8  # of an update, where other replicas keep rows at the same time
 _PATIENCE = 30.0  # seconds for the log of updates
+_START = 600.0  # seconds to read all of it
 _KEPT = 100_000  # rows of all updates
 _LATER = {"Retry-After": "1"}  # seconds after which a refused request may come again
 
@@ -178,7 +179,7 @@ class ModelReplica:
         """Load a run's model, while the present one answers."""
         loaded = await asyncio.to_thread(_load, options)
         if self._updates is not None:
-            known = await self._updates.since.remote(loaded.place, 0)
+            known = await asyncio.wait_for(self._updates.since.remote(loaded.place, 0), _START)
             await asyncio.to_thread(loaded.rows.keep, 0, known)
         self._loaded = loaded
 

@@ -21,7 +21,7 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes, joined
+from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes, concatenated
 from raygnn.graph.tables.description import (
     EdgeTable,
     KeyTable,
@@ -92,8 +92,12 @@ class AllRows:
             if sum(map(len, given.values())) > MOST[section]:
                 what = f"a request has at most {MOST[section]:,} rows of {section}"
                 raise RequestError(what, where=section, remedy="send fewer")
+        return self._read(nodes, edges, self.kept)
+
+    def _read(self, nodes: Rows, edges: Rows, known: NewRows) -> NewRows:
+        """See `RowReader.read`."""
         try:
-            return self.reader.read(nodes, edges, self.kept)
+            return self.reader.read(nodes, edges, known)
         except (ValueError, TypeError) as error:  # such as lists where numbers are scaled
             what, remedy = f"the rows cannot be read: {error}", "give values as /schema says"
             raise RequestError(what, where="nodes, edges", remedy=remedy) from None
@@ -108,11 +112,11 @@ class AllRows:
                 for table, rows in tables.items():
                     every[table] += rows
         try:
-            kept = self.reader.read(nodes, edges, self.kept) if updates else self.kept
+            kept = self._read(nodes, edges, self.kept) if updates else self.kept
         except RequestError:  # such as a number in one, and the same as text in another
             kept = self.kept
             for one in updates:
-                kept = self.reader.read(one.nodes, one.edges, kept)
+                kept = self._read(one.nodes, one.edges, kept)
         self.kept, self.count = kept, self.count + len(updates)
 
 
@@ -209,7 +213,7 @@ class RowReader:
         for etype, edges_of_type in found.items():
             _check_widths(etype_str(etype), edges_of_type.data, shard.topology[etype].data)
         self._check_times(found)
-        nodes_of = {t: joined(known.nodes.get(t, {}), new) for t, new in arrays.items()}
+        nodes_of = {t: concatenated(known.nodes.get(t, {}), new) for t, new in arrays.items()}
         edges_of = {e: known.edges.get(e, AddedEdges()).and_then(new) for e, new in found.items()}
         count = known.count + sum(map(len, (*nodes.values(), *edges.values())))
         return NewRows({**known.nodes, **nodes_of}, {**known.edges, **edges_of}, numbers, count)

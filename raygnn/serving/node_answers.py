@@ -33,7 +33,7 @@ _MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _Located:
     """Question, its place among others, and the global ids of its nodes in the graph with the new
     rows that it sees."""
 
@@ -84,13 +84,13 @@ class NodeAnswers:
         sample does not depend on the others.
         """
         answers: dict[int, AnswerRows | RequestError] = {}
-        alike: dict[Any, list[_Placed]] = {}
+        alike: dict[Any, list[_Located]] = {}
         for number, one in enumerate(questions):
             try:
                 self._check(one)
                 new = self._all_rows.beside(one.nodes, one.edges)
                 nodes = self.ids.positions(one.ids, "ids", new.numbers.get(self._ntype, {}))
-                placed = _Placed(number, one, new, nodes)
+                placed = _Located(number, one, new, nodes)
                 alike.setdefault((one.fanout, one.scores, id(new)), []).append(placed)
             except RequestError as error:
                 answers[number] = error
@@ -99,12 +99,13 @@ class NodeAnswers:
         return [answers[number] for number in range(len(questions))]
 
     def _answers(
-        self, asked: Sequence[_Placed], sampled: bool = False
+        self, asked: Sequence[_Located], sampled: bool = False
     ) -> dict[int, AnswerRows | RequestError]:
         """Return the answers to questions that sample alike, in the same graph, by number.
 
         Args:
-            sampled: of new rows' neighbourhoods hold no more edges than the fanout needs.
+            sampled: where there are new rows, hold a sample of each node's edges, as many as the
+                fanout needs.
         """
         answers: dict[int, AnswerRows | RequestError] = {}
         fanout, timed_edges = asked[0].question.fanout or (-1,), self._config.sampling.time
@@ -119,7 +120,7 @@ class NodeAnswers:
                 return {asked[0].number: error}
             return self._answers(asked, sampled=True)
         inference = self._plane.inference if part is None else self._plane.inference_over(part)
-        timed: list[tuple[_Placed, np.ndarray, np.ndarray | None]] = []
+        timed: list[tuple[_Located, np.ndarray, np.ndarray | None]] = []
         for one in asked:
             local = one.nodes
             if part is not None:
@@ -143,7 +144,7 @@ class NodeAnswers:
                 answers[one.number] = error
         return answers
 
-    def _around(self, asked: Sequence[_Placed], cap: int | None) -> Neighbourhood | None:
+    def _around(self, asked: Sequence[_Located], cap: int | None) -> Neighbourhood | None:
         """Return the nodes' neighbourhood in the graph with new rows; None if there are none."""
         new, nodes = asked[0].new, np.concatenate([one.nodes for one in asked])
         if not new:
@@ -198,7 +199,7 @@ class NodeAnswers:
 
     def _explained(
         self,
-        asked: _Placed,
+        asked: _Located,
         rows: AnswerRows,
         nodes: np.ndarray,
         times: np.ndarray | None,
@@ -285,8 +286,9 @@ class NodeAnswers:
         if at is None and plane.clock.at is not None:
             return np.full(len(positions), plane.clock.at)
         if at is None and config.table is None and plane.time is not None:
-            own: np.ndarray = plane.node_times(self._ntype)
-            if part is not None:
+            if part is None:
+                own: np.ndarray = plane.node_times(self._ntype)
+            else:
                 own = part.node_data[self._ntype][plane.time].flatten().numpy()
             return own[positions]
         at = datetime.now(UTC).isoformat() if at is None else at

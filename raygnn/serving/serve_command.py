@@ -68,15 +68,14 @@ def serve(
         run = run if isinstance(run, Run) else open_run(run, storage)
         found = Served.find(run, overrides=overrides, **options)
         config = found[0].config
+        log = updates_of(run)
         if updates:
             check_updates(found, token_file)
-            kept = len(UpdateLog(updates_of(run)).since(0))
-    if updates or any(updates_of(run).glob("*.json")):
-        show.note(
-            f"{kept} updates are kept"
-            if updates
-            else "the updates that are kept are ignored without --updates"
-        )
+            kept = len(UpdateLog(log).since(0))
+    if updates:
+        show.note(f"{kept} updates are kept")
+    elif any(log.glob("*.json")):
+        show.note("the updates that are kept are ignored without --updates")
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
     with RayCluster(config, verbose=verbose, tell=show.note) as cluster:

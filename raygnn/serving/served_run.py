@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ class ServedModel:
         }
 
 
-def check_updates(found: Sequence[Served], token_file: object) -> None:
+def check_updates(found: Sequence[Served], token_file: str | PathLike[str] | None) -> None:
     """Raise InputError if a service of these tasks cannot keep new rows."""
     why, remedy = found[0].fixed, "serve the run without updates"
     if token_file is None:

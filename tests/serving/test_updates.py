@@ -13,6 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 
+from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir
@@ -58,9 +59,12 @@ def test_a_log(tmp_path: Path) -> None:
     check_log(tmp_path / "updates")
 
 
-def test_a_log_in_an_object_store(store: LocalStore) -> None:
+def test_a_log_in_an_object_store(store: LocalStore, tmp_path: Path) -> None:
     place = any_path(store.uri) / "run" / "updates"
     check_log(place)
+    with pytest.raises(InputError, match="has kept rows in updates/"):
+        RunDir.create(tmp_path, "run", mode="overwrite", store=Uri(store.uri))
+    assert len(place.glob("*.json")) == 12
     store.stop()
     with pytest.raises(DataError):
         UpdateLog(place)
@@ -107,6 +111,7 @@ def test_a_full_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert UpdateLog(tmp_path / "updates").since(0) == [ONE]
 
 
+@pytest.mark.long
 def test_what_is_refused_before_ray_starts(tmp_path: Path, make_job: JobFactory) -> None:
     run = train_on_ranks(make_job(name="planted", train={"epochs": 1}))
     serve(run)

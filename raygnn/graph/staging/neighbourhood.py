@@ -59,10 +59,10 @@ class AddedEdges:
     def and_then(self, more: AddedEdges) -> AddedEdges:
         """Return these edges followed by others of the same arrays."""
         ends = np.append(self.src, more.src), np.append(self.dst, more.dst)
-        return AddedEdges(*ends, joined(self.data, more.data))
+        return AddedEdges(*ends, concatenated(self.data, more.data))
 
 
-def joined(known: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
+def concatenated(known: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
     """Return arrays of rows followed by those of new rows; one of both may have none."""
     if not known or not new:
         return dict(known or new)
