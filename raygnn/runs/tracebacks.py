@@ -38,16 +38,6 @@ class Frame:
         file = self.file if self.whose == "user" else _BEFORE_PACKAGE.sub("", self.file)
         return f"{file}:{self.line} in {self.function}"
 
-    @classmethod
-    def from_dump(cls, value: Any) -> Frame | None:
-        """Parse a frame of a crash dump; None for anything else."""
-        if not isinstance(value, dict) or "file" not in value:
-            return None
-        file = str(value["file"])
-        whose = str(value.get("whose") or whose_path(file))
-        line = value.get("line")
-        return cls(file, line if isinstance(line, int) else 0, str(value.get("function")), whose)
-
     @property
     def prepares(self) -> bool:
         """True for raygnn's code that prepares batches."""

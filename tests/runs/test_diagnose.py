@@ -354,7 +354,7 @@ def test_a_kill_for_memory_is_reported_with_figures_and_a_remedy() -> None:
         for name in CASES:
             if name.startswith(("killed by Ray's", "killed by the kernel", "memory")):
                 found = judge(replace(CASES[name][0], memory=plan)).cause
-                assert any("reckoned for a node: the cache 1" in line for line in found.evidence)
+                assert any("estimate for a node: the cache 1" in line for line in found.evidence)
                 if found.rank is not None:
                     assert found.remedy == remedy, name
     controller = judge(CASES["killed by Ray's monitor before any rank"][0]).cause
@@ -512,7 +512,7 @@ def test_the_last_start_is_judged(failed: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"rank": 1}', "\x00\xff", '{"rank": "1"}'])
-def test_damaged_files_are_passed_over(failed: Path, content: str) -> None:
+def test_damaged_files_are_skipped(failed: Path, content: str) -> None:
     logs = failed / "logs"
     names = ["rank-0.blackbox.json", "rank-1.blackbox.json", "rank-0.state", "driver.json"]
     for name in names:
@@ -520,7 +520,7 @@ def test_damaged_files_are_passed_over(failed: Path, content: str) -> None:
     found = raygnn.diagnose(failed)
     assert (found.cause.kind, found.cause.rank) == ("model", 1)
     assert all(any(name in note for note in found.notes) for name in names)
-    assert "passed over" in shown(found)
+    assert "was skipped" in shown(found)
     for path in (*logs.iterdir(), failed / "summary.json"):
         path.write_text(content)
     found = raygnn.diagnose(failed)
@@ -537,24 +537,6 @@ def test_every_cut_of_every_file_is_survived(failed: Path) -> None:
             path.write_bytes(whole[:length])
             assert raygnn.diagnose(failed).cause.kind
         path.write_bytes(whole)
-
-
-@pytest.mark.parametrize(
-    "strange",
-    [
-        {"threads": [{"role": "training", "frames": [3, {"file": 1}]}], "collectives": [3]},
-        {"threads": [None, {"role": "training"}], "collectives": [{"seq": 1, "created": "x"}]},
-        {"threads": {}, "collectives": [{"seq": 1, "pending": True, "created": None, "at": 3}]},
-        {"threads": "x", "collectives": {"a": 1}, "oom_kills": "many", "host": 5},
-    ],
-)
-def test_strange_boxes_are_survived(failed: Path, strange: dict[str, Any]) -> None:
-    for rank in (0, 1):
-        path = failed / "logs" / f"rank-{rank}.blackbox.json"
-        path.write_text(json.dumps(box(rank, attempt=2) | strange))
-    (failed / "logs" / "rank-1.failure.json").unlink()
-    (failed / "logs" / "driver.json").write_text('{"error": "x", "workers": {"1": 3, "0": {}}}')
-    shown(raygnn.diagnose(failed))
 
 
 def test_the_state_file_names_the_cause_on_a_full_disk(failed: Path) -> None:
@@ -582,53 +564,6 @@ def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="state"):
         read_state(Path("/proc/self/cmdline"))
     assert read_state(Path("/nowhere/rank-0.state")) is None
-
-
-# ── damage that could hang, or that no record of ours has ────────────────────────────────────
-
-
-def test_any_number_of_a_collective_is_survived() -> None:
-    far = [entry(1), {**entry(10**13), "pending": True, "created": 1.0}]
-    for created in ("soon", [1], {}, None, float("nan"), 10**400):
-        found = first_difference({0: [*far[:1], {**far[1], "created": created}], 1: [entry(1)]})
-        assert found is not None
-        assert (found["kind"], found["seq"], found["odd"]) == ("missing", 10**13, 1)
-
-
-def test_a_damaged_world_is_cut_to_what_there_is(failed: Path) -> None:
-    for rank in (0, 1, 3000):
-        one = state(min(rank, 1), attempt=2)
-        damaged = replace(one, start=replace(one.start, world=4 * 10**9, rank=rank))
-        (failed / "logs" / f"rank-{rank}.state").write_bytes(damaged.pack())
-    found = raygnn.diagnose(failed)
-    assert (found.cause.kind, found.cause.rank) == ("model", 1)
-    assert len(found.ranks) == 513
-    assert found.ranks[-1].rank == 3000
-    assert any("left no file" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("time", ["1" + "0" * 400, "1e999", "NaN", "-Infinity", "[]", '"x"'])
-def test_times_that_no_clock_shows_are_passed_over(failed: Path, time: str) -> None:
-    path = failed / "logs" / "rank-0.failure.json"
-    path.write_text(f'{{"rank": 0, "attempt": 2, "what": "x", "trace": "", "time": {time}}}')
-    bad = box(0, attempt=2) | {"collectives": [entry(5, pending=True)]}
-    text = json.dumps(bad).replace(f'"created": {NOW - 15}', f'"created": {time}')
-    assert text != json.dumps(bad)
-    (failed / "logs" / "rank-0.blackbox.json").write_text(text)
-    broken = replace(state(0, attempt=2), life=Life(float("nan")))
-    (failed / "logs" / "rank-0.state").write_bytes(broken.pack())
-    found = raygnn.diagnose(failed)
-    assert (found.cause.kind, found.cause.rank) == ("model", 1)
-    assert sum("rank-0." in note for note in found.notes) == 2
-    json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_a_failure_may_say_anything_beside(failed: Path) -> None:
-    odd = {"where": [1], "remedy": {"a": 1}, "kind": "GuardError", "exit_code": [], "blamed": "x"}
-    said = failure(1, "ranks differ", attempt=2) | odd
-    said["trace"] += f'  File "/x.py", line {"9" * 5000}, in f\n'
-    (failed / "logs" / "rank-1.failure.json").write_text(json.dumps(said))
-    assert "[1]" in shown(raygnn.diagnose(failed))
 
 
 def sparse(path: Path) -> None:

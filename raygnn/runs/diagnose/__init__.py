@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from raygnn.runs.display import Display
 
 _COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
-_RANKS = 64  # that are shown, those first that did not just wait
+_RANKS = 64  # ranks that are shown, those first that did not only wait
 
 
 def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
@@ -36,7 +36,7 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
 
 
 def show(diagnosis: Diagnosis, display: Display) -> None:
-    """Print the cause, what says so, each rank, and where their collectives part."""
+    """Print the cause, its evidence, each rank, and the first collective that differs."""
     cause = diagnosis.cause
     rows = {"run": f"{diagnosis.run} ({diagnosis.status})", "cause": f"{cause.kind}: {cause.what}"}
     if cause.rank is not None:
@@ -62,22 +62,24 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
             f"{found['kind']}",
             ("rank", "collective", "dtypes", "sizes", "called at"),
             [
-                (r["rank"], r["op"] or "did not come to it", *(_list(r.get(k)) for k in
-                 ("dtypes", "sizes")), r.get("at"))
+                (
+                    r["rank"],
+                    r["op"] or "did not reach it",
+                    *map(_list, (r.get("dtypes"), r.get("sizes"))),
+                    r.get("at"),
+                )
                 for r in found["ranks"][:_RANKS]
             ],
-        )  # fmt: skip
+        )
     for note in diagnosis.notes:
         display.note(f"note: {note}")
 
 
 def _row(rank: RankReport) -> tuple[object, ...]:
     state = rank.state if not rank.waiting else f"{rank.state} ({rank.waiting})"
-    return (
-        *(rank.rank, rank.host, state, rank.phase, rank.epoch, rank.step),
-        *(rank.training, rank.prefetch),
-    )
+    at = (rank.phase, rank.epoch, rank.step)
+    return (rank.rank, rank.host, state, *at, rank.training, rank.prefetch)
 
 
-def _list(values: object) -> str:
-    return " ".join(map(str, values)) if isinstance(values, list) else ""
+def _list(values: list[object] | None) -> str:
+    return " ".join(map(str, values or ()))

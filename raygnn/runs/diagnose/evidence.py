@@ -7,10 +7,9 @@ skipped with a note.
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from raygnn.runs.diagnose.state_file import (
     DRIVER,
     FAILURE,
     STATE,
-    RankAttempt,
     State,
     read_state,
 )
@@ -39,14 +37,12 @@ from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a traceback that are read
-_LARGEST_RECORD = 4 * 2**20  # bytes of a crash dump or other record; a larger file is not ours
-_SILENT_RANKS = 512  # reported ranks without a file, since the recorded number may be damaged
-_DIGITS = 19  # of a number that we write
+_MOST_RANKS = 2**16
 
-# keys and types of files in logs/
-_BOX = {"rank": int, "attempt": int, "time": (int, float), "reason": str}
-_FAILURE = {"rank": int, "time": (int, float), "what": str, "trace": str}
-_DRIVER = {"error": str, "workers": dict}
+# keys of files in logs/
+_BOX = {"rank", "attempt", "time", "reason"}
+_FAILURE = {"rank", "time", "what", "trace"}
+_DRIVER = {"error", "workers"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Traces:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence in a run directory."""
+    """Contents of a run directory that bear on its end."""
 
     run: str
     status: str  # see `raygnn.runs.run.Run.status`; ``unknown`` if its file is damaged
@@ -71,7 +67,7 @@ class Evidence:
     own: tuple[str, ...] = ()  # path suffixes of the user's modules
     attempt: int = 1  # number of the last attempt
     ranks: tuple[Traces, ...] = ()
-    driver: Mapping[str, Any] | None = None  # ``logs/driver.json``
+    driver: Mapping[str, Any] = field(default_factory=dict)  # ``logs/driver.json``
     # preflight's estimates of a node's memory, with ``use``, ``bytes`` and ``remedy``
     memory: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # skipped files, and why
@@ -80,12 +76,11 @@ class Evidence:
     @property
     def ray_text(self) -> str:
         """Text of Ray Train's error; empty if there is none."""
-        raised = (self.driver or {}).get("ray")
-        return str(raised.get("text")) if isinstance(raised, Mapping) else ""
+        return str((self.driver.get("ray") or {}).get("text", ""))
 
 
 def read(run: Path) -> Evidence:
-    """Read what the run left."""
+    """Read the evidence in a run directory."""
     return _EvidenceReader(run).evidence()
 
 
@@ -97,7 +92,7 @@ class _EvidenceReader:
 
     def evidence(self) -> Evidence:
         ranks, attempt = self._traces()
-        summary = self._json(SUMMARY, {}, LARGEST_JSON) or {}
+        summary = self._json(SUMMARY) or {}
         return Evidence(
             run=str(self.path),
             status=self._status(),
@@ -105,8 +100,8 @@ class _EvidenceReader:
             own=self._own_modules(),
             attempt=attempt,
             ranks=tuple(ranks),
-            driver=self._json(f"{LOGS}/{DRIVER}", _DRIVER),
-            memory=self._memory(),
+            driver=self._json(f"{LOGS}/{DRIVER}", _DRIVER) or {},
+            memory=tuple((self._json(PREFLIGHT) or {}).get("memory") or ()),
             notes=tuple(self.notes),
             now=time.time(),
         )
@@ -127,7 +122,7 @@ class _EvidenceReader:
             since, world = 0.0, numbers
         else:
             attempt, since = newest.attempt, newest.command
-            world = self._world(newest, numbers)
+            world = [*range(min(newest.world, _MOST_RANKS))]
 
         def of_last_start(record: dict[str, Any] | None) -> dict[str, Any] | None:
             if record and record.get("attempt", 0) == attempt and record["time"] >= since:
@@ -142,14 +137,6 @@ class _EvidenceReader:
             ranks.append(Traces(rank, state, box, failure, crash))
         return ranks, attempt
 
-    def _world(self, newest: RankAttempt, numbers: Sequence[int]) -> list[int]:
-        world = newest.world
-        left = {rank for rank in numbers if rank < world}
-        reported = left.union(range(min(world, _SILENT_RANKS)))
-        if len(reported) < world:
-            self.notes.append(f"{world - len(reported):,} more ranks, of {world:,}, left no file")
-        return sorted(reported)
-
     def _status(self) -> str:
         try:
             return read_status(self.path)
@@ -157,50 +144,34 @@ class _EvidenceReader:
             return "unknown"
 
     def _own_modules(self) -> tuple[str, ...]:
-        whole = is_run(self.path)
-        if not whole:
-            self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
         try:
-            return own_modules(read_config(self.path))
-        except DataError as error:
-            if whole:
-                self.notes.append(f"{CONFIG} was passed over: {error.what}")
-            return ()
+            config = read_config(self.path) if is_run(self.path) else {}
+        except DataError:
+            config = {}
+        if not config:
+            self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
+        return own_modules(config)
 
     def _state(self, rank: int) -> State | None:
         try:
             return read_state(self.logs / f"rank-{rank}{STATE}")
         except DataError as error:
-            self.notes.append(f"logs/rank-{rank}{STATE} was passed over: {error.what}")
+            self.notes.append(f"logs/rank-{rank}{STATE} was skipped: {error.what}")
             return None
 
-    def _json(
-        self, name: str, types: Mapping[str, Any], most: int = _LARGEST_RECORD
-    ) -> dict[str, Any] | None:
-        """Read a JSON object; None, with a note, if a key is missing or of another type."""
+    def _json(self, name: str, keys: Set[str] = frozenset()) -> dict[str, Any] | None:
+        """Read a JSON object; None, with a note, if it is damaged or lacks one of the keys."""
         try:
-            content = read_regular(self.path / name, most)
-            numbers: Any = {"parse_int": _int, "parse_float": _float, "parse_constant": _float}
-            value = json.loads(content, **numbers)
+            value = json.loads(read_regular(self.path / name, LARGEST_JSON))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            self.notes.append(f"{name} was passed over: {error}")
+        except (OSError, ValueError) as error:
+            self.notes.append(f"{name} was skipped: {error}")
             return None
-        if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in types.items()):
+        if isinstance(value, dict) and keys <= value.keys():
             return value
-        self.notes.append(f"{name} was passed over: it is not what raygnn writes there")
+        self.notes.append(f"{name} was skipped: it is not what raygnn writes there")
         return None
-
-    def _memory(self) -> tuple[Mapping[str, Any], ...]:
-        planned = (self._json(PREFLIGHT, {}) or {}).get("memory")
-        return tuple(
-            item
-            for item in (planned if isinstance(planned, list) else [])
-            if isinstance(item, dict)
-            and isinstance(item.get("bytes"), (int, float))
-            and all(isinstance(item.get(key), str) for key in ("use", "remedy"))
-        )
 
     def _crash(self, rank: int, attempt: int) -> str:
         """Return faulthandler's text on a fatal error in this attempt of the rank, or ""."""
@@ -220,13 +191,3 @@ def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
     file = f"rank-{state.start.rank}{STATE}"
     words = {"what": state.words, "trace": "", "file": file}
     return {"rank": state.start.rank, "time": state.life.wall, **words}
-
-
-def _int(text: str) -> int | None:
-    """Parse a number; None for one with more digits than we write, which may overflow."""
-    return int(text) if len(text) <= _DIGITS else None
-
-
-def _float(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None

@@ -18,7 +18,7 @@ from raygnn.runs.diagnose.rank_reports import (
     dead_worker,
     first_difference,
     lost_with,
-    report,
+    reports,
 )
 from raygnn.runs.tracebacks import crashed_at, in_collective
 
@@ -50,13 +50,14 @@ class Diagnosis:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return asdict(self)
 
 
 def judge(evidence: Evidence) -> Diagnosis:
+    """Return the cause that the evidence shows, and the report on each rank."""
     difference = first_difference({t.rank: collectives(t.box) for t in evidence.ranks if t.box})
-    ranks = [report(traces, evidence) for traces in evidence.ranks]
+    ranks = reports(evidence)
     cause = _Judge(evidence, ranks, difference).cause()
     # terminated ranks stop at different collectives
     ended = difference is not None and difference["kind"] == "missing"
@@ -80,34 +81,21 @@ class _Judge:
         self, evidence: Evidence, ranks: list[RankReport], difference: dict[str, Any] | None
     ):
         self.evidence = evidence
-        self.driver = evidence.driver or {}
+        self.driver = evidence.driver
         self.ranks = {rank.rank: rank for rank in ranks}
         self.traces = {traces.rank: traces for traces in evidence.ranks}
         self.difference = difference
 
     def cause(self) -> Cause:
         for question in (
-            self._by_status,
-            self._ray_died,
-            self._crashed,
-            self._raised,
-            self._died,
-            self._short_of_memory,
-            self._blamed,
-            self._frozen,
-            self._different,
-            self._stuck,
-            self._slow,
-            self._unstarted,
+            *(self._by_status, self._ray_died, self._crashed, self._raised, self._died),
+            *(self._short_of_memory, self._blamed, self._frozen, self._different, self._stuck),
+            *(self._slow, self._unstarted),
         ):
             if (cause := question()) is not None:
                 return cause
-        return Cause(
-            "unknown",
-            self.evidence.error or "the run failed, and what it left does not say why",
-            confidence="low",
-            evidence=self._of_error(),
-        )
+        what = self.evidence.error or "the run failed, and its files do not show why"
+        return Cause("unknown", what, confidence="low", evidence=self._of_error())
 
     def _by_status(self) -> Cause | None:
         status = self.evidence.status
@@ -115,9 +103,8 @@ class _Judge:
         if status == "done":
             return Cause("none", "the run is done", evidence=lines)
         if status == "interrupted":
-            lines += self._of_interrupted()
             what = "the run was interrupted (Ctrl-C or SIGTERM)"
-            return Cause("interrupted", what, evidence=lines)
+            return Cause("interrupted", what, evidence=[*lines, *self._of_interrupted()])
         if status not in ("running", "killed"):
             return None
         if any(t.failure or t.crash for t in self.evidence.ranks) and status == "killed":
@@ -130,12 +117,9 @@ class _Judge:
             return self._running([*lines, ".lock: held"])
         else:
             lines.append(f"logs/rank-*.state: the last heartbeat is {silent:,.0f} s old")
-        return Cause(
-            "command_gone",
-            "the training command ended without a report: it was killed, or its machine went down",
-            confidence="high" if status == "killed" else "medium",
-            evidence=lines,
-        )
+        what = "the training command ended without a report: it was killed, or its machine failed"
+        confidence = "high" if status == "killed" else "medium"
+        return Cause("command_gone", what, confidence=confidence, evidence=lines)
 
     def _running(self, lines: list[str]) -> Cause:
         """Return whether the run makes progress, or stands still."""
@@ -146,14 +130,12 @@ class _Judge:
         if still < _STILL or not {rank.phase for rank in ranks} <= _SHORT:
             return Cause("running", "the run is in progress", evidence=lines)
         doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in ranks)
-        return Cause(
-            "running",
-            f"the run makes no progress: {doing}, for {still:,.0f} s",
-            confidence="medium",
-            evidence=lines,
-            remedy="if that is too long for it, end it (Ctrl-C) and ask again: ranks that are "
-            "ended leave their stacks; a wait for other ranks ends after comm.timeout",
+        what = f"the run makes no progress: {doing}, for {still:,.0f} s"
+        remedy = (
+            "if that is too long, stop the run (Ctrl-C) and diagnose it again: ranks that are "
+            "stopped record their stacks; a wait for other ranks ends after comm.timeout"
         )
+        return Cause("running", what, confidence="medium", evidence=lines, remedy=remedy)
 
     def _ray_died(self) -> Cause | None:
         if not self.driver.get("ray_died"):
@@ -172,17 +154,11 @@ class _Judge:
             place = causes.where(stack[::-1])
             if not stack and (cause := self._ended_in_collective(rank, traces.crash)):
                 return cause
-            return Cause(
-                "crash",
-                f"rank {rank} crashed in native code: {match[1] if match else 'a fatal signal'}",
-                rank=rank,
-                where=str(place) if place else self._at(rank),
-                evidence=[
-                    f"logs/rank-{rank}.crash: {match[0] if match else 'Fatal Python error'}",
-                    *(f"logs/rank-{rank}.crash: {frame}" for frame in stack[:3]),
-                    *self._of_worker(rank),
-                ],
-            )
+            what = f"rank {rank} crashed in native code: {match[1] if match else 'a fatal signal'}"
+            found = [match[0] if match else "Fatal Python error", *stack[:3]]
+            lines = [f"logs/rank-{rank}.crash: {each}" for each in found]
+            where = str(place) if place else self._at(rank)
+            return Cause("crash", what, rank, where, evidence=[*lines, *self._of_worker(rank)])
         return None
 
     def _ended_in_collective(self, rank: int, crash: str) -> Cause | None:
@@ -192,19 +168,13 @@ class _Judge:
             return None
         place = causes.where(stack[::-1])
         whose = rank if place is not None and place.whose == "user" else self._called_by_user()
-        return Cause(
-            "ranks_differ",
+        what = (
             f"the communication library ended rank {rank} (SIGABRT) in {stack[0].function}, as "
-            "gloo does where ranks meet in different collectives",
-            whose,
-            str(place) if place else None,
-            "medium",
-            [
-                *(f"logs/rank-{rank}.crash: {frame}" for frame in (stack[0], place)),
-                *self._of_worker(rank),
-                *self._of_collectives(),
-            ],
+            "gloo does where ranks meet in different collectives"
         )
+        lines = [f"logs/rank-{rank}.crash: {frame}" for frame in (stack[0], place)]
+        lines += [*self._of_worker(rank), *self._of_collectives()]
+        return Cause("ranks_differ", what, whose, str(place), "medium", lines)
 
     def _called_by_user(self) -> int | None:
         """Return the only rank whose pending collective was called by the user's code."""
@@ -212,7 +182,7 @@ class _Judge:
             rank
             for rank, traces in self.traces.items()
             for entry in collectives(traces.box or {})
-            if isinstance(entry, dict) and entry.get("pending") and called_by_user(entry)
+            if entry["pending"] and called_by_user(entry)
         }
         return ranks.pop() if len(ranks) == 1 else None
 
@@ -237,35 +207,28 @@ class _Judge:
         whose: int | None = rank
         if kind == "ranks_differ":
             blamed = failure.get("blamed")
-            whose = blamed if isinstance(blamed, int) else self._odd_rank()
+            whose = blamed if blamed is not None else self._odd_rank()
             at = failure.get("where") if failure.get("kind") == "GuardError" else at
         others = ", ".join(str(other) for _, other, _ in failures[1:])
         also = f"; so did rank {others}" if others else ""
         file = failure.get("file") or f"rank-{failure['rank']}.failure.json"
-        return Cause(
-            kind,
-            _NATIVE.split(failure["what"])[0][:2000],
-            rank=whose,
-            where=str(at) if at else None,
-            evidence=[
-                f"logs/{file}: {_short(failure['what'])}{also}",
-                *(self._of_waiting() if kind == "frozen" else []),
-                *self._of_difference(),
-                *self._of_memory(rank if kind in ("memory", "frozen") else None),
-            ],
-            remedy=str(failure.get("remedy") or self._memory_remedy(rank, kind)),
-        )
+        lines = [
+            f"logs/{file}: {_short(failure['what'])}{also}",
+            *(self._of_waiting() if kind == "frozen" else []),
+            *self._of_difference(),
+            *self._of_memory(rank if kind in ("memory", "frozen") else None),
+        ]
+        what = _NATIVE.split(failure["what"])[0][:2000]
+        remedy = failure.get("remedy") or self._memory_remedy(rank, kind)
+        return Cause(kind, what, whose, at, evidence=lines, remedy=remedy)
 
     def _odd_rank(self) -> int | None:
         if self.difference and self.difference["odd"] is not None:
             return int(self.difference["odd"])
-        users = [
-            other
-            for other, traces in self.traces.items()
-            if traces.failure
-            and (at := causes.kind_of(traces.failure, self.evidence.own)[1])
-            and at.whose == "user"
-        ]
+        own = self.evidence.own
+        failures = {rank: t.failure for rank, t in self.traces.items() if t.failure}
+        places = {rank: causes.kind_of(failure, own)[1] for rank, failure in failures.items()}
+        users = [rank for rank, place in places.items() if place and place.whose == "user"]
         return users[0] if len(users) == 1 else None
 
     def _died(self) -> Cause | None:
@@ -316,16 +279,13 @@ class _Judge:
         return Cause("memory", f"{who} {what}", rank, kill.host, "high", lines, remedy)
 
     def _blamed(self) -> Cause | None:
+        """Find a rank that could not prepare its batch, and left no record of why, by the records
+        of the ranks that it alarmed."""
         for rank, traces in self.traces.items():
             match = _BLAMES.match(_what(traces))
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):
-                return Cause(
-                    "data",
-                    f"rank {match[1]} could not prepare its batch: {match[2]}",
-                    int(match[1]),
-                    confidence="medium",
-                    evidence=[f"logs/rank-{rank}.failure.json: {_short(_what(traces))}"],
-                )
+                lines = [f"logs/rank-{rank}.failure.json: {_short(match[0])}"]
+                return Cause("data", match[0], int(match[1]), None, "medium", lines)
         return None
 
     def _frozen(self) -> Cause | None:
@@ -333,69 +293,53 @@ class _Judge:
         if not frozen:
             return None
         rank = min(frozen, key=lambda r: r.last_sign)
-        return Cause(
-            "frozen",
-            f"rank {rank.rank} sent no heartbeat for {rank.silent:.0f} s while other ranks waited",
-            rank.rank,
-            self._at(rank.rank),
-            "high" if self._others_wait() else "medium",
-            [*self._of_life(rank), *self._of_collectives()],
+        what = (
+            f"rank {rank.rank} sent no heartbeat for {rank.silent:.0f} s while other ranks waited"
         )
+        lines = [*self._of_life(rank), *self._of_collectives()]
+        confidence = "high" if self._others_wait() else "medium"
+        return Cause("frozen", what, rank.rank, self._at(rank.rank), confidence, lines)
 
     def _different(self) -> Cause | None:
         difference = self.difference
         if difference is None or difference["kind"] == "missing":
             return None
-        odd = difference["odd"]
-        return Cause(
-            "ranks_differ",
-            f"the ranks' collectives differ in their {difference['kind']}: "
-            f"{_side_by_side(difference)}",
-            odd,
-            next((r.get("at") for r in difference["ranks"] if r["rank"] == odd), None),
-            "high" if odd is not None else "medium",
-            [*self._of_difference(), *self._of_waiting()],
-        )
+        odd, calls = difference["odd"], _side_by_side(difference)
+        what = f"the ranks' collectives differ in their {difference['kind']}: {calls}"
+        at = next((r.get("at") for r in difference["ranks"] if r["rank"] == odd), None)
+        lines = [*self._of_difference(), *self._of_waiting()]
+        return Cause("ranks_differ", what, odd, at, "medium" if odd is None else "high", lines)
 
     def _stuck(self) -> Cause | None:
-        """A rank that the others waited for, and that was in somebody's code meanwhile."""
+        """Find a rank for which the other ranks waited while it ran the user's code."""
         busy = [rank for rank in self.ranks.values() if rank.state == "busy"]
         if not busy or not self._others_wait():
             return None
         late = self._late()
         rank = next((r for r in busy if r.rank == late), busy[0])
         place = rank.place
-        sure = late == rank.rank or len(busy) == 1
         kind = "stuck" if place is not None and place.whose == "user" else "timeout"
-        doing = f"in {place.function}" if place else "in code that is not known"
-        return Cause(
-            kind,
-            f"rank {rank.rank} was {doing} while the other ranks waited for it",
-            rank.rank,
-            str(place) if place else None,
-            "high" if sure and kind == "stuck" else "medium",
-            [
-                f"logs/rank-{rank.rank}.blackbox.json: {rank.training or rank.prefetch}",
-                *self._of_collectives(),
-            ],
-        )
+        sure = kind == "stuck" and (late == rank.rank or len(busy) == 1)
+        doing = f"in {place.function}" if place else "in unknown code"
+        what = f"rank {rank.rank} was {doing} while the other ranks waited for it"
+        lines = [f"logs/rank-{rank.rank}.blackbox.json: {rank.training or rank.prefetch}"]
+        lines += self._of_collectives()
+        where = str(place) if place else None
+        return Cause(kind, what, rank.rank, where, "high" if sure else "medium", lines)
 
     def _slow(self) -> Cause | None:
-        failed = [traces for traces in self.traces.values() if _what(traces)]
+        failed = [traces for traces in self.traces.values() if traces.failure]
         if not failed:
             return None
-        first = min(failed, key=lambda traces: (traces.failure or {})["time"])
-        late = self._late()
-        timed_out = "time" in _what(first).lower()
+        first = _what(min(failed, key=lambda traces: (traces.failure or {})["time"]))
+        late, timed_out = self._late(), "time" in first.lower()
         happened = "communication timed out" if timed_out else "the connection between ranks broke"
         lines = [f"logs/rank-{t.rank}.failure.json: {_short(_what(t))}" for t in failed]
-        return Cause(
-            "timeout" if timed_out else "unknown",
-            f"{happened}: {_short(_what(first))}",
-            late,
-            confidence="medium" if timed_out and late is not None else "low",
-            evidence=[*lines, *self._of_collectives()],
-        )
+        lines += self._of_collectives()
+        kind, confidence = "timeout" if timed_out else "unknown", "low"
+        if timed_out and late is not None:
+            confidence = "medium"
+        return Cause(kind, f"{happened}: {_short(first)}", late, None, confidence, lines)
 
     def _unstarted(self) -> Cause | None:
         if any(t.state or t.box for t in self.evidence.ranks) or not self.evidence.error:
@@ -407,7 +351,7 @@ class _Judge:
         return any(rank.state in ("waiting", "raised") for rank in self.ranks.values())
 
     def _late(self) -> int | None:
-        """The rank that did not come to a collective, or to another one."""
+        """Return the rank that did not reach a collective, or reached another one."""
         return self.difference["odd"] if self.difference else None
 
     def _at(self, rank: int) -> str | None:
@@ -419,18 +363,14 @@ class _Judge:
 
     def _worker_text(self, rank: int) -> str:
         worker = dead_worker(self.evidence, rank)
-        return f"{worker.get('type')}: {worker.get('text')}" if worker is not None else ""
+        return f"{worker['type']}: {worker.get('text')}" if worker is not None else ""
 
     def _oom_kills(self, rank: RankReport) -> int:
         """Count processes killed for memory on the rank's host, seen by other ranks or the
         driver."""
-        counts = [
-            traces.box.get("oom_kills")
-            for traces in self.traces.values()
-            if traces.box and traces.box.get("host") == rank.host
-        ]
-        counts.append(self.driver.get("oom_kills"))
-        return max((n for n in counts if isinstance(n, int)), default=0)
+        boxes = [traces.box for traces in self.traces.values() if traces.box]
+        counts = [box.get("oom_kills", 0) for box in boxes if box.get("host") == rank.host]
+        return max([*counts, self.driver.get("oom_kills", 0)])
 
     def _killed_for_memory(self, text: str) -> tuple[str, list[str]]:
         if (kill := MemoryKill.from_text(text)) is None:
@@ -470,8 +410,8 @@ class _Judge:
     def _of_life(self, rank: RankReport) -> list[str]:
         if not rank.last_sign:
             return []
-        return [f"logs/rank-{rank.rank}.state: last heartbeat {rank.silent:.1f} s before the "
-                f"others' last, at {self._at(rank.rank)}"]  # fmt: skip
+        before = f"last heartbeat {rank.silent:.1f} s before the other ranks' last"
+        return [f"logs/rank-{rank.rank}.state: {before}, at {self._at(rank.rank)}"]
 
     def _of_collectives(self) -> list[str]:
         return [*self._of_waiting(), *self._of_difference()]
@@ -490,12 +430,13 @@ class _Judge:
         known = self.ranks.get(rank) if rank is not None else None
         if known is None or known.memory_used is None:
             return []
-        return [f"logs/rank-{rank}.state: {known.memory_used:.0%} of the memory of {known.host} "
-                f"in use, {known.rss / 2**30:.1f} GiB by this rank", *self._of_plan()]  # fmt: skip
+        used = f"{known.memory_used:.0%} of the memory of {known.host} in use"
+        own = f"{known.rss / 2**30:.1f} GiB by this rank"
+        return [f"logs/rank-{rank}.state: {used}, {own}", *self._of_plan()]
 
     def _of_plan(self) -> list[str]:
         planned = [f"{item['use']} {size(item['bytes'])}" for item in self.evidence.memory]
-        return [f"preflight.json: reckoned for a node: {', '.join(planned)}"] if planned else []
+        return [f"preflight.json: estimate for a node: {', '.join(planned)}"] if planned else []
 
 
 def _what(traces: Traces) -> str:
@@ -508,12 +449,11 @@ def _short(text: str, length: int = 300) -> str:
 
 
 def _side_by_side(difference: Mapping[str, Any]) -> str:
-    """``rank 0 all_reduce Float [[4]], rank 1 did not come to it``"""
+    """Return ``rank 0 all_reduce Float [4], rank 1 did not reach it``."""
     parts = []
     for rank in difference["ranks"][:8]:
-        what = "did not come to it"
+        what = ["did not reach it"]
         if rank["op"] is not None:
-            listed = [rank[key][:4] for key in ("dtypes", "sizes") if isinstance(rank[key], list)]
-            what = " ".join([str(rank["op"]), *(" ".join(map(str, values)) for values in listed)])
-        parts.append(f"rank {rank['rank']} {what.strip()}")
+            what = [rank["op"], *(rank["dtypes"] or [])[:4], *(rank["sizes"] or [])[:4]]
+        parts.append(" ".join(map(str, [f"rank {rank['rank']}", *what])))
     return ", ".join(parts)

@@ -9,7 +9,7 @@ from typing import Any
 
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.evidence import Evidence, Traces
-from raygnn.runs.diagnose.state_file import DONE, State
+from raygnn.runs.diagnose.state_file import DONE, Life, State, ThreadPhase
 from raygnn.runs.tracebacks import Frame
 
 _SILENT = 5.0  # seconds without a heartbeat, of which there is one per second
@@ -19,17 +19,9 @@ _WAITS = ("torch/distributed/", "/raygnn/sampling/loader.py:_await_next")
 _QUEUES = ("/threading.py", "/queue.py")
 _BACKWARD = "_engine_run_backward"  # in which gradients are reduced
 
-_ALIKE = {  # tensors whose sizes must be equal on all ranks
-    "all_reduce": "inputs",
-    "allreduce": "inputs",
-    "broadcast": "inputs",
-    "all_gather": "inputs",
-    "allgather": "inputs",
-    "reduce": "inputs",
-    "gather": "inputs",
-    "reduce_scatter": "inputs",
-    "scatter": "outputs",
-}
+# collectives whose inputs, or outputs, must have equal sizes on all ranks
+_INPUTS = "all_reduce allreduce broadcast all_gather allgather reduce gather reduce_scatter"
+_ALIKE = {**dict.fromkeys(_INPUTS.split(), "inputs"), "scatter": "outputs"}
 
 CollectiveRecord = Mapping[str, Any]  # a collective in a crash dump
 CallStack = Sequence[Frame]  # the innermost frame first; empty if unknown
@@ -60,54 +52,57 @@ class RankReport:
     since: float = 0.0  # when its phase began, seconds since the epoch; 0 = unknown
 
 
-def report(traces: Traces, evidence: Evidence) -> RankReport:
+def reports(evidence: Evidence) -> list[RankReport]:
+    """Return the report on each rank."""
+    signs = [_last_sign(traces, evidence) for traces in evidence.ranks]
+    latest = max(signs, default=0.0)
+    return [
+        _report(traces, evidence, last, latest - last if last else 0.0)
+        for traces, last in zip(evidence.ranks, signs)
+    ]
+
+
+def _report(traces: Traces, evidence: Evidence, last: float, silent: float) -> RankReport:
     state, box = _state_of_last_start(traces, evidence), traces.box or {}
+    at, life = (state.training, state.life) if state else (ThreadPhase(), Life())
     training, prefetch = _stack(box, "training"), _stack(box, "prefetch")
     waiting = _waiting(box)
-    last = _last_sign(traces, evidence)
-    others = (_last_sign(t, evidence) for t in evidence.ranks if t.rank != traces.rank)
-    silent = max(0.0, max(others, default=0.0) - last) if last else 0.0
-    life = state.life if state else None
     return RankReport(
         rank=traces.rank,
         state=_judge_state(traces, evidence, silent, training, waiting),
         attempt=traces.state.start.attempt if traces.state else box.get("attempt"),
         host=state.start.host if state else box.get("host"),
-        phase=state.training.phase or None if state else None,
-        epoch=state.training.epoch if state else None,
-        step=state.training.step if state else None,
+        phase=at.phase or None,
+        epoch=at.epoch,
+        step=at.step,
         training=_doing(training) or _raised_at(traces, evidence),
         prefetch=_doing(prefetch),
         waiting=waiting,
         last_sign=last,
         silent=silent,
-        rss=life.rss if life else 0,
-        memory_used=life.used / life.limit if life and life.limit else None,
+        rss=life.rss,
+        memory_used=life.used / life.limit if life.limit else None,
         place=next((_place(s) for s in (training, prefetch) if s and not _waits(s)), None),
-        since=state.training.wall - _skew(traces, evidence) if state else 0.0,
+        since=at.wall - _skew(traces, evidence) if state else 0.0,
     )
 
 
-def collectives(box: Mapping[str, Any]) -> list[Any]:
+def collectives(box: Mapping[str, Any]) -> list[CollectiveRecord]:
     """Return a rank's last collectives, from its earlier dump if it has raised since, which clears
     pending ones."""
-    entries = _waiting_box(box).get("collectives")
-    return entries if isinstance(entries, list) else []
+    return (box.get("before") or box).get("collectives") or []
 
 
 def lost_with(evidence: Evidence, rank: int) -> str:
     """Return the rank's lost node, and what the driver observed; "" if it was not lost."""
-    ranks = (evidence.driver or {}).get("lost")
-    lost = ranks.get(str(rank)) if isinstance(ranks, Mapping) else None
-    if not isinstance(lost, Mapping):
-        return ""
-    return f"{str(lost.get('host'))[:200]}: {str(lost.get('why'))[:200]}"
+    lost = evidence.driver.get("lost", {}).get(str(rank))
+    return f"{lost['host']}: {lost['why']}" if lost else ""
 
 
 def dead_worker(evidence: Evidence, rank: int) -> Mapping[str, Any] | None:
     """Return the ``type`` and ``text`` of Ray's error of a worker that recorded none itself."""
-    worker = (evidence.driver or {}).get("workers", {}).get(str(rank))
-    return worker if isinstance(worker, Mapping) and not worker.get("said") else None
+    worker: Mapping[str, Any] = evidence.driver.get("workers", {}).get(str(rank), {})
+    return worker if worker and not worker.get("said") else None
 
 
 def _judge_state(
@@ -146,26 +141,20 @@ def _is_dead(rank: int, evidence: Evidence) -> bool:
     if lost_with(evidence, rank):
         return True
     worker = dead_worker(evidence, rank)
-    return worker is not None and "Timeout" not in str(worker.get("type"))
+    return worker is not None and "Timeout" not in worker["type"]
 
 
 def _is_missed(rank: int, evidence: Evidence) -> bool:
     """Return True if, without a report of Ray, other ranks lost their connection to the rank."""
-    if (evidence.driver or {}).get("workers"):
+    if evidence.driver.get("workers"):
         return False
     others = [t.failure["what"].lower() for t in evidence.ranks if t.failure and t.rank != rank]
     return any("clos" in what or "reset" in what or "broken pipe" in what for what in others)
 
 
 def _stack(box: Mapping[str, Any], role: str) -> CallStack:
-    threads = box.get("threads")
-    for thread in threads if isinstance(threads, list) else []:
-        if isinstance(thread, Mapping) and thread.get("role") == role:
-            values = thread.get("frames")
-            frames = map(Frame.from_dump, values if isinstance(values, list) else [])
-            if stack := [frame for frame in frames if frame is not None]:
-                return stack
-    return []
+    threads = [thread for thread in box.get("threads") or [] if thread["role"] == role]
+    return [Frame(**frame) for frame in threads[0]["frames"]] if threads else []
 
 
 def _waits(stack: CallStack) -> bool:
@@ -187,11 +176,11 @@ def _place(stack: CallStack) -> Frame | None:
 
 
 def _doing(stack: CallStack) -> str | None:
-    place = _place(stack)
-    if place is None or stack[0] == place:
-        return str(place) if place else None
-    inner = stack[0]
-    return f"{place} → {inner.file.rpartition('/')[2]}:{inner.line} {inner.function}"
+    if not stack:
+        return None
+    place, inner = _place(stack), stack[0]
+    file = inner.file.rpartition("/")[2]
+    return str(place) if inner == place else f"{place} → {file}:{inner.line} {inner.function}"
 
 
 def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
@@ -201,34 +190,22 @@ def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
     return f"raised at {place}" if place else None
 
 
-def _waiting_box(box: Mapping[str, Any]) -> Mapping[str, Any]:
-    before = box.get("before")
-    if isinstance(before, Mapping) and isinstance(before.get("time"), (int, float)):
-        return before
-    return box
-
-
 def _waiting(box: Mapping[str, Any]) -> str | None:
-    pending = [
-        entry
-        for entry in collectives(box)
-        if isinstance(entry, Mapping)
-        and entry.get("pending")
-        and isinstance(entry.get("created"), (int, float))
-    ]
+    pending = [entry for entry in collectives(box) if entry["pending"]]
     if not pending:
         return None
     oldest = min(pending, key=lambda entry: entry["created"])
-    waited = max(0.0, float(_waiting_box(box)["time"]) - oldest["created"])
-    return f"{oldest.get('op')} {oldest.get('seq')} of group {oldest.get('group')}, {waited:.1f} s"
+    waited = max(0.0, (box.get("before") or box)["time"] - oldest["created"])
+    return f"{oldest['op']} {oldest['seq']} of group {oldest['group']}, {waited:.1f} s"
 
 
 def _last_sign(traces: Traces, evidence: Evidence) -> float:
-    """Return the time of the rank's last heartbeat or record, by the first rank's clock."""
+    """Return the time of the rank's last heartbeat or record, by the first rank's clock; 0 if there
+    is none."""
     times = [float(record["time"]) for record in (traces.box, traces.failure) if record]
     if state := _state_of_last_start(traces, evidence):
         times.append(state.life.wall)
-    return max(times, default=0.0) - _skew(traces, evidence) if times else 0.0
+    return max(times) - _skew(traces, evidence) if times else 0.0
 
 
 def _skew(traces: Traces, evidence: Evidence) -> float:
@@ -250,14 +227,13 @@ def first_difference(flights: Mapping[int, Sequence[CollectiveRecord]]) -> dict[
     did not reach it; None if unclear) and ``ranks``: for each its ``rank``, ``op`` (None for a rank
     that did not reach it), ``dtypes``, ``sizes``, ``at`` and ``pending``.
     """
-    by_group: dict[str, dict[int, dict[int, CollectiveRecord]]] = {}
+    groups: dict[str, dict[int, dict[int, CollectiveRecord]]] = {}
     for rank, entries in flights.items():
         for entry in entries:
-            if isinstance(entry, Mapping) and isinstance(entry.get("seq"), int):
-                by_rank = by_group.setdefault(str(entry.get("group")), {})
-                by_rank.setdefault(rank, {})[entry["seq"]] = entry
-    groups = (_in_group(group, ranks) for group, ranks in sorted(by_group.items()))
-    differences = [difference for difference in groups if difference]
+            if entry["seq"] is not None:
+                groups.setdefault(entry["group"], {}).setdefault(rank, {})[entry["seq"]] = entry
+    found = (_in_group(group, ranks) for group, ranks in sorted(groups.items()))
+    differences = [difference for difference in found if difference]
     # a rank may miss a collective because it entered another one in its place
     differences.sort(key=lambda d: (d["kind"] == "missing", d.pop("created")))
     return differences[0] if differences else None
@@ -267,14 +243,13 @@ def _in_group(group: str, ranks: dict[int, dict[int, CollectiveRecord]]) -> dict
     if len(ranks) < 2:
         return None
     first = max(min(entries) for entries in ranks.values())  # that all ranks still have
-    # only those that a rank has: a damaged number may be any
     for seq in sorted({seq for entries in ranks.values() for seq in entries if first <= seq}):
         calls = {rank: entries.get(seq) for rank, entries in sorted(ranks.items())}
         came = {rank: entry for rank, entry in calls.items() if entry is not None}
         absent = [rank for rank in calls if rank not in came]
         kinds = ("op", "dtype", "size")
         kind = next((k for k in kinds if len({_facet(e, k) for e in came.values()}) > 1), None)
-        if kind is None and not (absent and any(e.get("pending") for e in came.values())):
+        if kind is None and not (absent and any(e["pending"] for e in came.values())):
             continue
         return {
             "kind": kind or "missing",
@@ -282,24 +257,17 @@ def _in_group(group: str, ranks: dict[int, dict[int, CollectiveRecord]]) -> dict
             "seq": seq,
             "odd": _odd(came, kind) if kind else absent[0],
             "ranks": [_shown(rank, entry) for rank, entry in calls.items()],
-            "created": min(_time(e.get("created")) for e in came.values()),
+            "created": min(entry["created"] for entry in came.values()),
         }
     return None
 
 
-def _time(value: Any) -> float:
-    """Seconds of the epoch; 0 for what is no number, or none that a clock shows."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**63 else 0.0
-
-
 def _facet(entry: CollectiveRecord, kind: str) -> str:
-    op = str(entry.get("op"))
+    op = str(entry["op"])
     side = _ALIKE.get(op.rpartition(":")[2])
     if kind == "op" or side is None:
         return op
-    tensors = entry.get(side)
-    name = "dtypes" if kind == "dtype" else "sizes"
-    return op + str(tensors.get(name) if isinstance(tensors, Mapping) else None)
+    return op + str(entry[side]["dtypes" if kind == "dtype" else "sizes"])
 
 
 def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
@@ -316,20 +284,12 @@ def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
 
 def called_by_user(entry: CollectiveRecord) -> bool:
     """Return True if the user's code called a collective."""
-    place = Frame.from_dump(entry.get("at"))
-    return place is not None and place.whose == "user"
+    return (entry.get("at") or {}).get("whose") == "user"
 
 
 def _shown(rank: int, entry: CollectiveRecord | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
-    place, tensors = Frame.from_dump(entry.get("at")), entry.get("inputs")
-    tensors = tensors if isinstance(tensors, Mapping) else {}
-    return {
-        "rank": rank,
-        "op": entry.get("op"),
-        "dtypes": tensors.get("dtypes"),
-        "sizes": tensors.get("sizes"),
-        "at": str(place) if place else None,
-        "pending": bool(entry.get("pending")),
-    }
+    at = str(Frame(**place)) if (place := entry.get("at")) else None
+    called = {"op": entry["op"], "at": at, "pending": entry["pending"]}
+    return {"rank": rank, **called, **entry["inputs"]}

@@ -7,7 +7,6 @@ after the rank was killed, or while it is stopped. Little-endian; times are seco
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ DONE = "done"  # the phase of a rank that has finished
 
 
 def file_of(logs: Path, rank: int, kind: str) -> Path:
-    """``<logs>/rank-<r><kind>``, for the kinds above."""
+    """Return ``<logs>/rank-<r><kind>`` for one of the kinds above."""
     return logs / f"rank-{rank}{kind}"
 
 
@@ -122,19 +121,14 @@ def read_state(path: Path) -> State | None:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(record) < SIZE or not record.startswith(_MAGIC):
-        raise DataError("not a whole record of a rank's state", where=str(path))
-    state = State(
+        raise DataError("not a complete record of a rank's state", where=str(path))
+    return State(
         RankAttempt.read(record, len(_MAGIC)),
         ThreadPhase.read(record, TRAINING),
         ThreadPhase.read(record, PREFETCH),
         Life.read(record, LIFE),
         _unpacked(record[WORDS:]),
     )
-    parts = (state.start, state.training, state.prefetch, state.life)
-    times = [value for part in parts for value in vars(part).values() if isinstance(value, float)]
-    if not all(map(math.isfinite, times)):
-        raise DataError("not the times of a rank's state", where=str(path))
-    return state
 
 
 def pack_words(text: str) -> bytes:
