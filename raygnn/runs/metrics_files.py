@@ -210,25 +210,14 @@ def parse(line: bytes) -> Record | None:
 
 
 def values(record: Mapping[str, Any], group: str) -> dict[str, list[float]]:
-    """Return name → number of each rank, NaN = unknown; invalid entries are skipped."""
-    names = record.get(group)
-    if not isinstance(names, dict):
-        return {}
-    return {
-        str(name): [number(value) for value in ranks]
-        for name, ranks in names.items()
-        if isinstance(ranks, list)
-    }
+    """Return name → number of each rank, NaN = unknown."""
+    names: Mapping[str, list[float | None]] = record.get(group) or {}
+    return {name: [number(value) for value in ranks] for name, ranks in names.items()}
 
 
 def number(value: Any) -> float:
-    """Return the value as a float, NaN if it is no number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+    """Return the value as a float, NaN for None."""
+    return math.nan if value is None else float(value)
 
 
 def long(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

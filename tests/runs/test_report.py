@@ -92,7 +92,17 @@ def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
     drawn = sum(trace["y"][0] for trace in chart.traces)
     seconds = records[0]["seconds"]
     expected = sum(sum(seconds[part]) / 4 for part in list(STEP)[:4])
-    assert drawn == pytest.approx(1e3 * expected, rel=1e-3)
+    assert drawn == pytest.approx(expected, rel=1e-3)
+
+
+def test_many_windows_are_averaged() -> None:
+    """A bar is the mean of consecutive windows; unknown values count neither as 0 nor otherwise."""
+    records = [{"step": n, "seconds": {"wait": [float(n), None]}} for n in range(1000)]
+    table = of_ranks([*records, {"step": 1000, "seconds": {"wait": [None]}}], "seconds")
+    (bars,) = charts.over_time(table, ["wait"]).traces
+    assert len(bars["x"]) == len(bars["y"]) == 400
+    assert bars["x"][-1] == 1000
+    assert sum(bars["y"]) / 400 == pytest.approx(499.5, abs=1)
 
 
 def test_losses_of_several_tasks_are_losses() -> None:
@@ -142,9 +152,9 @@ def test_ranks_may_come_and_go(tmp_path: Path) -> None:
     write_records(run / "logs", ranks=4, records=3)
     with open(run / "ranks.jsonl", "a") as file:
         file.write((run / "logs" / "ranks.jsonl").read_text())
-    table = of_ranks(Source.read(run).ranks, "seconds")
-    assert table.columns["wait"].shape == (6, 4)
-    assert math.isnan(table.columns["wait"][0, 3])
+    waits = of_ranks(Source.read(run).ranks, "seconds")["wait"]
+    assert waits.shape == (6, 4)
+    assert math.isnan(waits.iloc[0, 3])
     assert set(Run(run).ranks["rank"]) == {0, 1, 2, 3}
     write_report(run)
 
@@ -164,17 +174,12 @@ def test_losses_that_are_no_numbers_are_gaps(run: Path) -> None:
     "damage",
     [
         {"metrics.jsonl": '{"step": 1, "time": 1, "epo'},
-        {"metrics.jsonl": "nonsense\n[]\n{}\n" + '{"step": "x"}\n{"step": 3, "val/a": "b"}\n'},
+        {"metrics.jsonl": "nonsense\n[]\n{}\n"},
         {"metrics.jsonl": "", "ranks.jsonl": ""},
-        {"ranks.jsonl": '{"step": 1, "seconds": {"wait": "x", "backward": [1, "y", null]}}\n'},
-        {"ranks.jsonl": '{"step": 1, "seconds": {"wait": []}, "use": []}\n'},
+        {"ranks.jsonl": '{"step": 1, "time": 1, "sec'},
         {"summary.json": "{"},
-        {"summary.json": '{"metrics": [], "ranks": [{"rank": "x"}]}'},
-        {"summary.json": '{"seconds": 4, "versions": "x", "status": 7, "starts": "x"}'},
-        {"preflight.json": '{"findings": 4, "table": [3, {"GPUs": 5}]}'},
-        {"partition.json": '{"parts": [4, {"nodes": 5, "halo": [1]}]}'},
+        {"summary.json": "{}", "preflight.json": "{}", "partition.json": "{}"},
         {"config.yaml": "# raygnn run\n["},
-        {"logs/told.jsonl": '{"text": 5}\n{"text": "a", "time": "x"}\n{"text": "", "time": 1e300}'},
         dict.fromkeys(("metrics.jsonl", "ranks.jsonl", "summary.json", "preflight.json"), None),
     ],
 )
@@ -207,18 +212,6 @@ def test_fifos_are_not_read(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
     assert "No records yet" in _Text(write_report(run)).text
-
-
-def test_numbers_beyond_all_bounds_are_left_out(run: Path) -> None:
-    parts = json.loads((run / "partition.json").read_text())
-    parts["parts"][0] |= {"halo": 1e999, "cut": -5, "nodes": 10**400}
-    (run / "partition.json").write_text(json.dumps(parts))
-    with open(run / "ranks.jsonl", "a") as file:
-        file.write(json.dumps({"step": 10**30, "seconds": {"forward": [1e999, 1.0]}}) + "\n")
-    page = _Text(write_report(run))
-    assert "edges from others" in page.text
-    forward = next(t for t in page.data["split"]["traces"] if t["name"] == "forward")
-    assert forward["y"][-1] is None
 
 
 def test_a_run_without_a_configuration_has_a_page(run: Path) -> None:

@@ -1,28 +1,24 @@
-"""Charts of a run: training, parts of a step's time, resource use.
-
-Shapes: W records, R ranks.
-"""
+"""Charts of a run: training, parts of a step's time, resource use."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raygnn.runs.metrics_files import LOADER, STEP, Record, number, values
 
-FloatArray = NDArray[np.float64]
+if TYPE_CHECKING:
+    import pandas
+
 Point = tuple[float, float]  # step, value
 Trace = dict[str, Any]
 
 _MOST_POINTS = 2000  # of a curve
-_MOST_CELLS = 2**24  # of a table
 
 _SPLITS = {"val": "validation", "test": "test"}
 _MOST_METRICS = 12
@@ -45,7 +41,7 @@ PART_COLORS = {
 _MOST_BARS = 400  # windows of a stack
 _FIRST_WINDOWS = 3  # from which on the first one is left out
 _MOST_SHOWN = 512  # ranks
-_MS = 1e3  # milliseconds of a second
+_MS = 1e3  # milliseconds in a second
 
 _MOST_LINES = 8  # ranks that have a line each
 _PERCENT = {"%": 0.01}
@@ -157,24 +153,26 @@ def step_charts(ranks: Sequence[Record], hosts: Sequence[str]) -> list[Chart]:
     ``ranks.jsonl``, possibly none; ``hosts``: of each rank, as far as known."""
     if len(ranks) > _FIRST_WINDOWS:
         ranks = ranks[1:]  # the first window includes the startup, which dwarfs the rest
-    table = of_ranks(ranks, "seconds")
-    parts = [part for part in STEP if part in table.columns]
+    table = _MS * of_ranks(ranks, "seconds")
+    parts = [part for part in STEP if part in table]
     charts = [over_time(table, parts)] if parts else []
-    if parts and table.ranks > 1:
+    if parts and table[parts[0]].shape[1] > 1:
         charts.append(by_rank(table, parts, hosts))
     return [*charts, *background(table)]
 
 
-def over_time(table: StepSeries, parts: Sequence[str]) -> Chart:
-    """Chart the parts of a step, stacked: the mean over the ranks."""
-    table = table.thinned(_MOST_BARS)
-    steps = table.steps.tolist()
+def over_time(table: pandas.DataFrame, parts: Sequence[str]) -> Chart:
+    """Chart the parts of a step, stacked: the mean over the ranks. ``table``: milliseconds, see
+    `of_ranks`; longer runs are averaged over stretches, each labelled by its last step."""
+    bars = min(len(table), _MOST_BARS)
+    stretches = np.arange(len(table)) * bars // len(table)
+    steps = table.index.to_series().groupby(stretches).last().tolist()
     traces = [
         {
             "type": "bar",
             "name": part,
             "x": steps,
-            "y": plain(_MS * over(np.nanmean, table.columns[part], 1)),
+            "y": plain(table[part].mean(axis=1).groupby(stretches).mean()),
             "marker": {"color": PART_COLORS[part]},
             "hovertemplate": "%{y:.4g} ms",
         }
@@ -189,11 +187,12 @@ def over_time(table: StepSeries, parts: Sequence[str]) -> Chart:
     )
 
 
-def by_rank(table: StepSeries, parts: Sequence[str], hosts: Sequence[str]) -> Chart:
-    """Chart each rank's mean over the run as a stacked bar."""
+def by_rank(table: pandas.DataFrame, parts: Sequence[str], hosts: Sequence[str]) -> Chart:
+    """Chart each rank's mean over the run as a stacked bar. ``table``: milliseconds, see
+    `of_ranks`."""
     names = [
         f"rank {rank}, {hosts[rank]}" if rank < len(hosts) and hosts[rank] else f"rank {rank}"
-        for rank in range(min(table.ranks, _MOST_SHOWN))
+        for rank in range(min(table[parts[0]].shape[1], _MOST_SHOWN))
     ]
     every = math.ceil(len(names) / 64)
     traces = [
@@ -202,79 +201,69 @@ def by_rank(table: StepSeries, parts: Sequence[str], hosts: Sequence[str]) -> Ch
             "orientation": "h",
             "name": part,
             "y": [escape(name) for name in names],
-            "x": plain(_MS * over(np.nanmean, table.columns[part], 0)[: len(names)]),
+            "x": plain(table[part].mean())[: len(names)],
             "marker": {"color": PART_COLORS[part]},
             "hovertemplate": "%{y}: %{x:.4g} ms<extra>%{fullData.name}</extra>",
         }
         for part in parts
     ]
+    axis = {"autorange": "reversed", "type": "category", "dtick": every, "ticklabelstandoff": 6}
     return Chart(
         "by-rank",
         "A step's time by rank, milliseconds, mean over the run",
         traces,
         height=90 + (28 if len(names) <= 16 else 16) * len(names),
-        layout={
-            "barmode": "stack",
-            "xaxis": {"title": ""},
-            "yaxis": {
-                **{"autorange": "reversed", "type": "category"},
-                **{"dtick": every, "ticklabelstandoff": 6},
-            },
-            "hovermode": "closest",
-        },
-        about="Ranks are in step with each other: who is busy for longer makes the others’ "
-        "“peers” and “communicate” longer.",
+        layout={"barmode": "stack", "xaxis": {"title": ""}, "yaxis": axis, "hovermode": "closest"},
+        about="Ranks are in step with each other: a rank that is busy for longer makes “peers” and "
+        "“communicate” of the other ranks longer.",
     )
 
 
-def background(table: StepSeries) -> list[Chart]:
-    """Chart the parts of the loader thread's time, if there are any."""
-    means = {
-        part: _MS * over(np.nanmean, table.columns[part], 1)
+def background(table: pandas.DataFrame) -> list[Chart]:
+    """Chart the parts of the loader thread's time, if there are any. ``table``: milliseconds, see
+    `of_ranks`."""
+    traces = [
+        curve(part, _series(table[part].mean(axis=1)), PART_COLORS[part])
         for part in LOADER
-        if part in table.columns
-    }
+        if part in table
+    ]
     chart = Chart(
         "loader",
         "Preparing a batch, milliseconds, mean over the ranks",
-        [curve(part, table.points(mean), PART_COLORS[part]) for part, mean in means.items()],
+        traces,
         layout=_FROM_ZERO,
-        about="This happens in a thread beside the steps. It costs time where it takes longer than "
-        "a step, which then waits.",
+        about="A thread prepares batches beside the steps. If that takes longer than a step, the "
+        "next step waits.",
     )
-    return [chart] if means else []
+    return [chart] if traces else []
 
 
 def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
     """Return the charts of processors, memory and network that have data: a line per rank if there
     are few, else the median with the range."""
-    groups = dict.fromkeys(group for _, group, *_ in _USAGE)
-    tables = {group: of_ranks(ranks, group) for group in groups}
+    tables = {group: of_ranks(ranks, group) for group in {group for _, group, *_ in _USAGE}}
     charts = []
     for name, group, key, title, units in _USAGE:
-        column = tables[group].columns.get(key)
-        if column is None or not np.isfinite(column).any():
+        table = tables[group].get(key)
+        if table is None or table.isna().all(axis=None):
             continue
-        most = column[np.isfinite(column)].max()
+        most = table.max(axis=None)
         unit = ([unit for unit, size in units.items() if most >= 2 * size] or list(units)[:1])[-1]
-        traces = _rank_lines(tables[group], column / units[unit])
+        traces = _rank_lines(table / units[unit])
         charts.append(Chart(name, title.format(unit), traces, height=220, layout=_FROM_ZERO))
     return charts
 
 
-def _rank_lines(table: StepSeries, column: FloatArray) -> list[Trace]:
-    if column.shape[1] <= _MOST_LINES:
-        return [
-            curve(f"rank {rank}", table.points(column[:, rank]), COLORS[rank])
-            for rank in range(column.shape[1])
-        ]
+def _rank_lines(table: pandas.DataFrame) -> list[Trace]:
+    if table.shape[1] <= _MOST_LINES:
+        return [curve(f"rank {rank}", _series(table[rank]), COLORS[rank]) for rank in table]
     color = COLORS[0]
     edge = {"mode": "lines", "line": {"width": 0, "color": color}, "showlegend": False}
     fill = {"fill": "tonexty", "fillcolor": color + "33"}
     return [
-        curve("least", table.points(over(np.nanmin, column, 1)), color, **edge),
-        curve("most", table.points(over(np.nanmax, column, 1)), color, **edge, **fill),
-        curve("median", table.points(over(np.nanmedian, column, 1)), color),
+        curve("least", _series(table.min(axis=1)), color, **edge),
+        curve("most", _series(table.max(axis=1)), color, **edge, **fill),
+        curve("median", _series(table.median(axis=1)), color),
     ]
 
 
@@ -309,63 +298,27 @@ def thin(points: Sequence[Point]) -> list[Point]:
     return [*kept, points[-1]]
 
 
-@dataclass(frozen=True)
-class StepSeries:
-    """One group of values of all ranks."""
+def of_ranks(records: Sequence[Record], group: str) -> pandas.DataFrame:
+    """Return a group of ``ranks.jsonl``: a row per record, with its step as index, and a column per
+    name and rank, NaN = unknown."""
+    import pandas
 
-    steps: NDArray[np.int64]  # of the records, int64 [W]
-    columns: dict[str, FloatArray]  # name → float64 [W, R], NaN = unknown
-
-    @property
-    def ranks(self) -> int:
-        return max((column.shape[1] for column in self.columns.values()), default=0)
-
-    def thinned(self, most: int) -> StepSeries:
-        """Average over at most ``most`` stretches, each labelled by its last step."""
-        count = len(self.steps)
-        if count <= most:
-            return self
-        starts = np.arange(most) * count // most
-        ends = np.append(starts[1:], count)
-        columns = {}
-        for name, column in self.columns.items():
-            finite = np.isfinite(column)
-            sums = np.add.reduceat(np.where(finite, column, 0.0), starts, axis=0)
-            counts = np.add.reduceat(finite.astype(np.int64), starts, axis=0)
-            columns[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-        return StepSeries(self.steps[ends - 1], columns)
-
-    def points(self, column: FloatArray) -> list[Point]:
-        """Return the points of a column [W]."""
-        return list(zip(self.steps.tolist(), column.tolist()))
-
-
-def of_ranks(records: Sequence[Record], group: str) -> StepSeries:
-    """Build the series of a group of ``ranks.jsonl``."""
     rows = [(record["step"], row) for record in records if (row := values(record, group))]
-    size = max((len(ranks) for _, row in rows for ranks in row.values()), default=0)
-    size = min(size, _MOST_CELLS // max(1, len(rows)))  # only a damaged file has more
-    columns: dict[str, FloatArray] = {}
-    for name in dict.fromkeys(name for _, row in rows for name in row):
-        column = np.full((len(rows), size), np.nan)
-        for index, (_, row) in enumerate(rows):
-            ranks = row.get(name, [])[:size]
-            column[index, : len(ranks)] = ranks
-        columns[name] = column
-    steps = [min(max(step, -(2**62)), 2**62) for step, _ in rows]
-    return StepSeries(np.array(steps, dtype=np.int64), columns)
+    steps = [step for step, _ in rows]
+    columns = {
+        name: pandas.DataFrame([row.get(name, []) for _, row in rows], steps, dtype=float)
+        for name in dict.fromkeys(name for _, row in rows for name in row)
+    }
+    return pandas.concat(columns, axis=1) if columns else pandas.DataFrame()
 
 
-def over(function: Callable[..., Any], array: Any, axis: int) -> FloatArray:
-    """Apply ``np.nanmean`` or the like, without a warning where all values are NaN."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(function(np.asarray(array), axis=axis), dtype=np.float64)
+def _series(column: pandas.Series[float]) -> list[Point]:
+    return list(zip(column.index.tolist(), column.tolist()))
 
 
-def plain(array: FloatArray) -> list[float | None]:
-    """Round to five digits, more than a screen shows; None, a gap, for NaN and infinity."""
-    return [_rounded(value) for value in array.tolist()]
+def plain(column: pandas.Series[float]) -> list[float | None]:
+    """Round to five digits, more than a screen shows; None, a gap, for NaN."""
+    return [_rounded(value) for value in column.tolist()]
 
 
 def _rounded(value: float) -> float | None:

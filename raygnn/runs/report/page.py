@@ -100,8 +100,6 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (sections.text, sections.mood, sections.mapping, sections.listed, sections.mappings)
-    environment.filters |= {made.__name__: made for made in filters}
     return environment.get_template(template).render(
         **facts,
         written=sections.when(datetime.now(UTC).isoformat(timespec="seconds")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,7 +33,6 @@ from raygnn.util.files import open_regular, read_json
 
 _GOOD, _WARN, _BAD = "good", "warn", "bad"
 _STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
-_SEVERITY = {"error": _BAD, "warn": _WARN, "warning": _WARN}
 _ORDER = {"test": 0, "val": 1}
 _MOST_METRICS = 6
 _MOST_SLOW = 8
@@ -67,7 +66,7 @@ class Source:
     partition: dict[str, Any]
     records: list[Record]  # of ``metrics.jsonl``, those with a step
     ranks: list[Record]  # of ``ranks.jsonl``, likewise
-    # ``time`` (seconds since the epoch, NaN = unknown) and ``text``, in order
+    # ``time`` (seconds since the epoch) and ``text``, in order
     events: list[dict[str, Any]]
     faults: list[str] = field(default_factory=list)  # descriptions of unreadable files
 
@@ -126,17 +125,12 @@ def _events(logs: Path) -> list[dict[str, Any]]:
     reported = {event["text"] for event in events}
     for name in (EVENTS, SCALING, LOGGERS):
         events += [event for event in _lines(logs / name) if event["text"] not in reported]
-    events.sort(key=lambda event: (math.isnan(event["time"]), event["time"]))
-    return events[-_MOST_EVENTS:]
+    return sorted(events, key=lambda event: event["time"])[-_MOST_EVENTS:]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    records = (parse(line) for line in last_lines(path, _MOST))
-    return [
-        {"time": number(record.get("time")), "text": record["text"]}
-        for record in records
-        if record and isinstance(record.get("text"), str)
-    ]
+    records = map(parse, last_lines(path, _MOST))
+    return [record for record in records if record and record.keys() >= {"time", "text"}]
 
 
 @dataclass(frozen=True)
@@ -154,7 +148,7 @@ def tiles(source: Source) -> Iterator[Tile]:
     summary, records = source.summary, source.records
     last = records[-1] if records else {}
     yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
-    metrics = {key: number(value) for key, value in mapping(summary.get("metrics")).items()}
+    metrics = {key: number(value) for key, value in (summary.get("metrics") or {}).items()}
     metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
     ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
     for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
@@ -172,20 +166,18 @@ def tiles(source: Source) -> Iterator[Tile]:
     speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
     if math.isfinite(speed):
         yield Tile("seeds/s", f"{speed:,.0f}")
-    seconds = mapping(summary.get("seconds"))
+    seconds = summary.get("seconds") or {}
     took = number(seconds.get("total", last.get("time")))
     if math.isfinite(took):
         first = number(seconds.get("first_step"))
         note = f"first step after {clock(first)}" if math.isfinite(first) else ""
         yield Tile("time", clock(took), note)
-    workers = summary.get("workers") or len(listed(summary.get("ranks"))) or None
-    if workers:
-        starts = number(summary.get("starts"))
-        note = f"{starts:.0f} starts" if starts > 1 else ""
+    if workers := summary.get("workers") or len(summary.get("ranks") or ()):
+        starts = summary.get("starts") or 1
+        note = f"{starts} starts" if starts > 1 else ""
         yield Tile("workers", text(workers), note, _WARN if note else "")
-    skipped = number(mapping(summary.get("skipped")).get("steps"))
-    if skipped > 0:
-        yield Tile("steps left out", f"{skipped:,.0f}", "not finite", _WARN)
+    if skipped := (summary.get("skipped") or {}).get("steps"):
+        yield Tile("skipped steps", f"{skipped:,}", "not finite", _WARN)
 
 
 def _latest(records: Sequence[Record]) -> dict[str, float]:
@@ -199,18 +191,17 @@ def _latest(records: Sequence[Record]) -> dict[str, float]:
 
 def nodes(source: Source) -> list[dict[str, str]]:
     """Return the table of nodes in the preflight's report, without empty columns."""
-    rows = list(mappings(source.preflight.get("table")))
+    rows = source.preflight.get("table") or []
     used = [key for key in (rows[0] if rows else ()) if any(row.get(key) for row in rows)]
     return [{key: text(row.get(key)) for key in used} for row in rows]
 
 
 def events(source: Source) -> list[dict[str, str]]:
     """Return ``when`` (UTC), ``after`` (since the first) and ``text`` of each event, in order."""
-    times = [event["time"] for event in source.events if math.isfinite(event["time"])]
     return [
         {
-            "when": _utc(event["time"]),
-            "after": clock(event["time"] - times[0]) if math.isfinite(event["time"]) else "",
+            "when": datetime.fromtimestamp(event["time"], UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            "after": clock(event["time"] - source.events[0]["time"]),
             "text": event["text"],
         }
         for event in source.events
@@ -219,14 +210,14 @@ def events(source: Source) -> list[dict[str, str]]:
 
 def slow_ranks(source: Source) -> list[dict[str, str]]:
     """Return mean times of the ranks that were slow most often: column → cell."""
-    ranks = sorted(mappings(source.summary.get("ranks")), key=lambda r: -number(r.get("slow")))
+    ranks = sorted(source.summary.get("ranks") or [], key=lambda rank: -rank["slow"])
     return [
         {
-            "rank": text(rank.get("rank")),
+            "rank": text(rank["rank"]),
             "host": text(rank.get("host")),
-            "busy, ms a batch": f"{1e3 * number(rank.get('busy')):,.2f}",
-            "waits for batches, ms": f"{1e3 * number(rank.get('wait')):,.2f}",
-            "slow in": f"{number(rank.get('slow')):.0%} of the windows",
+            "busy, ms a batch": f"{1e3 * rank['busy']:,.2f}",
+            "waits for batches, ms": f"{1e3 * rank['wait']:,.2f}",
+            "slow in": f"{rank['slow']:.0%} of the windows",
         }
         for rank in ranks[:_MOST_SLOW]
     ]
@@ -236,9 +227,9 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
     """Return precision and recall at thresholds on a class's probability: heading and rows, for
     each task that has some."""
     tables = []
-    words = mapping(source.summary.get("positive"))
-    for task, rows in mapping(source.summary.get("thresholds")).items():
-        heading = f"Thresholds on the probability of {text(words.get(task, 1))}, validation split"
+    classes = source.summary.get("positive") or {}
+    for task, rows in (source.summary.get("thresholds") or {}).items():
+        heading = f"Thresholds on the probability of {classes.get(task, 1)}, validation split"
         cells = [
             {
                 "threshold": _floor(row.get("threshold")),
@@ -247,45 +238,35 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
                 "recall": f"{number(row.get('recall')):.1%}",
                 "selected": f"{number(row.get('share')):.2%}",
             }
-            for row in mappings(rows)
+            for row in rows
         ]
         if cells:
-            tables.append((f"{heading}: {text(task)}" if task else heading, cells))
+            tables.append((f"{heading}: {task}" if task else heading, cells))
     return tables
 
 
 def hosts(source: Source) -> list[str]:
     """Return the host of each rank; none if they are unknown, or all the same."""
-    by_rank = {
-        rank["rank"]: text(rank.get("host"))
-        for rank in mappings(source.summary.get("ranks"))
-        if isinstance(rank.get("rank"), int)
-    }
-    if len(set(by_rank.values())) < 2 or not all(0 <= rank < 2**16 for rank in by_rank):
+    ranks = source.summary.get("ranks") or []
+    by_rank = {rank["rank"]: text(rank.get("host")) for rank in ranks}
+    if len(set(by_rank.values())) < 2:
         return []
     return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
 
 
-def part_table(source: Source) -> list[dict[str, str]]:
+def part_table(source: Source) -> list[dict[str, Any]]:
     """Return a row for each part, with counts over all types, and the total: column → cell."""
-    parts = [
-        {key: number(mapping(part).get(key)) for key in (*PART_COUNTS, "bytes")}
-        for part in listed(source.partition.get("parts"))
-    ]
+    parts = source.partition.get("parts") or []
     if not parts:
         return []
-    total = {key: sum(part[key] for part in parts) for key in parts[0]}
-    rows = [(str(index), part) for index, part in enumerate(parts[:_MOST_PARTS])]
+    total = {key: sum(part[key] for part in parts) for key in (*PART_COUNTS, "bytes")}
     return [
         {
             "part": name,
-            **{
-                title: f"{counts[key]:,.0f}" if math.isfinite(counts[key]) else ""
-                for key, title in PART_COUNTS.items()
-            },
-            "bytes": size(counts["bytes"]) if math.isfinite(counts["bytes"]) else "",
+            **{title: f"{counts[key]:,}" for key, title in PART_COUNTS.items()},
+            "bytes": size(counts["bytes"]),
         }
-        for name, counts in [*rows, ("total", total)]
+        for name, counts in [*enumerate(parts[:_MOST_PARTS]), ("total", total)]
     ]
 
 
@@ -303,32 +284,7 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)  # the same: it may be markup
 
 
-def mood(severity: Any) -> str:
-    """Return the mood of a finding: ``warn``, ``bad`` or nothing."""
-    return _SEVERITY.get(text(severity), "")
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in listed(value) if isinstance(item, dict)]
-
-
 def _floor(value: Any) -> str:
     """Format a float32 number, rounded down to digits that tell it from the next lower one."""
     found = Context(prec=9, rounding=ROUND_FLOOR).create_decimal_from_float(number(value))
     return f"{found:.9g}" if found.is_finite() else ""
-
-
-def _utc(seconds: float) -> str:
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return ""
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
