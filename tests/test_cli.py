@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,7 +186,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "raygnn.search.run_search": {"tune": written},
     }.items():
         functions = {name: note(name, result) for name, result in results.items()}
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**functions))  # type: ignore[arg-type]
+        fake = SimpleNamespace(**functions)
+        monkeypatch.setitem(sys.modules, module, fake)  # type: ignore[arg-type]
+        package, _, last = module.rpartition(".")
+        monkeypatch.setattr(import_module(package), last, fake, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return calls
 
@@ -733,7 +737,7 @@ def test_only_the_process_that_holds_a_run_is_stopped(
 def test_control_characters_of_a_jobs_output_are_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = SimpleNamespace(logs=lambda: "\x1b]0;title\x07 done\n")
+    job = SimpleNamespace(id="job-1", logs=lambda: "\x1b]0;title\x07 done\n")
     monkeypatch.setattr("raygnn.cli.job_commands._job", lambda args: job)
     assert main(["logs", "job-1", "--address", "http://127.0.0.1:1"]) == 0
     assert capsys.readouterr().out == "\\x1b]0;title\\x07 done\n"

@@ -18,7 +18,7 @@ from raygnn.cli.options import (
     storage,
 )
 from raygnn.errors import InputError, Interrupted, TrainingError
-from raygnn.runs.output import printable, say
+from raygnn.runs.output import say
 from raygnn.util.locks import LOCK, is_held_by
 
 if TYPE_CHECKING:
@@ -32,26 +32,21 @@ _NAMED = 8  # skipped files in a message
 
 def add(commands: Any) -> None:
     """Add them to the parser."""
-    submit = job_command(
-        commands, "submit", _submit, "have a cluster run a job, and show its progress"
+    text = "submit a job to a cluster, and show its progress"
+    submit = job_command(commands, "submit", _submit, text)
+    text = (
+        "directory that is uploaded with the job: your modules, small data (default: ., or the "
+        "directory of CONFIG if that is elsewhere)"
     )
-    submit.add_argument(
-        "--working-dir",
-        metavar="DIR",
-        help="what travels with the job: modules of your own, small data (default: ., or the "
-        "directory of CONFIG if that lies elsewhere)",
-    )
+    submit.add_argument("--working-dir", metavar="DIR", help=text)
     overwrite_or_resume(submit)
     shown = submit.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--follow",
-        action="store_true",
-        help="show what it prints until it is over, and exit as it does (the default)",
-    )
+    text = "show its output until it ends, and exit with its exit code (the default)"
+    shown.add_argument("--follow", action="store_true", help=text)
     shown.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
 
-    logs = command(commands, "logs", _logs, "show what a job has printed")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
+    logs = command(commands, "logs", _logs, "show the output of a job")
+    logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
     stop = command(commands, "stop", _stop, "have a job or a run write a checkpoint and end")
     storage(stop, "where a run of this machine is, if there is no --address (default: runs)")
     for parser in (logs, stop):
@@ -73,7 +68,7 @@ def _submit(args: argparse.Namespace) -> int:
     for warning in server.warnings:
         tell(f"warning: {warning}")
     contents = package.contents
-    tell(f"{len(contents.files)} files, {size(contents.size)}, travel from {contents.directory}")
+    tell(f"uploading {len(contents.files)} files, {size(contents.size)}: {contents.directory}")
     for name in contents.left_out[:_NAMED]:
         tell(f"skipped: {name}: a link to elsewhere, or not packable")
     if secrets := contents.secrets:
@@ -114,10 +109,8 @@ def _logs(args: argparse.Namespace) -> int:
     job = _job(args)
     if args.follow:
         return _follow(args, job)
-    if args.json:
-        print_json(args, {"job": job.id, "log": job.logs()})
-    else:
-        say(printable(job.logs()), end="")
+    log = job.logs()
+    print_result(args, {"job": job.id, "log": log}, log.removesuffix("\n"))
     return 0
 
 
@@ -165,7 +158,6 @@ def _stop_here(args: argparse.Namespace) -> bool:
             remedy="wait for its checkpoint, or kill it: the run can resume from an older one",
         )
     facts = {"run": run.name, "path": run.shown, "state": run.status}
-    print_result(
-        args, facts, f"{run.shown}: {run.status}; resume it with raygnn train CONFIG --resume"
-    )
+    text = f"{run.shown}: {run.status}; resume it with raygnn train CONFIG --resume"
+    print_result(args, facts, text)
     return True

@@ -21,7 +21,7 @@ def command(commands: Any, name: str, run: Handler, text: str) -> argparse.Argum
         name, help=text, description=text, allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help=JSON)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, verb=name)
     return parser
 
 
@@ -30,9 +30,8 @@ def job_command(
 ) -> argparse.ArgumentParser:
     """Add a command with a configuration."""
     parser = command(commands, name, run, text)
-    parser.add_argument(
-        "config", metavar="CONFIG", nargs="?" if optional else None, help="the job's YAML file"
-    )
+    number = "?" if optional else None
+    parser.add_argument("config", metavar="CONFIG", nargs=number, help="the job's YAML file")
     text = "override a key, such as train.lr=0.1; may be repeated"
     overrides(parser, text + ("; without CONFIG, a key of cluster" if optional else ""))
     return parser
@@ -41,10 +40,9 @@ def job_command(
 def run_command(commands: Any, name: str, run: Handler, text: str) -> argparse.ArgumentParser:
     """Add a command about a run."""
     parser = command(commands, name, run, text)
-    parser.add_argument(
-        "name", metavar="RUN", help="its directory or URI, or its name in the storage"
-    )
-    storage(parser, "where a name is (default: runs)")
+    text = "its directory or URI, or its name in the storage"
+    parser.add_argument("name", metavar="RUN", help=text)
+    storage(parser, "the storage (default: runs)")
     return parser
 
 
@@ -62,7 +60,7 @@ def storage(parser: argparse.ArgumentParser, text: str) -> None:
 def overwrite_or_resume(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    choice.add_argument("--resume", action="store_true", help="go on from its newest checkpoint")
+    choice.add_argument("--resume", action="store_true", help="resume from its newest checkpoint")
 
 
 def load(args: argparse.Namespace, **sections: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from raygnn.cli.options import (
@@ -20,186 +22,120 @@ from raygnn.runs.output import say
 
 def add(commands: Any) -> None:
     """Add them to the parser."""
-    runs = command(
-        commands,
-        "runs",
-        _runs,
-        "list the runs in a storage, the latest first, and a cluster's jobs: their state, how far "
-        "they are, a metric, and how long ago they began",
+    text = "list the runs in a storage, and a cluster's jobs, with state, progress and a metric"
+    runs = command(commands, "runs", _runs, text)
+    text = "a cluster's job server, to list its jobs, too (default: RAY_API_SERVER_ADDRESS)"
+    _option([runs], "--address", "URL", text)
+    text = (
+        "compare these runs: settings that differ, metrics, speed, versions; and the mean if they "
+        "differ in train.seed alone"
     )
-    runs.add_argument(
-        "--address",
-        metavar="URL",
-        help="of a cluster's job server: list its jobs, too (default: RAY_API_SERVER_ADDRESS)",
-    )
-    runs.add_argument(
-        "--compare",
-        metavar="RUN",
-        nargs="+",
-        help="these runs side by side: settings that differ, metrics, speed, versions; and the "
-        "mean if they differ in train.seed alone",
-    )
-    runs.add_argument("--html", metavar="FILE", help="write the comparison as a page, too")
-    storage(runs, "where they are (default: runs)")
-    run_command(commands, "diagnose", _diagnose, "say what happened to a run, and what to do")
-    report = run_command(commands, "report", _report, "write a run's report.html as the run is now")
-    report.add_argument(
-        "--out", metavar="FILE", help="where to write it (default: report.html in the run)"
-    )
+    _option([runs], "--compare", "RUN", text, nargs="+")
+    _option([runs], "--html", "FILE", "write the comparison as a page, too")
+    storage(runs, "where the runs are (default: runs)")
+    run_command(commands, "diagnose", _diagnose, "report what happened to a run, and what to do")
+    report = run_command(commands, "report", _report, "write a run's report.html from its files")
+    _option([report], "--out", "FILE", "where to write it (default: report.html in the run)")
     _add_models(commands)
 
 
 def _add_models(commands: Any) -> None:
-    predict = run_command(
-        commands,
-        "predict",
-        _predict,
-        "predict with a run's tested weights, and write a row for each node or graph",
-    )
-    predict.add_argument("--scores", action="store_true", help="also a probability for each class")
-    predict.add_argument(
-        "--calibrated",
-        action="store_true",
-        help="probabilities that come true, as fitted to the validation split",
-    )
-    predict.add_argument(
-        "--ids",
-        metavar="LIST",
-        help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
-    )
-    predict.add_argument(
-        "--since",
-        metavar="TIME",
-        help="only edges at this time or later, a time as of --at; with --new-data, without "
-        "--split and --at: those later than all of the training",
-    )
+    add = partial(run_command, commands)
+    predict = add("predict", _write_rows, "write a run's predictions for nodes, edges or graphs")
+    text = "write the best targets of each source, by a run of link prediction"
+    recommend = add("recommend", _write_rows, text)
+    embed = add("embed", _write_rows, "write embeddings of nodes or graphs by a run's model")
+    evaluate = add("evaluate", _evaluate, "compute the metrics of a run's tested weights again")
+    text = "write how much features, neighbours and edges contribute to predictions for nodes"
+    explain = add("explain", _explain, text)
+    text = "answer requests over HTTP with a run's selected weights, on Ray Serve, until Ctrl-C"
+    serve = add("serve", _serve, text)
+    text = "write a run's model as programs of torch's, to serve it without raygnn"
+    export = add("export", _export, text)
 
-    recommend = run_command(
-        commands,
-        "recommend",
-        _recommend,
-        "write the best targets of each source, by a run of link prediction",
+    _flag([predict], "--scores", "also write the probability of each class")
+    text = "calibrated probabilities, as fitted to the validation split"
+    _flag([predict], "--calibrated", text)
+    text = "predict only for the nodes or graphs in a file: an id in each line, or Parquet"
+    _option([predict], "--ids", "LIST", text)
+    text = (
+        "only edges at this time or later, a time as of --at; with --new-data, without --split and "
+        "--at: those later than all of the training"
     )
-    recommend.add_argument("--k", type=int, default=10, help="how many (default: 10)")
-    recommend.add_argument(
-        "--ids", metavar="LIST", help="only for these sources: an id in each line, or Parquet"
-    )
-    recommend.add_argument(
-        "--candidates",
-        metavar="LIST",
-        help="choose from these targets, as --ids; or array:NAME, those where this array of their "
-        "node type is not 0",
-    )
-    recommend.add_argument(
-        "--known",
-        choices=("exclude", "keep"),
-        default="exclude",
-        help="targets that the source has an edge to (default: exclude)",
-    )
-    recommend.add_argument("--relation", metavar="NAME", help="of the edges, if there are several")
-
-    embed = run_command(
-        commands,
-        "embed",
-        _embed,
-        "write what a run's tested model makes of each node or graph before its last step",
-    )
-    embed.add_argument("--ntype", metavar="TYPE", help="of nodes; default: the task's own")
-
-    evaluate = run_command(
-        commands,
-        "evaluate",
-        _evaluate,
-        "measure a run's tested weights again, as when training ended",
-    )
-    evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
-
-    explain = run_command(
-        commands,
-        "explain",
-        _explain,
-        "write how much features, neighbours and edges contribute to predictions for nodes",
-    )
-    explain.add_argument(
-        "--ids", metavar="LIST", required=True, help="nodes: an id in each line, or Parquet"
-    )
-    explain.add_argument(
-        "--k", type=int, default=20, help="contributions of each kind per node (default: 20)"
-    )
-
-    serve = run_command(
-        commands,
-        "serve",
-        _serve,
-        "answer requests over HTTP with a run's selected weights, on Ray Serve, until Ctrl-C",
-    )
-    serve.add_argument("--address", metavar="HOST:PORT", help="of a Ray cluster's head node")
-    serve.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8000, help="to listen on (default: 8000)")
-    serve.add_argument(
-        "--replicas", type=_replicas, default=1, metavar="N|auto", help="of the model (default: 1)"
-    )
-    serve.add_argument(
-        "--token-file", metavar="FILE", help="whose text each request must carry as Bearer token"
-    )
-    serve.add_argument(
-        "--updates", action="store_true", help="keep the rows that are sent to /nodes and /edges"
-    )
-
-    export = run_command(
-        commands,
-        "export",
-        _export,
-        "write a run's tested model as programs of torch's, to serve it without raygnn",
-    )
-    _out(export, "the directory to write", "DIR")
-    for parser in (predict, recommend, embed, explain):
-        _out(parser, "the Parquet file to write")
+    _option([predict], "--since", "TIME", text)
     _split(predict, None, "train, val, test or all (default: all, but see --since)")
+
+    _option([recommend], "--k", None, "length of the lists (default: 10)", type=int, default=10)
+    text = "only for these sources: an id in each line, or Parquet"
+    _option([recommend], "--ids", "LIST", text)
+    text = (
+        "choose from these targets, as --ids; or array:NAME, those where this array of their node "
+        "type is not 0"
+    )
+    _option([recommend], "--candidates", "LIST", text)
+    text = "targets that the source has an edge to (default: exclude)"
+    choices = ("exclude", "keep")
+    _option([recommend], "--known", None, text, choices=choices, default="exclude")
+    _option([recommend], "--relation", "NAME", "of the edges, if there are several")
+
+    _option([embed], "--ntype", "TYPE", "node type (default: that of the task)")
     _split(embed, "all", "train, val, test or all (default: all)")
-    _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
-           "all)")  # fmt: skip
-    for parser in (predict, explain):
-        parser.add_argument(
-            "--fanout",
-            metavar="N,N…",
-            type=_fanout,
-            help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
-        )
+    text = "train, val, test, or all of new graphs (default: test; of new graphs all)"
+    _split(evaluate, None, text)
+
+    text = "nodes: an id in each line, or Parquet"
+    _option([explain], "--ids", "LIST", text, required=True)
+    text = "contributions of each kind per node (default: 20)"
+    _option([explain], "--k", None, text, type=int, default=20)
+
+    _option([serve], "--address", "HOST:PORT", "of a Ray cluster's head node")
+    _option([serve], "--host", None, "to listen on (default: 127.0.0.1)", default="127.0.0.1")
+    _option([serve], "--port", None, "to listen on (default: 8000)", type=int, default=8000)
+    text = "of the model (default: 1)"
+    _option([serve], "--replicas", "N|auto", text, type=_replicas, default=1)
+    text = "file with the text that each request must carry as Bearer token"
+    _option([serve], "--token-file", "FILE", text)
+    _flag([serve], "--updates", "keep the rows that are sent to /nodes and /edges")
+
+    _option([export], "--out", "DIR", "the directory to write", required=True)
+    rows = [predict, recommend, embed, explain]
+    _option(rows, "--out", "FILE", "the Parquet file to write", required=True)
+    _flag([*rows, export], "--overwrite", "replace it if it exists")
+    text = "number of neighbours to sample for the nodes of --ids, from them outward (default: all)"
+    _option([predict, explain], "--fanout", "N,N…", text, type=_fanout)
     for parser, what in ((predict, "entity and time"), (evaluate, "entity, time and target")):
-        parser.add_argument(
-            "--rows",
-            metavar="FILE",
-            help=f"rows with {what}, CSV or Parquet, in place of those of the training table "
-            "(task.table)",
-        )
-    serve.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
-    for parser in (predict, recommend, explain):
-        parser.add_argument("--task", metavar="NAME", help="which task, of a run with several")
-    for parser in (predict, recommend, embed, evaluate, explain, serve):
-        if parser not in (explain, serve):
-            parser.add_argument(
-                "--new-data",
-                action="store_true",
-                help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
-            )
-        parser.add_argument(
-            "--at",
-            metavar="TIME",
-            help="from what was before this time, such as 2026-01-31, or a number in the units of "
-            "the data's times; without: of each at its own (sampling.time)",
-        )
-        parser.add_argument(
-            "--trust",
-            action="store_true",
-            help="import the classes that the run names, though another user or machine trained it",
-        )
+        text = f"CSV or Parquet with {what} of rows in place of the training table's (task.table)"
+        _option([parser], "--rows", "FILE", text)
+    _option([serve, evaluate], "--task", "NAME", "one of several tasks (default: all)")
+    _option([predict, recommend, explain], "--task", "NAME", "which task, of a run with several")
+    text = "for a graph, or graphs, that it was not trained on: --set graph.path=…"
+    _flag([predict, recommend, embed, evaluate], "--new-data", text)
+    asked = [*rows, evaluate, serve]
+    text = (
+        "from what was before this time, such as 2026-01-31, or a number in the units of the "
+        "data's times (default: each from what was before its own, sampling.time)"
+    )
+    _option(asked, "--at", "TIME", text)
+    text = "import the classes that the run names, though another user or machine trained it"
+    _flag(asked, "--trust", text)
+    for parser in asked:
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
-def _out(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
-    parser.add_argument("--out", metavar=metavar, required=True, help=text)
-    parser.add_argument("--overwrite", action="store_true", help=f"replace {metavar}")
+def _option(
+    parsers: Sequence[argparse.ArgumentParser],
+    name: str,
+    metavar: str | None,
+    text: str,
+    **more: Any,
+) -> None:
+    for parser in parsers:
+        parser.add_argument(name, metavar=metavar, help=text, **more)
+
+
+def _flag(parsers: Sequence[argparse.ArgumentParser], name: str, text: str) -> None:
+    for parser in parsers:
+        parser.add_argument(name, action="store_true", help=text)
 
 
 def _split(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
@@ -289,39 +225,18 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(args: argparse.Namespace) -> int:
-    from raygnn.prediction.driver_side import predict
+def _write_rows(args: argparse.Namespace) -> int:
+    from raygnn.prediction import driver_side
 
-    names: tuple[str, ...] = ("out", "split", "task", "scores", "calibrated", "ids", "rows")
-    names += ("fanout", "since", "overwrite", "new_data")
-    print_json(args, predict(args.name, **_options(args, *names)).to_dict())
-    return 0
-
-
-def _recommend(args: argparse.Namespace) -> int:
-    from raygnn.prediction.driver_side import recommend
-
-    names = ("out", "k", "ids", "candidates", "known", "relation", "task", "overwrite", "new_data")
-    print_json(args, recommend(args.name, **_options(args, *names)).to_dict())
-    return 0
-
-
-def _embed(args: argparse.Namespace) -> int:
-    from raygnn.prediction.driver_side import embed
-
-    print_json(
-        args,
-        embed(
-            args.name, **_options(args, "out", "split", "ntype", "overwrite", "new_data")
-        ).to_dict(),
-    )
+    write = getattr(driver_side, args.verb)
+    print_json(args, write(args.name, **_options(args)).to_dict())
     return 0
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from raygnn.prediction.driver_side import evaluate
+    from raygnn.prediction import driver_side
 
-    metrics = evaluate(args.name, **_options(args, "split", "task", "rows", "new_data"))
+    metrics = driver_side.evaluate(args.name, **_options(args))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
     return 0
@@ -341,8 +256,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from raygnn.serving.serve_command import serve
 
-    names = ("address", "host", "port", "replicas", "token_file", "updates", "task")
-    serve(args.name, **_options(args, *names))
+    serve(args.name, **_options(args))
     return 0
 
 
@@ -354,7 +268,8 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    names += ("at", "trust", "storage", "verbose", "started")
-    options = {name: getattr(args, name) for name in names}
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a verb as those of its function."""
+    ours = ("run", "verb", "json", "name", "set")
+    options = {name: value for name, value in vars(args).items() if name not in ours}
     return {**options, "overrides": args.set, "display": not args.json}

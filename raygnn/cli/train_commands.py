@@ -22,49 +22,28 @@ from raygnn.runs.output import say
 
 def add(commands: Any) -> None:
     """Add them to the parser."""
-    check = job_command(
-        commands,
-        "check",
-        _check,
-        "check a configuration, its input and the cluster, or the cluster alone; start nothing",
-        optional=True,
-    )
-    check.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="the cluster's head node, as cluster.address; without either, RAY_ADDRESS, else this "
-        "machine",
-    )
-    job_command(commands, "partition", _partition, "divide the graph and show the parts, once")
+    text = "check a configuration, its input and the cluster, or the cluster alone; start nothing"
+    check = job_command(commands, "check", _check, text, optional=True)
+    text = "the cluster's head node, as cluster.address (default: RAY_ADDRESS, else this machine)"
+    check.add_argument("--address", metavar="HOST:PORT", help=text)
+    text = "partition the graph, unless that is done, and show the parts"
+    job_command(commands, "partition", _partition, text)
     train = job_command(commands, "train", _train, "run a job: partition where needed, train, test")
     overwrite_or_resume(train)
-    train.add_argument(
-        "--seeds",
-        metavar="N|N,N…",
-        type=_seeds,
-        help="train once for each seed, the first N from 0 or these, as NAME-seed-N; print mean "
-        "and deviation",
+    text = (
+        "train once for each seed, the first N from 0 or these, as NAME-seed-N; print mean and "
+        "deviation"
     )
-    tune = job_command(
-        commands,
-        "tune",
-        _tune,
-        "search the values of the section search for the best validation metric, on Ray Tune",
-    )
-    tune.add_argument(
-        "--objective",
-        choices=("speed",),
-        help="search, as NAME-speed, for the fastest values of keys that do not change results",
-    )
+    train.add_argument("--seeds", metavar="N|N,N…", type=_seeds, help=text)
+    text = "search the values of the section search for the best validation metric, on Ray Tune"
+    tune = job_command(commands, "tune", _tune, text)
+    text = "search, as NAME-speed, for the fastest values of keys that do not change results"
+    tune.add_argument("--objective", choices=("speed",), help=text)
     overwrite_or_resume(tune)
-    tables = command(
-        commands,
-        "tables",
-        _tables,
-        "propose the YAML that describes CSV and Parquet files, or a database, as a graph",
-    )
-    source = "the directory, or a database: env:NAME, a variable with its URL, or sqlite:///FILE"
-    tables.add_argument("source", metavar="DIR", help=source)
+    text = "propose the YAML that describes CSV and Parquet files, or a database, as a graph"
+    tables = command(commands, "tables", _tables, text)
+    text = "the directory, or a database: env:NAME, a variable with its URL, or sqlite:///FILE"
+    tables.add_argument("source", metavar="DIR", help=text)
     tables.add_argument("--out", metavar="FILE", type=Path, help="write it there, a new file")
     command(commands, "config-schema", _config_schema, "print the JSON Schema of a configuration")
 
@@ -85,8 +64,9 @@ def _tables(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(args: argparse.Namespace) -> dict[str, Any]:
-    return {"verbose": args.verbose, "display": not args.json}
+def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    options = {name: getattr(args, name) for name in ("verbose", *names)}
+    return {**options, "display": not args.json}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -95,7 +75,7 @@ def _check(args: argparse.Namespace) -> int:
         config = load(args, **sections)
         from raygnn.driver import train as driver
 
-        report = driver.check(config, **_shown(args))
+        report = driver.check(config, **_options(args))
     else:
         for override in args.set:
             if not override.startswith("cluster."):
@@ -106,7 +86,7 @@ def _check(args: argparse.Namespace) -> int:
                 )
         from raygnn.driver import train as driver
 
-        report = driver.inspect(args.address, args.set, **_shown(args))
+        report = driver.inspect(args.address, args.set, **_options(args))
     print_json(args, report.to_dict())
     return 0 if report.ok else PreflightError.exit_code
 
@@ -115,7 +95,7 @@ def _partition(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.driver import train as driver
 
-    meta = driver.partition(config, **_shown(args))
+    meta = driver.partition(config, **_options(args))
     if args.json:
         from raygnn.driver.job_plan import stored_table
 
@@ -138,7 +118,7 @@ def _train(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.driver import train as driver
 
-    options = {"overwrite": args.overwrite, "resume": args.resume, **_shown(args)}
+    options = _options(args, "overwrite", "resume")
     if args.seeds is None:
         print_json(args, driver.train(config, started=args.started, **options).to_dict())
         return 0
@@ -157,8 +137,7 @@ def _tune(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.search.run_search import tune
 
-    options = {"overwrite": args.overwrite, "resume": args.resume, **_shown(args)}
-    result = tune(config, objective=args.objective, started=args.started, **options)
+    result = tune(config, **_options(args, "overwrite", "resume", "objective", "started"))
     print_json(args, {**result.to_dict(), "path": str(result.path)})
     return 0
 
