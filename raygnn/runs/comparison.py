@@ -121,20 +121,14 @@ def _text(value: Any) -> str:
 
 def row_of(run: Run) -> dict[str, str]:
     """Return ``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run as text."""
+    names = ("name", "state", "progress", "metric", "age")
     try:
-        state, (step, total), summary = run.status, run.progress, run.summary
-    except DataError as error:
-        state, done, shown = "damaged", "", error.what
-    else:
+        summary, done, began = run.summary, progress(*run.progress), age(run.began)
         metrics = summary.get("metrics") or newest(run.path / METRICS) or {}
-        done, shown = progress(step, total), metric(metrics, summary.get("metric"))
-    return {
-        "name": run.name,
-        "state": state,
-        "progress": done,
-        "metric": shown,
-        "age": age(run.began),
-    }
+        values = (run.status, done, metric(metrics, summary.get("metric")), began)
+    except DataError as error:
+        values = ("damaged", "", error.what, "")
+    return dict(zip(names, (run.name, *values)))
 
 
 def progress(step: int, total: int | None) -> str:
@@ -147,11 +141,7 @@ def progress(step: int, total: int | None) -> str:
 def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
     """Format the ``chosen`` or first test metric, else validation's, else the training loss:
     ``val/accuracy 0.8120``."""
-    numbers = {
-        name: value
-        for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    numbers = {name: value for name, value in metrics.items() if type(value) in (int, float)}
     for first in ("test/", "val/"):
         names = [n for n in numbers if n.startswith(first) and not n.endswith("/loss")]
         if names:

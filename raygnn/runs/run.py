@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from raygnn.config.places import Uri
-from raygnn.errors import DataError, InputError, TrainingError, error_of
+from raygnn.errors import InputError, TrainingError, error_of
 from raygnn.runs.metrics_files import RANKS, MetricsTail, long, newest, read_metrics
 from raygnn.runs.run_directory import (
     CHECKPOINTS,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _LARGEST_SEARCH = 2**26  # bytes
 _SHOWN = 200  # characters of a name that is too long
-_LAST = 4000  # characters of what it said, where it left no result
-_GRACE = 90.0  # seconds to end Ray and its workers in
+_LAST = 4000  # characters of the output of a command without a result
+_GRACE = 90.0  # seconds for a command to end Ray and its workers
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,16 +115,14 @@ class Run:
         """Recorded optimizer steps, and their planned total; None if unknown."""
         summary = self.summary
         record = newest(self.files / METRICS) or {}
-        step = max(_whole(summary.get("steps")), _whole(record.get("step")))
-        return step, _whole(summary.get("total_steps")) or None
+        step = max(summary.get("steps") or 0, record.get("step") or 0)
+        return step, summary.get("total_steps") or None
 
     @property
-    def began(self) -> float:
-        """Time at which the first command began it, seconds since the epoch; 0 if unknown."""
-        try:
-            return datetime.fromisoformat(self.summary["started"]).timestamp()
-        except (DataError, KeyError, TypeError, ValueError, OverflowError):
-            return _began(self.files) / 1e9
+    def began(self) -> float | None:
+        """Start of its first command, seconds since the epoch; None if unknown."""
+        started = self.summary.get("started")
+        return datetime.fromisoformat(started).timestamp() if started else None
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -336,12 +334,27 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
         InputError: there is no such run; the message lists similar names. Or the search has no
             completed trial.
     """
+    return _open(run, storage, is_run)
+
+
+def open_remains(run: str | Path, storage: str = "runs") -> Run:
+    """Open a run, also one without a valid config.yaml, if it has a summary.json or a rank's file
+    in logs/; for reading only, not to decide what may be deleted. Raises InputError as `open_run`
+    does."""
+    return _open(run, storage, _has_remains)
+
+
+def _open(run: str | Path, storage: str, accepts: Callable[[Path], bool]) -> Run:
     if (uri := _uri(run, storage)) is not None:
-        return _open_remote(uri)
+        replica = Replica(uri)
+        replica.refresh()
+        if accepts(replica.directory):
+            return Run(replica.directory, replica)
+        raise _no_run("there is no such run", str(uri), uri.name, uri.parent)
     try:
         given = storage_path(run)
-        path = given if is_run(given) else storage_path(storage) / run
-        if is_run(path):
+        path = given if accepts(given) else storage_path(storage) / run
+        if accepts(path):
             return Run(_best_trial(path) if (path / SEARCH).exists() else path)
         directory = storage_path(storage) if len(Path(run).parts) == 1 else given.parent
         problem = "this is not a run directory" if given.exists() else "there is no such run"
@@ -365,47 +378,20 @@ def _no_run(what: str, where: str, name: str, storage: Path | Uri) -> InputError
     return InputError(what, where=where, remedy=remedy)
 
 
-def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
-    if "://" in str(run):
-        place = read_storage(str(run))
-        return place if isinstance(place, Uri) else None
-    there = storage if isinstance(storage, Uri) else read_storage(str(storage))
-    named = isinstance(there, Uri) and len(Path(run).parts) == 1 and not is_run(Path(run))
-    return there / str(run) if named and isinstance(there, Uri) else None
-
-
-def _open_remote(uri: Uri, *, remains: bool = False) -> Run:
-    """Open a run in an object store; with ``remains``, also a damaged one."""
-    replica = Replica(uri)
-    replica.refresh()
-    run = Run(replica.directory, replica)
-    if is_run(run.path) or (remains and _has_remains(run.path)):
-        return run
-    raise _no_run("there is no such run", str(uri), uri.name, uri.parent)
-
-
-def open_remains(run: str | Path, storage: str = "runs") -> Run:
-    """Open a run, also one without a valid config.yaml, if it has a summary.json or a rank's file
-    in logs/; for reading only, not to decide what may be deleted. Raises InputError as `open_run`
-    does."""
-    if (uri := _uri(run, storage)) is not None:
-        return _open_remote(uri, remains=True)
-    try:
-        return open_run(run, storage)
-    except InputError:
-        for path in (storage_path(run), storage_path(storage) / run):
-            if _has_remains(path):
-                return Run(path)
-        raise
+def _uri(run: str | Path, storage: str) -> Uri | None:
+    """Return the location of a run in an object store; None for a local one."""
+    named = "://" not in str(run)
+    place = read_storage(storage if named else str(run))
+    if not isinstance(place, Uri) or (named and (len(Path(run).parts) > 1 or is_run(Path(run)))):
+        return None
+    return place / str(run) if named else place
 
 
 def _has_remains(path: Path) -> bool:
-    try:
-        if (path / SUMMARY).is_file():
-            return True
-        return any(RANK_FILE.match(entry.name) for entry in (path / LOGS).iterdir())
-    except OSError:
-        return False
+    if is_run(path) or (path / SUMMARY).is_file():
+        return True
+    logs = path / LOGS
+    return logs.is_dir() and any(RANK_FILE.match(entry.name) for entry in logs.iterdir())
 
 
 def list_runs(storage: str | Path | Uri = "runs") -> list[Run]:
@@ -483,7 +469,3 @@ def _began(path: Path) -> int:
         return (path / CONFIG).stat().st_mtime_ns
     except OSError:
         return 0  # removed this moment
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
