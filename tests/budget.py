@@ -45,27 +45,27 @@ LINES = {
 }
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
-    "": 255,
+    "": 248,
     "compat": 837,
     "util": 716,
-    "config": 4_560,
+    "config": 4_553,
     "graph": 13_552,
     "sampling": 5_729,
     "models": 4_416,
     "tasks": 3_083,
     "preflight": 2_706,
-    "storage": 773,
+    "storage": 774,
     "checkpoint": 1_847,
     "worker": 8_500,
     "driver": 4_216,
     "prediction": 1_433,
     "search": 1_094,
     "serving": 2_512,
-    "runs": 4_844,
+    "runs": 4_559,
     "jobs": 1_333,
-    "cli": 983,
-    "package": 63_376,
-    "tests": 60_467,
+    "cli": 867,
+    "package": 62_975,
+    "tests": 60_399,
 }
 MODULES, MODULES_TODAY = 189, 247
 FOLDER_MODULES = 14
