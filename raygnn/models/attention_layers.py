@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, widened
-from raygnn.models.linear import linear
-from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows, widened
+from raygnn.models.linear import transform
+from raygnn.models.typed_layers import (
+    ConvFactory,
+    Hidden,
+    Layer,
+    LayerSpec,
+    key,
+    linears,
+)
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
@@ -33,7 +40,7 @@ class SemanticAttention(nn.Module):
 
     def forward(self, z: Tensor, there: Tensor) -> Tensor:
         """Weight ``z [N, P, F]`` → ``[N, F]``; ``there``: bool ``[N, P]``, True in every row."""
-        projected = linear(z.flatten(0, 1), self.project.weight, self.project.bias).tanh()
+        projected = transform(self.project, z.flatten(0, 1)).tanh()
         score = (projected * self.query).sum(-1).view(there.shape).masked_fill(~there, -torch.inf)
         share = torch.softmax(widened(score), 1).to(z.dtype)
         return torch.einsum("np,npf->nf", share, z)
@@ -67,9 +74,7 @@ class HANLayer(Layer):
     ):
         super().__init__(etypes, spec, self_types)
         self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in etypes})
-        self.own = nn.ModuleDict(
-            {key(t): nn.Linear(spec.in_features[t], self.width) for t in self_types}
-        )
+        self.own = linears({key(t): spec.in_features[t] for t in self_types}, self.width, bias=True)
         # a single candidate needs no weights
         chosen = [t for t in self.outputs() if len(self.into(t)) + (t in self_types) > 1]
         self.semantic = nn.ModuleDict(
@@ -78,7 +83,7 @@ class HANLayer(Layer):
 
     def biases(self) -> list[str]:
         """See `Layer`. A weighted candidate's bias adds different rows to different nodes."""
-        found: list[str] = []
+        found = []
         for ntype in self.outputs():
             names = [f"convs.{key(*etype)}.bias" for etype in self.into(ntype)]
             names += [f"own.{key(ntype)}.bias"] if ntype in self.self_types else []
@@ -95,8 +100,7 @@ class HANLayer(Layer):
                 candidates.append(self.convs[key(*etype)](adj, h[etype[0]], h_dst[ntype]))
                 there.append((adj.degree > 0) | (etype[0] == ntype))  # a loop is always there
             if ntype in self.self_types:
-                own = cast("nn.Linear", self.own[key(ntype)])
-                candidates.append(linear(h_dst[ntype], own.weight, own.bias))
+                candidates.append(transform(self.own[key(ntype)], h_dst[ntype]))
                 there.append(torch.ones_like(candidates[-1][:, 0], dtype=torch.bool))
             if len(candidates) == 1:
                 (out[ntype],) = candidates
@@ -140,21 +144,15 @@ class HGTLayer(Layer):
     ):
         super().__init__(etypes, spec, self_types)
         self.num_heads, self.head_width = heads, hidden // heads
-        sources = sorted({e[0] for e in etypes})
-        targets = sorted({e[2] for e in etypes})
         widths = spec.in_features
-        self.keys = _linears({t: widths[t] for t in sources}, hidden)
-        self.values = _linears({t: widths[t] for t in sources}, hidden)
-        self.queries = _linears({t: widths[t] for t in targets}, hidden)
-        self.out = _linears(dict.fromkeys(targets, hidden), self.width)
-        self.own = nn.ModuleDict(
-            {
-                key(t): nn.Linear(widths[t], self.width, bias=False)
-                for t in self.outputs()
-                if widths[t] != self.width or t not in targets
-            }
-        )
-        self.skip = nn.ParameterDict({key(t): nn.Parameter(torch.ones(())) for t in targets})
+        sources = {key(t): widths[t] for t in sorted({e[0] for e in etypes})}
+        targets = {key(t): widths[t] for t in sorted({e[2] for e in etypes})}
+        self.keys, self.values = _xavier(sources, hidden), _xavier(sources, hidden)
+        self.queries = _xavier(targets, hidden)
+        self.out = _xavier(dict.fromkeys(targets, hidden), self.width)
+        own = [t for t in self.outputs() if widths[t] != self.width or key(t) not in targets]
+        self.own = linears({key(t): widths[t] for t in own}, self.width)
+        self.skip = nn.ParameterDict({t: nn.Parameter(torch.ones(())) for t in targets})
         self.attention, self.message = nn.ParameterDict(), nn.ParameterDict()
         self.priority = nn.ParameterDict()
         for etype in etypes:
@@ -163,13 +161,7 @@ class HGTLayer(Layer):
                 square = torch.empty(heads, self.head_width, self.head_width)
                 table[key(*etype)] = nn.Parameter(square.uniform_(-bound, bound))
             self.priority[key(*etype)] = nn.Parameter(torch.ones(heads))
-        self.edge = nn.ModuleDict(
-            {
-                key(*e): nn.Linear(spec.edges[e], hidden, bias=False)
-                for e in etypes
-                if spec.edges.get(e)
-            }
-        )
+        self.edge = linears({key(*e): w for e in etypes if (w := spec.edges.get(e))}, hidden)
 
     def biases(self) -> list[str]:
         """See `Layer`. Attention weights add up to 1, so a bias of values is added to all nodes
@@ -187,20 +179,18 @@ class HGTLayer(Layer):
         values = {t: self._split(self.values, t, h[t]) for t in keys}
         out = {}
         for ntype in self.outputs():
-            own = h_dst[ntype]
-            if key(ntype) in self.own:
-                own = linear(own, cast("nn.Linear", self.own[key(ntype)]).weight)
-            out[ntype] = own
+            own, name = h_dst[ntype], key(ntype)
+            out[ntype] = own = transform(self.own[name], own) if name in self.own else own
             if etypes := self.into(ntype):
                 query = self._split(self.queries, ntype, h_dst[ntype])
                 attended = self._attend(block, etypes, keys, values, query)
-                made = _apply(self.out, ntype, attended.flatten(1))
-                share = torch.sigmoid(self.skip[key(ntype)])
+                made = transform(self.out[name], attended.flatten(1))
+                share = torch.sigmoid(self.skip[name])
                 out[ntype] = made * share + own * (1 - share)
         return out
 
-    def _split(self, linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
-        return _apply(linears, ntype, h).view(-1, self.num_heads, self.head_width)
+    def _split(self, modules: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
+        return transform(modules[key(ntype)], h).view(-1, self.num_heads, self.head_width)
 
     def _attend(
         self, block: Block, etypes: Sequence[EdgeType], keys: Hidden, values: Hidden, query: Tensor
@@ -214,9 +204,7 @@ class HGTLayer(Layer):
             scale = self.priority[name] / math.sqrt(self.head_width)
             compared = ops.from_sources(adj, turned)
             if name in self.edge:
-                assert adj.rows is not None
-                weight = cast("nn.Linear", self.edge[name]).weight
-                additions.append(linear(adj.rows, weight).view(compared.shape))
+                additions.append(transform(self.edge[name], edge_rows(adj)).view(compared.shape))
                 compared = compared + additions[-1]
             elif self.edge:
                 additions.append(torch.zeros_like(compared))
@@ -244,21 +232,15 @@ def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adj
     """
     dst = torch.cat([adj.dst for adj in adjacencies])
     order = torch.argsort(dst, stable=True)
-    first = [sum(sizes[:number]) for number in range(len(sizes))]
+    first = accumulate(sizes, initial=0)
     src = torch.cat([adj.src + start for adj, start in zip(adjacencies, first)])
     degree = torch.stack([adj.degree for adj in adjacencies]).sum(0)
     joined = Adjacency(F.pad(degree.cumsum(0), (1, 0)), src.index_select(0, order))
     return joined.knowing(dst.index_select(0, order)), order
 
 
-def _linears(widths: dict[str, int], out_features: int) -> nn.ModuleDict:
-    made = {t: nn.Linear(width, out_features) for t, width in widths.items()}
-    for module in made.values():
-        nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
-    return nn.ModuleDict({key(t): module for t, module in made.items()})
-
-
-def _apply(linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
-    module = cast("nn.Linear", linears[key(ntype)])
-    return linear(h, module.weight, module.bias)
+def _xavier(widths: dict[str, int], out_features: int) -> nn.ModuleDict:
+    modules = linears(widths, out_features, bias=True)
+    for name, parameter in modules.named_parameters():
+        (nn.init.zeros_ if name.endswith("bias") else nn.init.xavier_uniform_)(parameter)
+    return modules

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce
-from raygnn.models.linear import Dropout, join, linear
-from raygnn.models.norm import activation, norm, normalise
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, edge_rows
+from raygnn.models.linear import Dropout, join, linear, transform
+from raygnn.models.norm import norm, normalise
 from raygnn.sampling.batch import Adjacency
 
 # how a linear convolution aggregates features; "gcn": see `GCNConv`
@@ -34,14 +34,13 @@ def with_self_loops(adj: Adjacency, ops: Kernels = NATIVE) -> Adjacency:
     A block's destinations are the first of its sources, so destination d is source d. A loop's
     features are the mean over the destination's edges, as PyG's ``fill_value="mean"``.
     """
-    device = adj.src.device
-    num_dst = adj.num_dst
-    own = torch.arange(num_dst, device=device)
-    indptr = adj.indptr + torch.arange(num_dst + 1, device=device)
+    num_dst, device = adj.num_dst, adj.src.device
+    own = torch.arange(num_dst + 1, device=device)
+    indptr = adj.indptr + own
     # before the edges of destination d there are d loops
     place = torch.cat([torch.arange(adj.src.shape[0], device=device) + adj.dst, indptr[1:] - 1])
     src, dst = (
-        torch.empty_like(place).scatter_(0, place, torch.cat([ends, own]))
+        torch.empty_like(place).scatter_(0, place, torch.cat([ends, own[:num_dst]]))
         for ends in (adj.src, adj.dst)
     )
     rows = adj.rows
@@ -65,9 +64,9 @@ class LinearConv(nn.Module, ABC):
         self.reduce = reduce
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
-    @abstractmethod
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
         """Aggregate ``h_src [S, F]``, with ``degree [≥ S]``, to ``[D, F]``; zero without edges."""
+        return self.kernels.aggregate(adj, h_src, self.reduce)
 
     @abstractmethod
     def finish(
@@ -83,17 +82,11 @@ class LinearConv(nn.Module, ABC):
 
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
         """Return True if applying ``weight`` to all sources before aggregation is cheaper."""
-        out, width = len(self.weight), h_src.shape[1]
-        if not self.kernels.knows_sizes:  # sizes are unknown during an export
+        if not (self.projects() and self.kernels.knows_sizes):
             return False
+        out, width = len(self.weight), h_src.shape[1]
         more = (len(h_src) - adj.num_dst) * out * width
-        return self.reduce != "max" and more < _GATHER_COST * len(adj.src) * (width - out)
-
-    def transform(
-        self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None = None
-    ) -> Tensor:
-        """Return the output ``[D, F_out]`` from aggregated rows."""
-        return linear(self.finish(combined, adj, h_dst, degree), self.weight)
+        return more < _GATHER_COST * len(adj.src) * (width - out)
 
     def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Tensor | None) -> Tensor:
         """Return sums over sampled neighbours ``[D, F]`` times full / sampled degree, so that their
@@ -108,9 +101,10 @@ class LinearConv(nn.Module, ABC):
     ) -> Tensor:
         """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``; ``degree [≥ S]``: of
         the destination type's nodes in the complete graph."""
-        if not self.weight_first(adj, h_src):
-            return self.transform(self.combine(adj, h_src, degree), adj, h_dst, degree)
-        return self.of_projected(adj, self.project(h_src), degree)
+        if self.weight_first(adj, h_src):
+            return self.of_projected(adj, self.project(h_src), degree)
+        combined = self.combine(adj, h_src, degree)
+        return linear(self.finish(combined, adj, h_dst, degree), self.weight)
 
     def projects(self) -> bool:
         """Return True if `project` followed by `of_projected` equals `forward`."""
@@ -181,9 +175,6 @@ class SAGEConv(LinearConv):
         self.edges = edges
         nn.init.xavier_uniform_(self.weight, gain=nn.init.calculate_gain("relu"))
 
-    def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        return self.kernels.aggregate(adj, h_src, self.reduce)
-
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
@@ -192,9 +183,7 @@ class SAGEConv(LinearConv):
 
     def _edges(self, adj: Adjacency, like: Tensor) -> Tensor:
         """Aggregate edge features: ``[D, edges]`` in the dtype of ``like``."""
-        assert adj.rows is not None
-        rows = self.kernels.combine_edges(adj, adj.rows, self.reduce)
-        return rows.to(like.dtype)
+        return self.kernels.combine_edges(adj, edge_rows(adj), self.reduce).to(like.dtype)
 
     def project(self, h_src: Tensor) -> Tensor:
         return linear(h_src, self.weight[:, : self.weight.shape[1] - self.edges])
@@ -236,80 +225,72 @@ class GATConv(nn.Module):
         super().__init__()
         self.heads, self.width = heads, out_features
         self.mean_heads, self.dynamic, self.same_type = mean_heads, dynamic, same_type
-        gain = nn.init.calculate_gain("relu")
-        self.src = nn.Linear(in_src, heads * out_features, bias=dynamic)
-        nn.init.xavier_normal_(self.src.weight, gain=gain)
+        wide = heads * out_features
+        self.src = _linear(in_src, wide, bias=dynamic)
         # GAT shares one transform between both ends if they have one type
-        self.dst = None
-        if dynamic or not same_type:
-            self.dst = nn.Linear(in_dst, heads * out_features, bias=dynamic)
-            nn.init.xavier_normal_(self.dst.weight, gain=gain)
-        self.attn_src = nn.Parameter(torch.empty(heads, out_features))
-        nn.init.xavier_normal_(self.attn_src, gain=gain)
-        self.attn_dst = None
-        if not dynamic:
-            self.attn_dst = nn.Parameter(torch.empty(heads, out_features))
-            nn.init.xavier_normal_(self.attn_dst, gain=gain)
-        self.edge = self.attn_edge = None
-        if edges:
-            self.edge = nn.Linear(edges, heads * out_features, bias=False)
-            nn.init.xavier_normal_(self.edge.weight, gain=gain)
-        if edges and not dynamic:
-            self.attn_edge = nn.Parameter(torch.empty(heads, out_features))
-            nn.init.xavier_normal_(self.attn_edge, gain=gain)
+        self.dst = _linear(in_dst, wide, bias=dynamic) if dynamic or not same_type else None
+        self.attn_src = _xavier(torch.empty(heads, out_features))
+        self.attn_dst = None if dynamic else _xavier(torch.empty(heads, out_features))
+        self.edge: Any = _linear(edges, wide, bias=False) if edges else None
+        without = dynamic or not edges
+        self.attn_edge = None if without else _xavier(torch.empty(heads, out_features))
         self.attn_dropout = Dropout(attn_dropout)
-        self.bias = nn.Parameter(torch.zeros(out_features if mean_heads else heads * out_features))
+        self.bias = nn.Parameter(torch.zeros(out_features if mean_heads else wide))
 
     def forward(
         self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
     ) -> Tensor:
         """``h_src [S, F_src]``, ``h_dst [D, F_dst]`` → ``[D, heads·F]``, or ``[D, F]``."""
-        left = linear(h_src, self.src.weight, self.src.bias).view(-1, self.heads, self.width)
-        ops = self.kernels
+        left, ops = self._split(self.src, h_src), self.kernels
         if self.same_type:
             adj = with_self_loops(adj, ops)
-        if self.dst is None:
-            right = left[: h_dst.shape[0]]
-        else:
-            right = linear(h_dst, self.dst.weight, self.dst.bias).view(-1, self.heads, self.width)
+        right = left[: h_dst.shape[0]] if self.dst is None else self._split(self.dst, h_dst)
         if self.attn_dst is None:
             joint = ops.from_sources(adj, left) + ops.from_destinations(adj, right)
-            if self.edge is not None:
-                joint = joint.add_(self._transformed(adj))  # in place, since memory dominates
+            if self.edge is not None:  # in place, since memory dominates
+                joint = joint.add_(self._split(self.edge, edge_rows(adj)))
             score = (F.leaky_relu(joint, 0.2) * self.attn_src).sum(-1)
         else:
             own, other = (right * self.attn_dst).sum(-1), (left * self.attn_src).sum(-1)
             raw = ops.from_sources(adj, other) + ops.from_destinations(adj, own)
             if self.attn_edge is not None:
-                assert adj.rows is not None
-                raw = raw + adj.rows @ torch.einsum("hoi,ho->ih", self._by_head, self.attn_edge)
+                weight = torch.einsum("hoi,ho->ih", self._by_head, self.attn_edge)
+                raw = raw + edge_rows(adj) @ weight
             score = F.leaky_relu(raw, 0.2)
         share = self.attn_dropout(ops.edge_softmax(adj, score))
         out = ops.attend(adj, left, share)
         if self.attn_edge is not None:
-            out = out + self._messages(adj, share, ops).to(out.dtype)
+            out = out + self._messages(adj, share).to(out.dtype)
         rows = out.mean(1) if self.mean_heads else out.flatten(1)
         return rows if self.bias is None else rows + self.bias
 
+    def _split(self, module: nn.Linear, rows: Tensor) -> Tensor:
+        """Transform rows, ``[N, H, F]``."""
+        return transform(module, rows).view(-1, self.heads, self.width)
+
     @property
     def _by_head(self) -> Tensor:
-        assert self.edge is not None
         return self.edge.weight.view(self.heads, self.width, -1)
 
-    def _transformed(self, adj: Adjacency) -> Tensor:
-        assert self.edge is not None
-        assert adj.rows is not None
-        return linear(adj.rows, self.edge.weight).view(-1, self.heads, self.width)
-
-    def _messages(self, adj: Adjacency, share: Tensor, ops: Kernels) -> Tensor:
+    def _messages(self, adj: Adjacency, share: Tensor) -> Tensor:
         """Sum transformed edge features weighted by ``share``, ``[D, H, F]``. Narrow features are
         transformed after the sum, since tensors with a row per edge cost most."""
-        assert adj.rows is not None
-        after = adj.rows.shape[1] < self.width
-        rows = adj.rows.unsqueeze(1) if after else self._transformed(adj)
-        messages = ops.combine_edges(adj, (rows * share.unsqueeze(2)).flatten(1))
+        rows = edge_rows(adj)
+        after = rows.shape[1] < self.width
+        rows = rows.unsqueeze(1) if after else self._split(self.edge, rows)
+        messages = self.kernels.combine_edges(adj, (rows * share.unsqueeze(2)).flatten(1))
         summed = messages.view(-1, self.heads, rows.shape[2])
         return torch.einsum("dhi,hoi->dho", summed, self._by_head) if after else summed
+
+
+def _linear(in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
+    module = nn.Linear(in_features, out_features, bias=bias)
+    _xavier(module.weight)
+    return module
+
+
+def _xavier(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu")))
 
 
 def wide(degree: Tensor, like: Tensor) -> Tensor:
@@ -351,16 +332,11 @@ class GINConv(LinearConv):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # torch.nn.Linear's
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        ops = self.kernels
         if self.edge is None:
-            return ops.aggregate(adj, h_src, "sum")
-        assert adj.rows is not None
-        edge = linear(adj.rows, self.edge.weight, self.edge.bias)
-        messages = ops.from_sources(adj, h_src).add_(edge)  # as above
+            return super().combine(adj, h_src, degree)
+        ops, edge = self.kernels, transform(self.edge, edge_rows(adj))
+        messages = ops.from_sources(adj, h_src).add_(edge)  # in place, as in `GATConv`
         return ops.combine_edges(adj, F.relu(messages, inplace=True))
-
-    def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
-        return self.projects() and super().weight_first(adj, h_src)
 
     def projects(self) -> bool:
         return self.edge is None
@@ -381,13 +357,12 @@ class Rest(nn.Module):
         kind: the config's ``model.norm``, between the first linear layer and the ReLU.
     """
 
-    def __init__(self, in_features: int, out_features: int, kind: str):
+    def __init__(self, in_features: int, kind: str, out_features: int):
         super().__init__()
         self.norm = norm(kind, in_features)
-        self.activation = activation("relu")
         self.second = nn.Linear(in_features, out_features)
 
     def forward(self, x: Tensor, counted: Tensor | None) -> Tensor:
         """``counted``: see `raygnn.models.norm.BatchNorm.forward`."""
         normed = normalise(self.norm, x, counted)
-        return linear(self.activation(normed), self.second.weight, self.second.bias)
+        return transform(self.second, F.relu(normed, inplace=True))

@@ -214,8 +214,7 @@ class Mlp(Decoder):
 
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
         """Return ``[…, out_features]``; see `Decoder.compare`."""
-        out: Tensor = self.out(self.dropout(F.relu(query + nodes)))
-        return out
+        return self.out(self.dropout(F.relu(query + nodes)))
 
     def table(self, query: Tensor, nodes: Tensor) -> Tensor:
         return _by_rows(query, nodes, lambda q: self.compare(q.unsqueeze(1), nodes).squeeze(-1))

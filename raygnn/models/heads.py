@@ -14,7 +14,7 @@ from raygnn.models.decoders import Decoder
 from raygnn.models.linear import Dropout
 from raygnn.models.network import Encoder
 from raygnn.models.typed_layers import Hidden, key
-from raygnn.sampling.batch import Batch, EdgeType, Part
+from raygnn.sampling.batch import Batch, EdgeType
 
 _ENDS = ("source", "target")
 
@@ -51,28 +51,26 @@ class EdgeModel(nn.Module):
         self.etype = etype
         # data-parallel training and optimizers need a parameter, also if all that is trained are
         # embedding tables; its gradient is 0
-        weights = any(True for _ in self.parameters())
-        self.idle = None if weights else nn.Parameter(torch.zeros(1))
+        self.idle = None if list(self.parameters()) else nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Any:
         """See `decode`."""
         ntypes = {self.etype[0], self.etype[2]}
         return self.decode(rows_of(self.encoder, batch, ntypes, self.decoder.width), batch)
 
-    def decode(self, rows: Hidden, part: Batch | Part) -> Any:
+    def decode(self, rows: Hidden, part: Any) -> Any:
         """Return outputs of edges, ``[B, out_features]``.
 
         Args:
             rows: node type → encoder rows of the nodes that ``pairs`` and ``instead`` number.
+            part: a `Batch` or `Part`.
         """
-        assert part.pairs is not None
-        out: Tensor = self.decoder(
+        return self.decoder(
             F.embedding(part.pairs[0], rows[self.etype[0]]),  # adds gradients in a fixed order
             F.embedding(part.pairs[1], rows[self.etype[2]]),
             part.relation,
             part.pair_features,
         )
-        return out
 
 
 class LinkScores(NamedTuple):
@@ -87,31 +85,26 @@ class LinkScores(NamedTuple):
 class LinkModel(EdgeModel):
     """Scores edges, and negatives with other nodes in place of their ends."""
 
-    def decode(self, rows: Hidden, part: Batch | Part) -> LinkScores:
+    def decode(self, rows: Hidden, part: Any) -> LinkScores:
         """Return scores; ``instead`` are the same K nodes for all edges, or ``[B, K]``. Listed
         negatives follow sampled ones."""
-        pairs = part.pairs
-        assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
-        own = dict(zip(_ENDS, pairs))
+        own = dict(zip(_ENDS, part.pairs))
         ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
         features = () if part.pair_features is None else (part.pair_features,)
-        there = self.decoder.scores(ends["source"], ends["target"], part.relation, *features)
+        there = self.decoder.scores(*ends.values(), part.relation, *features)
         if self.idle is not None:
             there = there + 0 * self.idle.to(there.dtype)
         absent, counts = [], []
-        for end in _ENDS:
-            kept = ends["target" if end == "source" else "source"]
+        for end, other_end in zip(_ENDS, _ENDS[::-1]):
             scores, counted = [], []
-            for name in (end, f"{end}_neg"):
-                if (nodes := part.instead.get(name)) is None:
-                    continue
-                given = kept, F.embedding(nodes.flatten(), by_end[end]), part.relation, end
-                read = part.instead_features.get(name)
+            for name in (n for n in (end, f"{end}_neg") if n in part.instead):
+                nodes, read = part.instead[name], part.instead_features.get(name)
+                given = ends[other_end], F.embedding(nodes.flatten(), by_end[end])
                 scores.append(
-                    self._each(*given, *(() if read is None else (read.flatten(0, 1),)))
+                    self._each(*given, part.relation, end, read)
                     if nodes.dim() > 1
-                    else self.decoder.against(*given)
+                    else self.decoder.against(*given, part.relation, end)
                 )
                 other = nodes != own[end].unsqueeze(1)
                 counted.append(other & ~part.known[name] if name in part.known else other)
@@ -121,14 +114,15 @@ class LinkModel(EdgeModel):
         return LinkScores(there, absent, counts)
 
     def _each(
-        self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str, *features: Tensor
+        self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str, read: Tensor | None
     ) -> Tensor:
         """Return scores ``[B, K]`` of ``kept`` ``[B, D]`` with K each of ``others``
-        ``[B · K, D]``; ``features``: of these edges, ``[B · K, F]``."""
+        ``[B · K, D]``; ``read``: features of these edges, ``[B, K, F]``."""
         times = others.shape[0] // max(1, kept.shape[0])
         repeated = kept.repeat_interleave(times, 0)
         kinds = None if relation is None else relation.repeat_interleave(times, 0)
         ends = (others, repeated) if end == "source" else (repeated, others)
+        features = () if read is None else (read.flatten(0, 1),)
         return self.decoder.scores(*ends, kinds, *features).view(kept.shape[0], times)
 
 
@@ -141,15 +135,14 @@ class NodeHead(nn.Module):
 
     def __init__(self, ntype: str, width: int, out_features: int, dropout: float):
         super().__init__()
-        self.ntype = ntype
+        self.ntype, self.ntypes = ntype, {ntype}
         self.width = width
         self.dropout = Dropout(dropout)
         self.linear = nn.Linear(width, out_features)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map ``[B, width]`` to ``[B, out_features]``."""
-        out: Tensor = self.linear(self.dropout(F.relu(rows)))
-        return out
+        return self.linear(self.dropout(F.relu(rows)))
 
 
 class NodeModel(nn.Module):
@@ -162,14 +155,11 @@ class NodeModel(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """Return outputs of the seeds, ``[B, out_features]``; arguments of `Encoder.represent`."""
-        out: Tensor = self.head(self.encoder.represent(*inputs)[self.head.ntype])
-        return out
+        return self.head(self.encoder.represent(*inputs)[self.head.ntype])
 
-    def decode(self, rows: Hidden, part: Part) -> Tensor:
-        """Return outputs of a part's seeds, ``[B, out_features]``."""
-        assert part.nodes is not None
-        out: Tensor = self.head(rows[self.head.ntype].index_select(0, part.nodes))
-        return out
+    def decode(self, rows: Hidden, part: Any) -> Tensor:
+        """Return outputs of a `Part`'s seeds, ``[B, out_features]``."""
+        return self.head(rows[self.head.ntype].index_select(0, part.nodes))
 
 
 class EdgeHead(nn.Module):
@@ -181,8 +171,8 @@ class EdgeHead(nn.Module):
 
     def __init__(self, etype: EdgeType, decoder: Decoder, *, links: bool):
         super().__init__()
-        self.etype = etype
-        self.decoder = decoder
+        self.etype, self.ntypes = etype, {etype[0], etype[2]}
+        self.decoder, self.width = decoder, decoder.width
         self.links = links
 
 
@@ -205,24 +195,15 @@ class MultitaskModel(nn.Module):
 
     def of(self, name: str) -> NodeModel | EdgeModel:
         """Return the model of one task, which shares this one's modules."""
-        head = self.heads[key(name)]
+        head: Any = self.heads[key(name)]
         if isinstance(head, NodeHead):
             return NodeModel(self.encoder, head)
-        assert isinstance(head, EdgeHead)
         kind = LinkModel if head.links else EdgeModel
         return kind(self.encoder, head.decoder, head.etype)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
         """Return task name → output of its model for its part of the batch."""
-        ntypes, widths = set[str](), set[int]()
-        for head in self.heads.values():
-            if isinstance(head, NodeHead):
-                ntypes.add(head.ntype)
-                widths.add(head.width)
-            else:
-                assert isinstance(head, EdgeHead)
-                ntypes |= {head.etype[0], head.etype[2]}
-                widths.add(head.decoder.width)
-        (width,) = widths
-        rows = rows_of(self.encoder, batch, ntypes, width)
+        heads: list[Any] = list(self.heads.values())
+        ntypes = set[str]().union(*(head.ntypes for head in heads))
+        rows = rows_of(self.encoder, batch, ntypes, heads[0].width)
         return {name: self.of(name).decode(rows, batch.parts[name]) for name in self.names}

@@ -28,6 +28,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return affine([x], [weight], bias)
 
 
+def transform(module: Any, x: Tensor) -> Tensor:
+    """Apply a `torch.nn.Linear` by `linear`."""
+    return affine([x], [module.weight], module.bias)
+
+
 def affine(
     rows: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -53,8 +58,7 @@ def affine(
     here = all(x.device.type == "cpu" and x.dim() == 2 for x in rows)
     if here and not torch.compiler.is_compiling():
         if narrow and not _emulated():
-            out: Tensor = _Even.apply(relu, weight, bias, *rows)
-            return out
+            return _Even.apply(relu, weight, bias, *rows)
         passes = len(rows) > 1 or bias is not None or relu  # besides the product
         # for few columns torch's own gradient of the weight takes up to 15 times as long
         passes = passes or weight.shape[1] < _NARROW
@@ -265,8 +269,7 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _bits(x: Tensor) -> np.ndarray:
-    found: np.ndarray = x.view(torch.int16).numpy().view(np.uint16)
-    return found
+    return x.view(torch.int16).numpy().view(np.uint16)
 
 
 def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

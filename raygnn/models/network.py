@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from raygnn.models.convolutions import CombineKind
 from raygnn.models.kernels.message_passing import NATIVE, Kernels, Reduce, widened
 from raygnn.models.linear import Dropout, join
 from raygnn.models.norm import activation, drop_biases, norm, normalise, repeated
-from raygnn.models.typed_layers import Combined, Degrees, Family, Hidden, Layer, key, stack
+from raygnn.models.typed_layers import (
+    Combined,
+    Degrees,
+    Family,
+    Hidden,
+    Layer,
+    LayerSpec,
+    key,
+    weight_of,
+)
 from raygnn.sampling.batch import Adjacency, Block, EdgeType, GraphBatch
 
 Categories = Mapping[str, Mapping[str, Tensor]]
@@ -56,27 +65,20 @@ class Typed:
     @property
     def widths(self) -> dict[str, int]:
         """Node type → width of features and embedded categories side by side."""
-        return _with_embeddings(self.in_features, self.categories)
+        return {t: n + _width(self.categories.get(t, {})) for t, n in self.in_features.items()}
 
     @property
     def edge_widths(self) -> dict[EdgeType, int]:
-        """Edge type → width of the edge inputs of each layer, if it has any."""
-        widths = _with_embeddings(self.edge_features, self.edge_categories)
+        """Edge type → width of the edge inputs of each layer."""
+        given = self.edge_features, self.edge_times
         return {
-            e: widths.get(e, 0) + self.edge_times.get(e, 0) for e in {**widths, **self.edge_times}
+            e: sum(w.get(e, 0) for w in given) + _width(self.edge_categories.get(e, {}))
+            for e in self.etypes
         }
 
 
-_Kind = TypeVar("_Kind")
-
-
-def _with_embeddings(
-    widths: Mapping[_Kind, int], categories: Mapping[_Kind, Mapping[str, tuple[int, int]]]
-) -> dict[_Kind, int]:
-    total = dict(widths)
-    for kind, named in categories.items():
-        total[kind] = total.get(kind, 0) + sum(width for _, width in named.values())
-    return total
+def _width(named: Mapping[str, tuple[int, int]]) -> int:
+    return sum(width for _, width in named.values())
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ class Stack(nn.Module):
     ``model.input_dropout`` before the first layer and ``model.dropout`` before the others.
 
     Args:
-        layers: see `stack`.
-        hidden: number of hidden layers, from the first; only these are followed by residual,
-            normalisation and activation.
+        wanted: node types that each layer computes.
+        out_features: width of the last layer's output, which is the network's own: no residual,
+            normalisation and activation follow it. None: it is a hidden layer.
     """
 
     def __init__(
@@ -113,19 +115,20 @@ class Stack(nn.Module):
         config: FamilyConfig,
         family: Family,
         schema: Typed,
-        layers: Sequence[Layer],
-        hidden: int,
+        wanted: Sequence[set[str]],
+        out_features: int | None = None,
     ):
         super().__init__()
+        layers = _layers(config, family, schema, wanted, out_features)
+        hidden = layers if out_features is None else layers[:-1]
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(
             nn.ModuleDict({key(t): norm(config.norm, layer.width) for t in layer.outputs()})
-            for layer in layers[:hidden]
+            for layer in hidden
         )
         if config.norm == "batch":
-            normalised = enumerate(layers[:hidden])
             drop_biases(
-                self, (f"layers.{n}.{b}" for n, layer in normalised for b in layer.biases())
+                self, (f"layers.{n}.{b}" for n, layer in enumerate(hidden) for b in layer.biases())
             )
         # an embedding table that the first layer does not read would get no gradient
         read = layers[0].inputs()
@@ -139,7 +142,7 @@ class Stack(nn.Module):
         )
         for ntype, name in schema.buckets:
             if ntype in self._categories:  # without influence until it is trained
-                nn.init.zeros_(cast("nn.Embedding", self.embeddings[key(ntype, name)]).weight[0])
+                nn.init.zeros_(weight_of(self.embeddings, ntype, name)[0])
         into = {etype for layer in layers for etype in layer.etypes}
         self._edge_categories = {e: n for e, n in schema.edge_categories.items() if e in into}
         self.edge_embeddings = nn.ModuleDict(
@@ -149,9 +152,9 @@ class Stack(nn.Module):
                 for name, (count, width) in named.items()
             }
         )
-        self._edge_times = {e: width for e, width in schema.edge_times.items() if e in into}
-        widths = set(self._edge_times.values())
-        self.clock = TimeEncoding(max(widths)) if widths else None
+        times = {e: width for e, width in schema.edge_times.items() if e in into}
+        self._timed = set(times)
+        self.clock: Any = TimeEncoding(max(times.values())) if times else None
         self.encoders = nn.ModuleDict()
         if config.columns == "learned":
             wide = {t: width for t, width in schema.widths.items() if width and t in read}
@@ -163,7 +166,7 @@ class Stack(nn.Module):
         self.residual = config.residual
         # layers that apply ReLU themselves, if nothing comes between
         direct = kind == "relu" and config.norm == "none" and not config.residual
-        self._activated = [direct and layer.takes_relu() for layer in layers[:hidden]]
+        self._activated = [direct and layer.takes_relu() for layer in hidden]
         self.recompute = config.recompute
 
     @property
@@ -177,8 +180,7 @@ class Stack(nn.Module):
 
     def computes(self, number: int) -> list[str]:
         """Return the node types that a layer computes, in a fixed order."""
-        outputs: list[str] = cast("Layer", self.layers[number]).outputs()
-        return outputs
+        return cast("Layer", self.layers[number]).outputs()
 
     def embedded_widths(self, ntype: str) -> dict[str, int]:
         """Return name → width of a node type's embedded categories, in the order of `embedded`."""
@@ -233,18 +235,15 @@ class Stack(nn.Module):
         Returns:
             node type → ``[D, F_out]``.
         """
+        given = number, block, h, degree, combined
         if not (self.recompute and self.training and torch.is_grad_enabled()):
-            return self._layer(number, block, h, degree, combined, projected)
-
-        names = list(h)
-
-        def run(*values: Tensor) -> Hidden:
-            return self._layer(number, block, dict(zip(names, values)), degree, combined)
-
-        done: Hidden = checkpoint(
-            run, *h.values(), use_reentrant=False, context_fn=lambda: (nullcontext(), repeated())
+            return self._layer(*given, projected)
+        return checkpoint(
+            self._layer,
+            *given,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), repeated()),
         )
-        return done
 
     def _layer(
         self,
@@ -281,9 +280,7 @@ class Stack(nn.Module):
                 self.edge_embeddings[key(*etype, name)](given.categories[name])
                 for name in self._edge_categories.get(etype, {})
             ]
-            if etype in self._edge_times:
-                assert self.clock is not None
-                assert given.elapsed is not None
+            if etype in self._timed:
                 parts.append(self.clock(given.elapsed))
             if parts:
                 adj[etype] = given.with_rows(join(parts))
@@ -311,8 +308,7 @@ class ColumnEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Encode ``[N, width]`` as ``[N, hidden]``."""
         h = self.first(x)
-        out: Tensor = h + self.block(h)
-        return out
+        return h + self.block(h)
 
 
 class TimeEncoding(nn.Module):
@@ -366,16 +362,9 @@ class Encoder(nn.Module, ABC):
             categories: node type → name → int64 ``[S]``.
         """
 
-    def forward(
-        self,
-        blocks: Sequence[Block],
-        x: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Tensor:
+    def forward(self, *inputs: Any) -> Tensor:
         """Return outputs of the seeds, ``[B, out_features]``; arguments as in `represent`."""
-        return self.represent(blocks, x, degree, combined, categories)[self.target]
+        return self.represent(*inputs)[self.target]
 
 
 class Network(Stack, Encoder):
@@ -383,10 +372,7 @@ class Network(Stack, Encoder):
 
     def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
-        widths, out = first_widths(config, schema), schema.out_features
-        more = schema.relations, schema.edge_widths
-        layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, *more)
-        super().__init__(config, family, schema, layers, config.layers - 1)
+        super().__init__(config, family, schema, wanted, schema.out_features)
         self.schema = schema
         self.target = schema.target
         self._combine = family.combine
@@ -422,6 +408,27 @@ def first_widths(config: FamilyConfig, schema: Typed) -> dict[str, int]:
     return {t: config.hidden if learned and n else n for t, n in schema.widths.items()}
 
 
+def _layers(
+    config: FamilyConfig,
+    family: Family,
+    schema: Typed,
+    wanted: Sequence[set[str]],
+    out_features: int | None,
+) -> list[Layer]:
+    widths, etypes = first_widths(config, schema), schema.etypes
+    with_loop = {e[2] for e in etypes if e[0] == e[2]}
+    self_types = {t for t in widths if family.own or t not in with_loop}
+    layers: list[Layer] = []
+    for number, targets in enumerate(wanted, 1):
+        last = out_features if number == len(wanted) else None
+        given = schema.relations, schema.edge_widths
+        spec = LayerSpec(widths, last or config.hidden, last is not None, *given)
+        into = [e for e in etypes if e[2] in targets]
+        layers.append(family.layer(into, spec, sorted(self_types & targets)))
+        widths = dict.fromkeys(layers[-1].outputs(), layers[-1].width)
+    return layers
+
+
 def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
     """Return the node types that each layer must compute: only those that the target depends on.
 
@@ -449,8 +456,7 @@ class Direct(Encoder):
             self.out = nn.Linear(schema.widths[schema.target], schema.out_features)
 
     def forward(self, *inputs: Any) -> Tensor:
-        out: Tensor = self.out(super().forward(*inputs))
-        return out
+        return self.out(super().forward(*inputs))
 
     def represent(self, blocks: Sequence[Block], x: Hidden, *_: object) -> Hidden:
         """Return ``x``."""
@@ -499,10 +505,7 @@ class GraphNetwork(Stack):
 
     def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
         widths, num = first_widths(config, schema), config.layers
-        every = [set(widths)] * num
-        edges = schema.edge_widths
-        layers = stack(family, schema.etypes, widths, every, config.hidden, edges=edges)
-        super().__init__(config, family, schema, layers, num)
+        super().__init__(config, family, schema, [set(widths)] * num)
         self.schema = schema
         self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
         # node types that are pooled, the input first, in a fixed order

@@ -40,8 +40,7 @@ def norm(kind: str, width: int) -> nn.Module:
 
 def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
     """Apply a module from `norm` to rows ``[N, width]``; ``counted``: see `BatchNorm.forward`."""
-    out: Tensor = module(x, counted) if isinstance(module, BatchNorm) else module(x)
-    return out
+    return module(x, counted) if isinstance(module, BatchNorm) else module(x)
 
 
 def drop_biases(module: nn.Module, names: Iterable[str]) -> None:
@@ -124,8 +123,7 @@ class BatchNorm(nn.BatchNorm1d):
         if not _repeats.now:
             self._track(count, mean, var)
         args = (mean, var, count, counted, self._sum, self.eps)
-        out: Tensor = _Normalised.apply(x, self.weight, self.bias, *args)
-        return out
+        return _Normalised.apply(x, self.weight, self.bias, *args)
 
     def _over_ranks(self, x: Tensor, counted: Tensor | None) -> Tensor:
         """Return the moments of all ranks' counted rows, bitwise identical on each. Collective."""

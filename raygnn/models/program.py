@@ -135,8 +135,7 @@ class _GraphProgram(Program):
             num = block.num_src[ntype]
             graph = torch.repeat_interleave(counts, output_size=num)
             graphs[ntype] = members(counts, num).knowing(graph)
-        out: Tensor = self.network.readout(self.network.pooled(block, x or {}, categories, graphs))
-        return out
+        return self.network.readout(self.network.pooled(block, x or {}, categories, graphs))
 
 
 class _DecoderProgram(Program):
@@ -155,8 +154,7 @@ class _DecoderProgram(Program):
     def forward(
         self, source: Tensor, target: Tensor, relation: Any = None, features: Any = None
     ) -> Tensor:
-        out: Tensor = self.decoder(source, target, relation, features)
-        return out
+        return self.decoder(source, target, relation, features)
 
 
 class _HeadProgram(Program):
@@ -168,8 +166,7 @@ class _HeadProgram(Program):
         self.inputs = {ROWS: InputSpec((ROWS, width))}
 
     def forward(self, rows: Tensor) -> Tensor:
-        out: Tensor = self.head(rows)
-        return out
+        return self.head(rows)
 
 
 def programs(model: nn.Module) -> dict[str, Program]:

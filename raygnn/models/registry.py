@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from pydantic import TypeAdapter
 from torch import nn
 
 from raygnn.config.model import (
-    AttentionConfig,
     FamilyConfig,
-    GinConfig,
-    HgtConfig,
     LightGcnConfig,
     ModelConfig,
     NoLayersConfig,
-    RgcnConfig,
-    SageConfig,
     UserModelConfig,
 )
 from raygnn.config.schema import SamplingConfig
@@ -29,18 +25,12 @@ from raygnn.models.decoders import make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel, Head, LinkModel, MultitaskModel, NodeHead
 from raygnn.models.network import Direct, Encoder, GraphNetwork, GraphSchema, Network, Schema, Typed
 from raygnn.models.rgcn import RGCNLayer
-from raygnn.models.typed_layers import (
-    ConvFactory,
-    Family,
-    LayerSpec,
-    LightGCNLayer,
-    TypedLayer,
-    key,
-)
+from raygnn.models.typed_layers import Family, LayerSpec, LightGCNLayer, TypedLayer, key
 from raygnn.models.user import PygGraphModel, PygModel, UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType, etype_str
 
-T = TypeVar("T")
+# fields of a schema by edge type
+_OF_EDGES = ("relations", "edge_features", "edge_categories", "edge_times")
 
 
 def build_model(config: ModelConfig, schema: Schema) -> Encoder:
@@ -54,13 +44,12 @@ def build_model(config: ModelConfig, schema: Schema) -> Encoder:
         return Direct(schema)
     if isinstance(config, LightGcnConfig):
         _check_widths(schema.widths, "lightgcn adds up")
-        plain = FamilyConfig(
-            kind=config.kind, layers=config.layers, hidden=config.hidden, dropout=0.0
-        )
-        return Network(plain, lightgcn(plain), schema)
+        keys = {name: getattr(config, name) for name in ("kind", "layers", "hidden")}
+        plain = FamilyConfig(dropout=0.0, **keys)
+        return Network(plain, _family(plain), schema)
     if isinstance(config, UserModelConfig):
         return (UserModel if config.takes_dgl else PygModel)(config, schema)
-    return Network(config, FAMILIES[config.kind](config), schema)
+    return Network(config, _family(config), schema)
 
 
 def build_edge_model(
@@ -96,9 +85,7 @@ def build_edge_model(
             remedy="make that width even, or choose another decoder",
         )
     head = make_decoder(config, decoder, width, relations, out or 1, features)
-    if config.embedding is None and not any(
-        True for module in (encoder, head) for _ in module.parameters()
-    ):
+    if config.embedding is None and not [*encoder.parameters(), *head.parameters()]:
         raise ConfigError(
             f"model.kind {config.kind} with the decoder {decoder} has no weights",
             where="model.decoder",
@@ -133,7 +120,7 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
     if isinstance(config, UserModelConfig):
         return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
     assert isinstance(config, FamilyConfig)
-    return GraphNetwork(config, FAMILIES[config.kind](config), schema)
+    return GraphNetwork(config, _family(config), schema)
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
@@ -177,37 +164,16 @@ def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
 
 def _schema(schema: Typed) -> dict[str, Any]:
     ends = {"target": schema.target, "others": schema.others} if isinstance(schema, Schema) else {}
-    return {
-        "in_features": schema.in_features,
-        "etypes": [list(etype) for etype in schema.etypes],
-        **ends,
-        "out_features": schema.out_features,
-        "categories": schema.categories,
-        "relations": _named(schema.relations),
-        "edge_features": _named(schema.edge_features),
-        "edge_categories": _named(schema.edge_categories),
-        "edge_times": _named(schema.edge_times),
-    }
+    plain = {name: getattr(schema, name) for name in ("in_features", "out_features", "categories")}
+    of_edges = {n: {etype_str(e): v for e, v in getattr(schema, n).items()} for n in _OF_EDGES}
+    return {"etypes": [list(etype) for etype in schema.etypes], **ends, **plain, **of_edges}
 
 
 def _read_schema(values: Mapping[str, Any]) -> Schema | GraphSchema:
-    etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
-    by_name: dict[str, EdgeType] = {etype_str(e): e for e in etypes}
-    known: dict[str, Any] = {
-        "in_features": {str(t): int(width) for t, width in values["in_features"].items()},
-        "etypes": etypes,
-        "out_features": int(values["out_features"]),
-        "categories": {str(t): _categories(named) for t, named in values["categories"].items()},
-        "relations": {by_name[e]: int(num) for e, num in values["relations"].items()},
-        "edge_features": {by_name[e]: int(width) for e, width in values["edge_features"].items()},
-        "edge_categories": {
-            by_name[e]: _categories(named) for e, named in values["edge_categories"].items()
-        },
-        "edge_times": {by_name[e]: int(width) for e, width in values["edge_times"].items()},
-    }
-    if "target" not in values:
-        return GraphSchema(**known)
-    return Schema(**known, target=str(values["target"]), others=tuple(values.get("others", ())))
+    by_name = {etype_str((a, b, c)): (a, b, c) for a, b, c in values["etypes"]}
+    of_edges = {n: {by_name[e]: v for e, v in values[n].items()} for n in _OF_EDGES}
+    kind: Any = Schema if "target" in values else GraphSchema
+    return TypeAdapter(kind).validate_python({**values, **of_edges})
 
 
 def _head(head: Any) -> dict[str, Any]:
@@ -220,19 +186,10 @@ def _head(head: Any) -> dict[str, Any]:
 
 def _read_head(config: ModelConfig, values: Mapping[str, Any]) -> Head:
     if "ntype" in values:
-        given = str(values["ntype"]), int(values["width"]), int(values["out_features"])
-        return NodeHead(*given, config.dropout)
-    source, relation, target = map(str, values["etype"])
+        return NodeHead(**values, dropout=config.dropout)
+    source, relation, target = values["etype"]
     decoder = make_decoder(config, **values["decoder"])
     return EdgeHead((source, relation, target), decoder, links=False)
-
-
-def _categories(named: Any) -> dict[str, tuple[int, int]]:
-    return {str(name): (int(num), int(width)) for name, (num, width) in named.items()}
-
-
-def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
-    return {etype_str(etype): value for etype, value in by_etype.items()}
 
 
 def needs_degree(config: ModelConfig) -> bool:
@@ -262,113 +219,51 @@ def needs_relation(config: ModelConfig) -> bool:
     return config.kind == "rgcn"
 
 
-def gcn(config: FamilyConfig) -> Family:
-    """Kipf & Welling, "Semi-supervised classification with graph convolutional networks"."""
-
-    def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        widths, same = (spec.in_features[etype[0]], spec.out_features), etype[0] == etype[2]
-        return GCNConv(*widths, same_type=same)
-
-    return Family(partial(TypedLayer, conv=conv), own=False, activation="relu", combine="gcn")
-
-
-def sage(config: SageConfig) -> Family:
-    """Hamilton, Ying & Leskovec, "Inductive representation learning on large graphs"."""
-
-    def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        return SAGEConv(
-            spec.in_features[etype[0]],
-            spec.out_features,
-            edges=spec.edges.get(etype, 0),
-            reduce=config.aggregator,
-        )
-
-    layer = partial(TypedLayer, conv=conv)
-    return Family(layer, own=True, activation="relu", combine=config.aggregator)
-
-
-def _gat_conv(config: AttentionConfig, *, dynamic: bool) -> ConvFactory:
-    def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        heads = config.out_heads if spec.last else config.heads
-        return GATConv(
-            spec.in_features[etype[0]],
-            spec.in_features.get(etype[2], 0),
-            spec.out_features if spec.last else config.hidden // heads,
-            heads=heads,
-            mean_heads=spec.last,
-            attn_dropout=config.dropout if config.attn_dropout is None else config.attn_dropout,
-            dynamic=dynamic,
-            same_type=etype[0] == etype[2],
-            edges=spec.edges.get(etype, 0),
-        )
-
-    return conv
+def _family(config: Any) -> Family:
+    """Return the properties of a built-in model family."""
+    kind, typed = config.kind, partial(TypedLayer, conv=partial(_conv, config))
+    if kind == "gcn":
+        return Family(typed, own=False, activation="relu", combine="gcn")
+    if kind == "sage":
+        return Family(typed, own=True, activation="relu", combine=config.aggregator)
+    if kind in ("gat", "gatv2"):
+        return Family(typed, own=False, activation="elu")
+    if kind == "han":
+        han = partial(HANLayer, conv=partial(_conv, config), attention=config.hidden)
+        return Family(han, own=False, activation="elu")
+    if kind == "gin":
+        on_edges = config.edge_feature_names or config.edge_category_widths or config.time_width
+        typed = partial(typed, inner=config.hidden, rest=partial(Rest, config.hidden, config.norm))
+        return Family(typed, own=False, activation="relu", combine=None if on_edges else "sum")
+    if kind == "lightgcn":
+        light = partial(LightGCNLayer, layers=config.layers)
+        return Family(light, own=False, activation="none")
+    if kind == "hgt":
+        hgt = partial(HGTLayer, hidden=config.hidden, heads=config.heads)
+        return Family(hgt, own=True, activation="relu")
+    options = {name: getattr(config, name) for name in ("regularizer", "bases", "mean_over")}
+    return Family(partial(RGCNLayer, **options), own=True, activation="relu")
 
 
-def gat(config: AttentionConfig, *, dynamic: bool) -> Family:
-    """Veličković et al., "Graph attention networks"; ``dynamic``: Brody, Alon & Yahav, "How
-    attentive are graph attention networks?"."""
-    layer = partial(TypedLayer, conv=_gat_conv(config, dynamic=dynamic))
-    return Family(layer, own=False, activation="elu")
-
-
-def gin(config: GinConfig) -> Family:
-    """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"; with edge features Hu
-    et al., "Strategies for pre-training graph neural networks"."""
-    on_edges = config.edge_feature_names or config.edge_category_widths or config.time_width
-
-    def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        return GINConv(
-            spec.in_features[etype[0]],
-            config.hidden,
-            same_type=etype[0] == etype[2],
-            edges=spec.edges.get(etype, 0),
-        )
-
-    layer = partial(
-        TypedLayer,
-        conv=conv,
-        inner=config.hidden,
-        rest=lambda width: Rest(config.hidden, width, config.norm),
+def _conv(config: Any, etype: EdgeType, spec: LayerSpec) -> nn.Module:
+    """Build the convolution of an edge type."""
+    width, out, edges = spec.in_features[etype[0]], spec.out_features, spec.edges.get(etype, 0)
+    same_type = etype[0] == etype[2]
+    if config.kind == "gcn":
+        return GCNConv(width, out, same_type=same_type)
+    if config.kind == "sage":
+        return SAGEConv(width, out, edges=edges, reduce=config.aggregator)
+    if config.kind == "gin":
+        return GINConv(width, config.hidden, same_type=same_type, edges=edges)
+    heads = config.out_heads if spec.last else config.heads
+    return GATConv(
+        width,
+        spec.in_features.get(etype[2], 0),
+        out if spec.last else config.hidden // heads,
+        heads=heads,
+        mean_heads=spec.last,
+        attn_dropout=config.dropout if config.attn_dropout is None else config.attn_dropout,
+        dynamic=config.kind == "gatv2",
+        same_type=same_type,
+        edges=edges,
     )
-    return Family(layer, own=False, activation="relu", combine=None if on_edges else "sum")
-
-
-def lightgcn(config: FamilyConfig) -> Family:
-    """He, Deng, Wang, Li, Zhang & Wang, "LightGCN: simplifying and powering graph convolution
-    network for recommendation"."""
-    layer = partial(LightGCNLayer, layers=config.layers)
-    return Family(layer, own=False, activation="none")
-
-
-def rgcn(config: RgcnConfig) -> Family:
-    """Schlichtkrull et al., "Modeling relational data with graph convolutional networks"."""
-    layer = partial(
-        RGCNLayer, regularizer=config.regularizer, bases=config.bases, mean_over=config.mean_over
-    )
-    return Family(layer, own=True, activation="relu")
-
-
-def hgt(config: HgtConfig) -> Family:
-    """Hu, Dong, Wang & Sun, "Heterogeneous graph transformer"."""
-    layer = partial(HGTLayer, hidden=config.hidden, heads=config.heads)
-    return Family(layer, own=True, activation="relu")
-
-
-def han(config: AttentionConfig) -> Family:
-    """After Wang et al., "Heterogeneous graph attention network"; see `HANLayer`."""
-    layer = partial(HANLayer, conv=_gat_conv(config, dynamic=False), attention=config.hidden)
-    return Family(layer, own=False, activation="elu")
-
-
-FAMILIES: dict[str, Callable[[Any], Family]] = {
-    "gcn": gcn,
-    "sage": sage,
-    "gat": partial(gat, dynamic=False),
-    "gatv2": partial(gat, dynamic=True),
-    "gin": gin,
-    "lightgcn": lightgcn,
-    "rgcn": rgcn,
-    "hgt": hgt,
-    "han": han,
-}

@@ -7,15 +7,15 @@ edges.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import NATIVE, Kernels
+from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows
 from raygnn.models.linear import affine, join, linear
-from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key, linears, weight_of
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]
@@ -80,9 +80,7 @@ class RGCNLayer(Layer):
                 shape = -(-width // blocks), -(-self.width // blocks)
                 matrices = _matrices(num * blocks, *shape).detach()
                 self.blocks[key(*etype)] = nn.Parameter(matrices.view(num, blocks, *shape))
-        self.own = nn.ModuleDict(
-            {key(t): nn.Linear(spec.in_features[t], self.width, bias=False) for t in self_types}
-        )
+        self.own = linears({key(t): spec.in_features[t] for t in self_types}, self.width)
         self.bias = nn.ParameterDict(
             {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
         )
@@ -95,16 +93,14 @@ class RGCNLayer(Layer):
         h, h_dst = self.heads(block, h)
         out = {}
         for ntype in self.outputs():
-            rows = [h_dst[ntype]]
-            weights = [cast("nn.Linear", self.own[key(ntype)]).weight]
-            messages = []
+            rows, weights, messages = [h_dst[ntype]], [weight_of(self.own, ntype)], []
             for etype in self.into(ntype):
                 adj, sources = block.adj[etype], h[etype[0]]
                 if self.blocks:
                     messages.append(self._blocks(etype, adj, sources))
-                    continue
-                rows.append(self._combined(etype, adj, sources))
-                weights.append(self._weight(etype))
+                else:
+                    rows.append(self._combined(etype, adj, sources))
+                    weights.append(self._weight(etype))
             out[ntype] = affine(rows, weights, self.bias.get(key(ntype), None))
             for message in messages:
                 out[ntype] = out[ntype] + message
@@ -114,10 +110,9 @@ class RGCNLayer(Layer):
         """Return the input of `_weight`: ``[D, F]`` for one relation, ``[D, B·F]`` for several."""
         if self.relations[etype] == 1:
             return self._aggregate(etype, adj, h, "mean")
-        assert adj.relation is not None
-        share = self._share(adj, adj.relation).unsqueeze(1)
-        coefficients = self.coefficients[key(*etype)]
-        weight = F.embedding(adj.relation, coefficients) * share.to(coefficients.dtype)
+        relation, coefficients = _relation(adj), self.coefficients[key(*etype)]
+        share = self._share(adj, relation).unsqueeze(1)
+        weight = F.embedding(relation, coefficients) * share.to(coefficients.dtype)
         return join(
             [self._aggregate(etype, adj, h, "sum", w.contiguous()) for w in weight.unbind(1)]
         )
@@ -135,8 +130,8 @@ class RGCNLayer(Layer):
         combined = ops.aggregate(adj, h, reduce, weight)
         if etype not in self.edges:
             return combined
-        assert adj.rows is not None
-        rows = adj.rows if weight is None else adj.rows * weight.to(adj.rows.dtype).unsqueeze(1)
+        rows = edge_rows(adj)
+        rows = rows if weight is None else rows * weight.to(rows.dtype).unsqueeze(1)
         return join([combined, ops.combine_edges(adj, rows, reduce).to(combined.dtype)])
 
     def _weight(self, etype: EdgeType) -> Tensor:
@@ -160,15 +155,13 @@ class RGCNLayer(Layer):
         blocks, ops = self.blocks[key(*etype)], self.kernels
         if self.relations[etype] == 1:
             return _times(self._aggregate(etype, adj, h, "mean"), blocks[0], self.width)
-        assert adj.relation is not None
-        nodes = adj.num_dst
-        number = adj.relation * nodes + adj.dst
-        if not self.kernels.knows_sizes:  # a row for each possible pair
+        nodes, relation = adj.num_dst, _relation(adj)
+        number = relation * nodes + adj.dst
+        if not ops.knows_sizes:  # a row for each possible pair
             rows = h.index_select(0, adj.src)
             if etype in self.edges:
-                assert adj.rows is not None
-                rows = join([rows, adj.rows])
-            rows = rows * self._share(adj, adj.relation).to(rows.dtype).unsqueeze(1)
+                rows = join([rows, edge_rows(adj)])
+            rows = rows * self._share(adj, relation).to(rows.dtype).unsqueeze(1)
             num, of, width, _ = blocks.shape
             table = rows.new_zeros(num * nodes, rows.shape[1]).index_add(0, number, rows)
             table = F.pad(table, (0, of * width - rows.shape[1])).view(num, nodes, of, width)
@@ -199,6 +192,11 @@ class RGCNLayer(Layer):
         if self.mean_over == "all":
             out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
         return out
+
+
+def _relation(adj: Adjacency) -> Tensor:
+    assert adj.relation is not None
+    return adj.relation
 
 
 def _times(rows: Tensor, blocks: Tensor, columns: int) -> Tensor:

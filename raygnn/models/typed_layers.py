@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from raygnn import compat
 from raygnn.models.convolutions import CombineKind, LinearConv, full_degree, wide
 from raygnn.models.kernels.message_passing import NATIVE, Kernels
 from raygnn.models.linear import affine
-from raygnn.models.norm import drop_biases
+from raygnn.models.norm import BatchNorm, drop_biases
 from raygnn.sampling.batch import Block, EdgeType
 
 Degrees = Mapping[EdgeType, Tensor]
@@ -71,10 +71,10 @@ class Layer(nn.Module, ABC):
     ) -> Hidden:
         """Map node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 
-    @abstractmethod
     def biases(self) -> list[str]:
         """Return the names of the parameters that add the same row to all output nodes of a
         type."""
+        return []
 
     def narrows(self, width: int) -> bool:
         """Return True if the rows of `TypedLayer.project` are narrower than ``width``."""
@@ -153,28 +153,22 @@ class TypedLayer(Layer):
         super().__init__(etypes, spec, self_types)
         inner = inner or self.width
         self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in etypes})
-        self.own = nn.ModuleDict(
-            {key(t): nn.Linear(spec.in_features[t], inner, bias=False) for t in self_types}
-        )
+        self.own = linears({key(t): spec.in_features[t] for t in self_types}, inner)
         joined = {e[2] for e in etypes if isinstance(self.convs[key(*e)], LinearConv)}
         self.bias = nn.ParameterDict(
             {key(t): nn.Parameter(torch.zeros(inner)) for t in sorted(joined | set(self_types))}
         )
-        made = {} if rest is None else {t: rest(self.width) for t in self.outputs()}
-        self.rest = nn.ModuleDict({key(t): module for t, module in made.items()})
-        within = {f"rest.{key(t)}.norm.running_mean" for t in made}
-        if within and self.state_dict().keys() >= within:
+        self.rest = nn.ModuleDict({key(t): rest(self.width) for t in self.outputs() if rest})
+        if any(isinstance(module, BatchNorm) for module in self.rest.modules()):
             drop_biases(self, self._of_sums())
 
     def _of_sums(self) -> list[str]:
-        sums = [f"bias.{key(t)}" for t in self.outputs() if key(t) in self.bias]
-        convs = [key(*e) for e in self.etypes]
-        return sums + [f"convs.{c}.bias" for c in convs if hasattr(self.convs[c], "bias")]
+        convs = [name for name, conv in self.convs.items() if hasattr(conv, "bias")]
+        return [*(f"bias.{name}" for name in self.bias), *(f"convs.{name}.bias" for name in convs)]
 
     def biases(self) -> list[str]:
         """See `Layer`."""
-        second = [f"rest.{key(t)}.second.bias" for t in self.outputs() if self.rest]
-        return second or self._of_sums()
+        return [f"rest.{name}.second.bias" for name in self.rest] or self._of_sums()
 
     def takes_relu(self) -> bool:
         """See `Layer`."""
@@ -194,7 +188,7 @@ class TypedLayer(Layer):
     def project(self, ntype: str, rows: Tensor) -> dict[EdgeType, Tensor]:
         """Project rows ``[N, F]`` of ``ntype`` for each edge type from it, ``[N, F_out]`` each,
         from which `forward` computes the same output."""
-        convs = {e: cast("LinearConv", self.convs[key(*e)]) for e in self.etypes if e[0] == ntype}
+        convs: dict[EdgeType, Any] = {e: self.convs[key(*e)] for e in self.etypes if e[0] == ntype}
         return {etype: conv.project(rows) for etype, conv in convs.items()}
 
     def forward(
@@ -218,12 +212,12 @@ class TypedLayer(Layer):
         h, h_dst = self.heads(block, h)
         for ntype in self.self_types:
             rows[ntype].append(h_dst[ntype])
-            weights[ntype].append(cast("nn.Linear", self.own[key(ntype)]).weight)
+            weights[ntype].append(weight_of(self.own, ntype))
         for etype in self.etypes:
             source, _, target = etype
-            conv, adj, degrees = self.convs[key(*etype)], block.adj[etype], degree.get(etype)
+            conv: Any = self.convs[key(*etype)]
+            adj, degrees = block.adj[etype], degree.get(etype)
             if projected:
-                conv = cast("LinearConv", conv)
                 messages[target].append(conv.of_projected(adj, projected[etype], degrees))
                 continue
             if combined:
@@ -233,7 +227,6 @@ class TypedLayer(Layer):
             else:
                 messages[target].append(conv(adj, h[source], h_dst[target], degrees))
                 continue
-            assert isinstance(conv, LinearConv)
             rows[target].append(conv.finish(done, adj, h_dst[target], degrees))
             weights[target].append(conv.weight)
         out = {t: self._sum(t, rows[t], weights[t], messages[t]) for t in rows}
@@ -280,10 +273,6 @@ class LightGCNLayer(Layer):
         super().__init__(etypes, spec, self_types)
         self.dim, self.last, self.layers = spec.out_features, spec.last, layers
         self.width = self.dim if self.last else 2 * self.dim
-
-    def biases(self) -> list[str]:
-        """See `Layer`."""
-        return []
 
     def narrows(self, width: int) -> bool:
         """See `Layer`."""
@@ -339,42 +328,20 @@ def _rsqrt(degrees: Sequence[Tensor], like: Tensor) -> Tensor | None:
     return torch.stack(list(degrees)).sum(0).clamp(min=1).rsqrt().to(like.dtype)
 
 
-def stack(
-    family: Family,
-    etypes: Sequence[EdgeType],
-    widths: dict[str, int],
-    wanted: Sequence[set[str]],
-    hidden: int,
-    out_features: int | None = None,
-    relations: Mapping[EdgeType, int] | None = None,
-    edges: Mapping[EdgeType, int] | None = None,
-) -> list[Layer]:
-    """Build a stack of layers.
-
-    Args:
-        widths: node type → width of the first layer's input; all node types of the graph.
-        wanted: node types that each layer computes.
-        hidden: width of a layer's output.
-        out_features: of the last layer, if its outputs are the network's own; None: hidden.
-        relations, edges: see `LayerSpec`.
-    """
-    with_loop = {e[2] for e in etypes if e[0] == e[2]}
-    self_types = {t for t in widths if family.own or t not in with_loop}
-    layers: list[Layer] = []
-    for number, targets in enumerate(wanted):
-        spec = LayerSpec(widths, hidden, False, relations or {}, edges or {})
-        if out_features is not None and number == len(wanted) - 1:
-            spec = replace(spec, out_features=out_features, last=True)
-        into = [e for e in etypes if e[2] in targets]
-        layer = family.layer(into, spec, sorted(self_types & targets))
-        layers.append(layer)
-        widths = dict.fromkeys(layer.outputs(), layer.width)
-    return layers
-
-
 def key(*names: str) -> str:
     """Return a module's key, without dots and unlike attributes of ModuleDict ("items", …)."""
     return ":".join(("", *names)).replace(".", "·")
+
+
+def linears(widths: Mapping[str, int], out_features: int, *, bias: bool = False) -> nn.ModuleDict:
+    """Build a linear layer for each key; ``widths``: key → width of its input."""
+    return nn.ModuleDict({k: nn.Linear(n, out_features, bias=bias) for k, n in widths.items()})
+
+
+def weight_of(modules: nn.ModuleDict, *names: str) -> Tensor:
+    """Return the weight of one of `linears`."""
+    module: Any = modules[key(*names)]
+    return module.weight
 
 
 def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -44,20 +44,18 @@ class _UserModule(nn.Module):
                 f"built-in kind ({', '.join(MODEL_FAMILIES)})",
             )
         self.plain = list(schema.in_features) == [DEFAULT_NTYPE]
-        given: Any = dict(schema.in_features)
-        if self.plain:
-            given = given[DEFAULT_NTYPE]
+        given = self.features(dict(schema.in_features))
         cls: type[nn.Module] = load_class(config.kind, nn.Module, "torch.nn.Module", "model.kind")
-        named = {"in_channels": given, "out_channels": schema.out_features}
-        named["metadata"] = list(schema.in_features), list(schema.etypes)
+        metadata = list(schema.in_features), list(schema.etypes)
+        named = {"in_channels": given, "out_channels": schema.out_features, "metadata": metadata}
         names = () if config.takes_dgl else inspect.signature(cls).parameters
         named = {name: value for name, value in named.items() if name in names}
         first = () if named else (given, schema.out_features)
         words = ", ".join([*(named or ("in_features", "out_features")), "**model.args"])
         self.module = construct(cls, "model.args", words, *first, **{**named, **config.args})
 
-    def features(self, x: dict[str, Tensor]) -> Any:
-        """Return the module's argument: a tensor on a homogeneous graph, else a dictionary."""
+    def features(self, x: dict[str, Any]) -> Any:
+        """Return the module's argument: a single value on a homogeneous graph, else by type."""
         return x[DEFAULT_NTYPE] if self.plain else x
 
 
@@ -78,7 +76,6 @@ class UserModel(_UserModule, Encoder):
     def represent(
         self, blocks: Sequence[Block], x: Hidden, degree: Degrees, *others: object
     ) -> Hidden:
-        assert not any(others)  # what is combined, or categories
         out = self.module([block.to_dgl(self.shapes) for block in blocks], self.features(x))
         return out if isinstance(out, dict) else {self.target: out}
 
@@ -92,8 +89,7 @@ class UserGraphModel(_UserModule):
     """
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        out: Tensor = self.module(batch.to_dgl(), self.features(batch.x))
-        return out
+        return self.module(batch.to_dgl(), self.features(batch.x))
 
 
 class _PygModule(_UserModule):
@@ -170,7 +166,6 @@ class PygModel(_PygModule, Encoder):
     def represent(
         self, blocks: Sequence[Block], x: Hidden, degree: Degrees, *others: object
     ) -> Hidden:
-        assert not any(others)  # what is combined, or categories
         out = self._run(x, blocks)
         rows = out if isinstance(out, dict) else {self.target: out}
         nodes, seeds = blocks[0].num_src, blocks[-1].num_dst
@@ -190,10 +185,7 @@ class PygGraphModel(_PygModule):
     """
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        out: Tensor = self._run(
-            batch.x, [batch.block], **self._graphs(batch.sizes, batch.num_nodes)
-        )
-        return out
+        return self._run(batch.x, [batch.block], **self._graphs(batch.sizes, batch.num_nodes))
 
     def _graphs(self, sizes: dict[str, Tensor], num: dict[str, int]) -> dict[str, Any]:
         graph = {

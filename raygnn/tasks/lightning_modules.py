@@ -386,8 +386,7 @@ class MultitaskTask(TaskModule):
     def of(self, name: str) -> TaskModule:
         """Return one of the tasks with its current model."""
         assert isinstance(self.model, MultitaskModel)
-        task: TaskModule = compat.with_model(self._tasks[name], self.model.of(name))
-        return task
+        return compat.with_model(self._tasks[name], self.model.of(name))
 
     @property
     def class_losses(self) -> dict[str, ClassLoss]:

@@ -149,7 +149,7 @@ def test_a_sum_over_sampled_neighbours_has_the_full_one_as_its_mean(
         adj = Adjacency(indptr, chosen + 2, None, None if edges is None else edges[chosen])
         if projected:
             return conv.of_projected(adj, conv.project(x), degree)
-        return conv.transform(conv.combine(adj, x, degree), adj, x[:2], degree)
+        return conv.finish(conv.combine(adj, x, degree), adj, x[:2], degree) @ conv.weight.T
 
     draws = [output(drawn) for drawn in itertools.combinations(range(5), 2)]
     torch.testing.assert_close(torch.stack(draws).mean(0), output(range(5)))
