@@ -3,6 +3,10 @@
 Rows, bytes and memory, which hold whatever else the machine is doing.
 
     python benchmarks/bench_scaling.py [--scale full|small] [--partition DIR]
+    python benchmarks/bench_scaling.py --growth 2 4 8 16
+
+The second one shows how bytes, collectives and memory of a rank grow with the number of ranks, one
+on each host, with parts by streaming.
 """
 
 from __future__ import annotations
@@ -188,10 +192,53 @@ def compare(bench: Bench, graphs: dict[int, Graph]) -> list[Row]:
     return rows
 
 
+def growth(bench: Bench, graphs: dict[int, Graph]) -> list[list[str]]:
+    """One row for each number of ranks and topology: figures of a rank and step."""
+    lines = []
+    for world, graph in graphs.items():
+        for replicated in (True, False):
+            job = replace(JOBS[bench.scale], prefetch=0, replicated=replicated)
+            touched = reach(graph, job, world)
+            data, gradients = sent_bytes(graph, job, world, touched)
+            memory = node_memory(graph, job, world, 1, touched)
+            ranks = bench.run(job, world, steps=10)
+            rounds = mean(ranks, "collectives", "all_to_all_single")
+            lines.append(
+                [
+                    f"{world}, {'replicated' if replicated else 'partitioned'}",
+                    f"{100 * graph.cut:.1f} %",
+                    f"{data / 1e6:.2f}",
+                    f"{mean(ranks, 'sent_bytes') / 1e6:.2f}",
+                    f"{max(rank['sent_bytes'] for rank in ranks) / 1e6:.2f}",
+                    f"{gradients / 1e6:.2f}",
+                    f"{rounds:.1f} + {mean(ranks, 'collectives', 'all_reduce'):.1f}",
+                    f"{rounds * (world - 1):.0f}",
+                    f"{(memory.private + memory.features) / 1e9:.2f}",
+                    f"{mean(ranks, 'memory', 'private'):.2f}",
+                ]
+            )
+    return lines
+
+
+GROWTH = [
+    "ranks, topology",
+    "cut",
+    "data sent, MB, predicted",
+    "counted",
+    "most of a rank",
+    "gradients, MB",
+    "all-to-all + all-reduce",
+    "messages",
+    "private memory, GB, predicted",
+    "measured",
+]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--scale", choices=STEPS, default=os.environ.get("SCALE", "full"))
     parser.add_argument("--partition", type=Path, help="one of the graph in 2 parts that is there")
+    parser.add_argument("--growth", type=int, nargs="+", metavar="RANKS", help="only this")
     given = parser.parse_args()
     if reason := missing():
         print(f"not run: {reason}")
@@ -199,11 +246,15 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     print(setting())
     partitions = {2: given.partition} if given.partition else {}
-    for parts in {1, 2, 4} - set(partitions):
-        config = engine_job(given.scale, partition={"parts": parts})
+    for parts in given.growth or {1, 2, 4} - set(partitions):
+        method = "stream" if given.growth else "metis"
+        config = engine_job(given.scale, partition={"parts": parts, "method": method})
         partitions[parts] = ensure_partition(load_config(config), parts).directory
     graphs = {world: statistics(path) for world, path in partitions.items()}
     bench = Bench(given.scale, partitions)
+    if given.growth:
+        print("\n" + table(GROWTH, growth(bench, graphs)))
+        return 0
     print("Cut: " + ", ".join(f"{p} parts {100 * g.cut:.1f} %" for p, g in sorted(graphs.items())))
     rows = compare(bench, graphs)
     header = ["", "where", "predicted", "measured", "error"]

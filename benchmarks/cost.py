@@ -15,6 +15,7 @@ import argparse
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -355,8 +356,11 @@ HEADER += ["a node at most, GB", "nodes in a batch", "remote", "cached", "data s
 HEADER += ["gradients sent, MB"]
 
 
-def figures(graph: Graph, job: Job, nodes: int, workers: int) -> list[str]:
-    """A row under ``HEADER``."""
+def figures(
+    graph: Graph, job: Job, nodes: int, workers: int, links: Sequence[float] = ()
+) -> list[str]:
+    """A row under ``HEADER``; then the milliseconds that a node's bytes of a step take on links of
+    so many Gbit/s."""
     touched = beyond_host(reach(graph, job, nodes * workers), nodes * workers, workers)
     data, gradients = sent_bytes(graph, job, nodes * workers, touched)
     memory = node_memory(graph, job, nodes, workers, touched)
@@ -369,6 +373,7 @@ def figures(graph: Graph, job: Job, nodes: int, workers: int) -> list[str]:
         f"{100 * touched.hits / touched.remote:.0f} %" if touched.remote else "–",
         f"{data / 1e6:.2f}",
         f"{gradients / 1e6:.2f}",
+        *(f"{workers * (data + gradients) * 8 / rate / 1e6:.1f}" for rate in links),
     ]
 
 
@@ -387,6 +392,7 @@ def main() -> int:
     parser.add_argument("--classes", type=int, default=47)
     parser.add_argument("--cache", type=float, default=0.1, help="share of the remote rows")
     parser.add_argument("--precision", choices=WIDTH, default="fp32")
+    parser.add_argument("--links", type=float, nargs="+", default=[], help="Gbit/s of a node")
     given = parser.parse_args()
     if (given.partition is None) == (given.graph is None):
         parser.error("give a partition, or --graph")
@@ -401,8 +407,10 @@ def main() -> int:
     graph = graph if given.cut is None else replace(graph, cut=given.cut)
     shape = (given.batch, tuple(given.fanout), given.hidden, given.classes, given.cache)
     jobs = [Job(*shape, replicated=r, precision=given.precision) for r in (True, False)]
-    lines = [figures(graph, job, n, given.workers) for n in given.nodes for job in jobs]
-    print(table(HEADER, lines))
+    lines = [
+        figures(graph, job, n, given.workers, given.links) for n in given.nodes for job in jobs
+    ]
+    print(table([*HEADER, *(f"at {rate:g} Gbit/s, ms" for rate in given.links)], lines))
     return 0
 
 

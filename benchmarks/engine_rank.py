@@ -68,8 +68,10 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     per_epoch = batches.plan.steps_per_epoch
     total = {"sample": 0.0, "features": 0.0, "compute": 0.0, "wait": 0.0}
     seeds, sent, losses = 0, 0, []
+    rounds: dict[str, float] = {}
     remote = hits = 0
     mark = start = cpu = 0.0
+    collectives = _counted("all_to_all_single", "all_reduce")
     prefetch = config.sampling.prefetch
     # as many are begun after the last step that counts as were ready before the first
     numbers = range(warmup + steps + prefetch + 1)
@@ -82,6 +84,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
             break
         if number == warmup:
             sent, remote, hits = data.sent_bytes, batches.store.remote, batches.store.hits
+            rounds = dict(collectives)
             if size > 1:
                 dist.barrier()
             mark = start = time.perf_counter()
@@ -102,6 +105,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         mark = now
     seconds = time.perf_counter() - start
     cpu = time.process_time() - cpu
+    rounds = {name: (collectives[name] - before) / steps for name, before in rounds.items()}
     dense = dense_limit(lambda: module.training_step(batch, number).backward(), size)
     module.model = getattr(module.model, "module", module.model)
     result = {
@@ -118,6 +122,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         "sent_bytes": (data.sent_bytes - sent) / steps,
         "remote_rows": (batches.store.remote - remote) / steps,
         "cache_hits": (batches.store.hits - hits) / steps,
+        "collectives": rounds,
         "row_bytes": {t: batches.store.row_bytes(t) for t in batches.store.ntypes},
         "loss": losses[-1],
         "memory": memory(),
@@ -153,6 +158,23 @@ def dense_limit(step: Callable[[], object], size: int, repeats: int = 20) -> flo
             for one, other in products.operands:
                 torch.mm(one, other)
     return 1e3 * (time.perf_counter() - begin) / repeats
+
+
+def _counted(*names: str) -> dict[str, float]:
+    """Count the calls of functions of torch.distributed from now on, by name; DDP's own exchange of
+    gradients is none of them."""
+    counts = dict.fromkeys(names, 0.0)
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    for name in names:
+        setattr(dist, name, counting(name, getattr(dist, name)))
+    return counts
 
 
 def _evaluate(plane: NodePlane, module: Any) -> dict[str, float]:

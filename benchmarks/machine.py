@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks use helpers of tests
 
 PACKAGES = ("torch", "dgl", "ray", "lightning")
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _ENDS = ("source", "target")
 _LISTS = {f"{end}_neg": end for end in _ENDS}
 _REMEDY = "give source and target of each edge, and source_neg or target_neg: see docs/models.md"
-_IDS = "name nodes and relations that the graph has, as it calls them"
+_IDS = "use ids of nodes and relations in the graph"
 _MOST_RELATIONS = 1 << 20
 
 

@@ -27,16 +27,16 @@ from raygnn.graph.tables.frames import FitTo
 from raygnn.graph.tables.reader import TableReader
 from raygnn.storage.remote import AnyPath
 
-_BATCH = 256  # texts that an encoder is called with
-_ATTEMPTS = 3  # of processes to encode a file: Ray would restart one without memory forever
-_ROWS = 1 << 16  # rows that are joined at once
+_BATCH = 256  # texts in a call of an encoder
+_ATTEMPTS = 3  # processes per file: Ray would restart one that runs out of memory forever
+_ROWS = 1 << 16  # rows joined at once
 _PROBE = "A probe: naïve 自然 text, of 2 lines\nand 1,234.5 words."
 
 Encode: TypeAlias = Callable[[list[str]], Any]
 
 
 def _tables(graph: GraphConfig | None) -> dict[str, Table]:
-    """Return the tables that have text columns, by ``nodes.<type>`` or ``edges.<key>``."""
+    """Return the tables with text columns, by ``nodes.<type>`` or ``edges.<key>``."""
     if not isinstance(graph, TablesGraph):
         return {}
     return {key: table for key, table in description_of(graph).tables.items() if table.text}
@@ -48,8 +48,8 @@ def needs_model(graph: GraphConfig | None) -> bool:
 
 
 def identity(graph: TablesGraph) -> dict[str, Any]:
-    """Return what stands for the encoders of text columns in a digest: their names, versions and
-    digests by place in the description. Raises InputError or CapabilityError if one is missing."""
+    """Return the encoders of text columns for the graph's digest: names, versions and digests by
+    key in the description. Raises InputError or CapabilityError if an encoder is missing."""
     found = {
         f"{key}.text.{name}": _identity(column, Path(graph.path), f"{key}.text.{name}")
         for key, table in _tables(graph).items()
@@ -93,7 +93,7 @@ def _version(package: str, module: str, installs: str, where: str) -> str:
 
 
 def _directory(encoder: str, base: Path) -> Path:
-    """Return the directory of a model of sentence-transformers, downloaded if it is none here."""
+    """Return the directory of a sentence-transformers model, which is downloaded if necessary."""
     name = encoder.removeprefix(SENTENCES)
     if (base / name).is_dir():
         return base / name
@@ -126,8 +126,8 @@ def _loaded(encoder: str, dim: int, on_gpu: bool, base: Path) -> Encode:
 
 
 class Texts:
-    """The text columns of a graph's tables, encoded in tasks for each file, one after the other;
-    ``to``: the training's encoders, if these are other tables."""
+    """Encodes the text columns of a graph's tables, in one task per file and column. ``to`` has the
+    encoders of the training, which must be the same for new data."""
 
     def __init__(self, graph: TablesGraph, to: FitTo, work: Workspace):
         self._file, self._trained, self._work = Path(graph.path), to.trained, work
@@ -142,16 +142,23 @@ class Texts:
         num: int,
         kept: Sequence[DiskArray] = (),
     ) -> tuple[dict[str, DiskArray], dict[str, Any]]:
-        """Encode the columns of a table, and keep the rows that are marked, if some are. Rows that
-        no file has are the empty text. Returns the arrays, and the encoders as transforms."""
+        """Encode the text columns of a table.
+
+        Args:
+            num: number of nodes or edges; rows beyond those of the files get the empty text.
+            kept: masks of the rows to keep, if some were dropped.
+
+        Returns:
+            The arrays by name, and the encoders as transforms for the manifest.
+        """
         arrays, made = dict[str, DiskArray](), dict[str, Any]()
         for name, column in table.text.items():
             key, where = f"{kind}/{name}", f"{self._file}: {place}.text.{name}"
             made[key] = {"text": self._identities[f"{place}.text.{name}"]}
             if self._trained is not None and self._trained.get(key) != made[key]:
                 then = (self._trained.get(key) or {}).get("text", "no text column")
-                message = f"the encoder is {made[key]['text']}, and in the training was {then}"
-                remedy = "put back that encoder, or install that version, or train again"
+                message = f"the encoder is {made[key]['text']}; in training it was {then}"
+                remedy = "restore that encoder, install that version, or train again"
                 raise DataError(message, where=where, remedy=remedy)
             directory = self._work.directory(f"text-{self._num}")
             tasks = [
@@ -167,7 +174,7 @@ class Texts:
             self._work.run(joined.name, _join, [(encoded, arrays[name], num, kept)], [num])
             self._work.drop(directory.name)
             self._num += 1
-        _loaded.cache_clear()  # else this process would hold the model while it trains
+        _loaded.cache_clear()  # otherwise this process would hold the model in memory
         return arrays, made
 
 
@@ -180,8 +187,8 @@ def encode(
     described: Path,
     where: str,
 ) -> dict[str, int]:
-    """Append the vectors of a file's texts to those that an earlier attempt wrote, after the one of
-    the empty text. Returns the number of rows and of features."""
+    """Encode a file's texts, after those that an earlier attempt wrote. The first vector in the
+    output is that of the empty text. Returns the number of rows and of features."""
     attempts = to.with_suffix(".attempts")
     with attempts.open("a") as counted:
         counted.write(".")
@@ -196,8 +203,9 @@ def encode(
             rows = np.asarray(loaded(texts), np.float32)
             wanted = (len(texts), width or max(rows.shape[-1:], default=0) or 1)
             if rows.shape != wanted or not np.isfinite(rows).all():
-                message = f"{len(texts)} texts became {list(rows.shape)} numbers, or NaN or"
-                raise ValueError(f"{message} infinity, and not [{len(texts)}, {width or 'd'}]")
+                expected = f"[{len(texts)}, {width or 'd'}]"
+                message = f"it returned shape {list(rows.shape)}, or NaN or infinity"
+                raise ValueError(f"{message}, expected finite numbers of shape {expected}")
             return rows
         except Exception as error:
             message = f"{column.encoder} failed: {_line(error)}"
@@ -214,8 +222,8 @@ def encode(
             for chunk in reader.chunks():
                 texts = chunk.columns[reader.columns[0]]
                 if not (chunk.text(reader.columns[0]) or pa.types.is_null(texts.type)):
-                    remedy = "name it under features, or write it as text"
-                    message = f"the values are {texts.type}, and no text"
+                    remedy = "list it under features, or write it as text"
+                    message = f"the values are {texts.type}, not text"
                     raise chunk.error(0, reader.columns[0], message, remedy)
                 texts = pc.fill_null(pc.cast(texts, pa.large_string()), "")
                 for start in range(0, len(texts), _BATCH):
@@ -224,7 +232,7 @@ def encode(
                         out.truncate((1 + done) * empty.nbytes)
                         out.write(vectors(batch, empty.shape[1]).tobytes())
                         out.flush()
-                        attempts.write_text(".")  # those that had no progress count
+                        attempts.write_text(".")  # only attempts without progress count
                     done += len(batch)
         return {"rows": done, "width": empty.shape[1]}
     finally:
@@ -232,7 +240,7 @@ def encode(
 
 
 def _join(files: Sequence[Path], to: DiskArray, num: int, kept: Sequence[DiskArray]) -> None:
-    """Join the vectors of files, without rows that are not kept, if some are not."""
+    """Concatenate the vectors of files, only rows to keep if masks are passed, up to ``num``."""
     keep = np.concatenate([np.ones(0, bool), *(array.map() for array in kept)])
     rows, at = [DiskArray(file, "float32", to.row_shape).map() for file in files], 0
     with Appended(to.path, to.dtype, to.row_shape) as out:

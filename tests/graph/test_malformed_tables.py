@@ -88,7 +88,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "unknown end": (
         bought(name=["anna", "zoe", "ben"]),
-        ["bought.csv, row 2 (line 3), column 'name'", "'zoe' is no user", "missing"],
+        ["bought.csv, row 2 (line 3), column 'name'", "there is no user 'zoe'", "missing"],
     ),
     "null end": (
         bought(sku=[1002, None, 1001]),
@@ -106,7 +106,7 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "mixed times": (bought(at=[1, 2, "2024-01-01"]), ["row 3", "'2024-01-01'", "not both"]),
     "times in a zone and in none": (
         bought(at=["2024-01-01 10:00:00", "2024-01-01 10:00:00Z", "2024-01-01"]),
-        ["row 2", "10:00:00Z'", "all with a zone, or none"],
+        ["row 2", "10:00:00Z'", "either all dates have a time zone, or none"],
     ),
     "time of truth": (parquet(bought={"at": [True, False, True]}), ["'at'", "bool"]),
     "node without time": (
@@ -269,11 +269,11 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     ),
     "add without times": (
         shop(spec=timed_users("edges user:bought:item missing", "add")),
-        ["user that is added would have no time", "missing (line"],
+        ["added node of type user would have no time", "missing (line"],
     ),
     "an array called time": (
         shop(spec=timed_users("nodes user features", {"time": "age"})),
-        ["time gives an array 'time' already"],
+        ["time defines an array 'time' already"],
     ),
     "add without fill": (spec("edges user:bought:item missing", "add"), ["fill", "missing (line"]),
     "triples: none": (triples(b"", "readme.md"), ["kg", "no file to train on"]),

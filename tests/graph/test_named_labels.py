@@ -102,9 +102,9 @@ def test_a_row_in_a_split_has_one_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": "churned"}, "label and labels both say"),
+        ({"label": "churned"}, "label and labels both define"),
         ({"labels": {"feat": "churned"}}, "feat"),
-        ({"labels": {"both": ["tea", "coffee"]}}, "a class is in one column"),
+        ({"labels": {"both": ["tea", "coffee"]}}, "a class label needs one column"),
         ({"labels": {"spent": {"column": "spent", "kind": "numbers"}}}, "kind"),
     ],
 )

@@ -122,18 +122,18 @@ def truncated(place: Path) -> Path:
 BAD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "missing": (lambda place: place / "a.npz", ["a.npz", "does not exist"]),
     "kind": (lambda place: place / "a.json", ["a.json", "tables end in"]),
-    "damaged": (truncated, ["a.parquet", "not a whole Parquet file"]),
+    "damaged": (truncated, ["a.parquet", "not a complete Parquet file"]),
     "no rows": (table("a.csv", source=[], target=[], target_neg=[]), ["a.csv", "no rows"]),
     "no column": (table("a.csv", target=None), ["a.csv", "no column 'target'"]),
     "no array": (table("a.npz", source=None), ["a.npz", "no array source", "source_neg"]),
     "out of range": (
         table("a.csv", target_neg=[5, 7]),
-        ["a.csv, row 2 (line 3), column 'target_neg'", "7 is no item", "as it calls them"],
+        ["a.csv, row 2 (line 3), column 'target_neg'", "there is no item 7", "use ids of nodes"],
     ),
-    "below 0": (table("a.npz", source=[1, -1]), ["row 2, column 'source'", "-1 is no user"]),
+    "below 0": (table("a.npz", source=[1, -1]), ["row 2, column 'source'", "there is no user -1"]),
     "in a list": (
         table("a.parquet", target_neg=[[5], [6, 0, 9]]),
-        ["a.parquet, row 2, column 'target_neg'", "9 is no item"],
+        ["a.parquet, row 2, column 'target_neg'", "there is no item 9"],
     ),
     "itself": (
         table("a.parquet", target_neg=[[5], [6, 4]]),

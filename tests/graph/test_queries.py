@@ -146,7 +146,7 @@ def test_rows_of_a_query_are_named(tmp_path: Path) -> None:
     assert_refused(lambda: load_graph(graph), [place])
     assert_refused(lambda: out_of_core(graph, tmp_path / "p", 2), [place])
     twice = write_payments(tmp_path, "select 'a' as name, range as spent, 1 as n from range(3)")
-    place = f"'a' is there already, in the query of nodes.customer in {tmp_path}/shop.yaml, row 1"
+    place = f"'a' is repeated; it is in the query of nodes.customer in {tmp_path}/shop.yaml, row 1"
     assert_refused(lambda: load_graph(twice), [place, "row 2"])
 
 
@@ -162,7 +162,7 @@ REFUSED = {
     "select 1 as name into other": ['at or near "into"', "after 'select 1 as name "],
     "selec 1": ['at or near "selec"'],
     "select * from read_text('/etc/passwd')": ["Permission Error", "/etc/passwd"],
-    "select * from read_csv('/etc/passwd')": ["'/etc/passwd' is no table"],
+    "select * from read_csv('/etc/passwd')": ["'/etc/passwd' is neither a table"],
     "select * from read_csv('/etc/pass' || 'wd')": ["/etc/pass"],
     "select * from query('select * from read_csv(''/etc/passwd'')')": ["/etc/passwd"],
     "select * from glob('/etc/*')": ["Permission Error"],
@@ -172,9 +172,9 @@ REFUSED = {
     "select * from 'https://example.com/x.csv'": ["'https://example.com/x.csv' is outside"],
     "select * from 'none.csv'": ["none.csv", "does not exist"],
     "select * from 'none/*.csv'": ["no file matches"],
-    "select * from custmer": ["'custmer' is no table", "did you mean customer?"],
-    "select * from customer": ["it names nodes.customer, which is no earlier query"],
-    "select * from bought": ["it names edges.customer:bought:item, which is no earlier query"],
+    "select * from custmer": ["'custmer' is neither a table", "did you mean customer?"],
+    "select * from customer": ["it names nodes.customer, which is not an earlier query"],
+    "select * from bought": ["it names edges.customer:bought:item, which is not an earlier query"],
     "select * from twice": ["2 tables are called 'twice'"],
     "select nme from paid": ['"nme" not found', "nodes.customer.sql"],
     "select distinct name, 1 as n from paid": ["no column 'spent'", "there are: 'name', 'n'"],

@@ -411,7 +411,7 @@ def test_invalid_labels_are_refused(
 
 def test_several_columns_are_no_class(tmp_path: Path) -> None:
     spec = changed("nodes user label", ["class", "age"])
-    with pytest.raises(ConfigError, match="a class is in one column"):
+    with pytest.raises(ConfigError, match="a class label needs one column"):
         load_graph(write_shop(tmp_path, "csv", spec))
 
 

@@ -127,7 +127,7 @@ def test_rows_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("select 1; select 2", "task.table.sql: this is not a single SELECT"),
         (
             "select * from visit",
-            "'visit' is no table, and no CSV or Parquet file\n  → did you mean visited?",
+            "'visit' is neither a table nor a CSV or Parquet file\n  → did you mean visited?",
         ),
         ("select * from '/etc/rows.csv'", "outside of the directories that a query can read"),
         (f"{SELECT} where false", "task.table.sql: the query returns no rows"),
@@ -179,7 +179,7 @@ def test_a_table_that_changes_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         (GOOD.replace("02,yes", "02,"), "row 2 (line 3), column 'left': a row for training has no"),
         ("who,at,left\n", "the table has no rows"),
         ("who,left\nann,yes\n", "there is no column 'at'"),
-        ("who,at,left\nann,2024-05-01,yes\n", "no row is for training"),
+        ("who,at,left\nann,2024-05-01,yes\n", "there are no training rows"),
     ],
 )
 def test_bad_rows_are_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
     ("task", "said"),
     [
         ({"ntype": None}, "it is not said of which node type the entities are"),
-        ({"table": {"target": ["a", "b"]}}, "a class is in one column"),
+        ({"table": {"target": ["a", "b"]}}, "a class label needs one column"),
         ({"split": None}, "must be said in one way"),
         ({"table": {"split": "fold"}}, "must be said in one way"),
         ({"split": {"by": "random"}}, "rows are split by their time"),

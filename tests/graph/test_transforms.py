@@ -386,7 +386,7 @@ def test_several_words_in_a_list(tmp_path: Path) -> None:
     twice, column = [["a", "a"], ["b"], ["b"]], {"onehot": True, "unknown": "bucket"}
     found = feat(tmp_path, {**column, "min_count": 2}, twice, 3, "parquet")
     assert found == [[1, 0], [0, 1], [0, 1]]  # "a" is in one row
-    with pytest.raises(DataError, match="no row for training has 'c'") as caught:
+    with pytest.raises(DataError, match="no training row has 'c'") as caught:
         feat(tmp_path, {"onehot": True, "impute": "a"}, lists, 4, "parquet")
     assert "row 5" in str(caught.value.where)
     of_each = np.array(feat(tmp_path, {"hash": 5}, [["b"], ["a"]], None, "parquet"))
@@ -476,11 +476,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[Any], str, str]] = {
     "no word": ({"onehot": True}, ["a", None], "no value; 1 of 2", "unknown: bucket"),
     "no word to hash": ({"hash": 3}, ["a", None], "no value; 1 of 2", "impute"),
     "an unknown word": ({"onehot": True}, ["a", "b", "c"], "has 'b', 'c'", "unknown: bucket"),
-    "log of less": ({"scale": "log"}, [1, -1.5], "above -1, and here is -1.5", ""),
-    "no date": ({"parts": "year"}, ["2024-01-01", "soon"], "'soon'", "points in time"),
-    "whole numbers": ({"parts": "year"}, [20240101, 1], "whole numbers", "points in time"),
+    "log of less": ({"scale": "log"}, [1, -1.5], "above -1, and the number is -1.5", ""),
+    "no date": ({"parts": "year"}, ["2024-01-01", "soon"], "'soon'", "dates such as"),
+    "whole numbers": ({"parts": "year"}, [20240101, 1], "integers", "need dates"),
     "half a word": ({"onehot": True}, [1.5, 2], "'1.5'|1.5", ""),
-    "nothing to average": ({"impute": "mean"}, [None, 1.0], "no row for training has a number", ""),
+    "nothing to average": ({"impute": "mean"}, [None, 1.0], "no training row has a number", ""),
     "text": ({"scale": "standard"}, ["a", "b"], "'a'", "onehot"),
 }
 
@@ -511,8 +511,8 @@ def test_points_in_time_need_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ({"column": "age", "scale": "standard"}, "no row is for training"),
-        ({"column": "age", "onehot": True, "unknown": "bucket"}, "there are 0 words"),
+        ({"column": "age", "scale": "standard"}, "there are no training rows"),
+        ({"column": "age", "onehot": True, "unknown": "bucket"}, "there are 0 categories"),
     ],
 )
 def test_without_rows_for_training(column: Any, message: str, tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_without_rows_for_training(column: Any, message: str, tmp_path: Path) ->
 
 def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_columns, "MAX_WIDTH", 2)
-    with pytest.raises(DataError, match="there are 3 words, and may be 1 to 2") as caught:
+    with pytest.raises(DataError, match="there are 3 categories, expected 1 to 2") as caught:
         feat(tmp_path, {"onehot": True}, ["a", "b", "c"])
     assert "categories" in str(caught.value.remedy)
 
@@ -538,12 +538,12 @@ DESCRIBED = {
     "parts and since": ({"parts": "year", "since": "2024-01-01"}, "parts and since both"),
     "two codes": ({"onehot": True, "hash": 3}, "onehot and hash both"),
     "scaled words": ({"onehot": True, "scale": "log"}, "onehot and scale both"),
-    "a later log": ({"scale": ["standard", "log"]}, "log is of the values themselves"),
+    "a later log": ({"scale": ["standard", "log"]}, "log applies to the values themselves"),
     "unknown of what": ({"scale": "log", "unknown": "bucket"}, "unknown 'bucket' would be ignored"),
     "count of what": ({"onehot": True, "min_count": 2}, "min_count 2 would be ignored"),
-    "mean of words": ({"hash": 3, "impute": "mean"}, "there is no mean of words"),
+    "mean of words": ({"hash": 3, "impute": "mean"}, "categories have no mean"),
     "an indicator of words": ({"onehot": True, "indicator": True}, "indicator true would be ign"),
-    "a word for a number": ({"scale": "log", "impute": "none"}, "'none' is no number"),
+    "a word for a number": ({"scale": "log", "impute": "none"}, "'none' is not a number"),
     "no such scale": ({"scale": "standart"}, "standard"),
     "no such part": ({"parts": "decade"}, "weekday"),
     "no such key": ({"imputed": 1}, "impute"),
@@ -571,7 +571,7 @@ def test_descriptions_that_cannot_be(name: str, tmp_path: Path) -> None:
 )
 def test_a_time_for_seeds_is_an_array_of_nodes(place: str, columns: Any, tmp_path: Path) -> None:
     graph = write_shop(tmp_path, spec=changed(place, columns))
-    with pytest.raises(ConfigError, match="since: seed needs an array of its own, at a table of"):
+    with pytest.raises(ConfigError, match="since: seed needs a separate array, in a table of"):
         load_graph(graph)
 
 
@@ -592,7 +592,7 @@ def test_nodes_that_edges_add_have_nothing_to_transform(tmp_path: Path) -> None:
     spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.0
     spec["nodes"]["item"]["categories"] = {}
     spec["nodes"]["user"]["features"]["feat"] = {"column": "age", "scale": "standard"}
-    with pytest.raises(ConfigError, match="nothing to transform"):
+    with pytest.raises(ConfigError, match="no values to transform"):
         load_graph(write_shop(tmp_path, spec=spec))
 
 
@@ -647,7 +647,9 @@ def test_other_transforms_than_the_training_had(
         else:
             out_of_core(graph, tmp_path / "p", 1, trains=False)
 
-    said = "columns are not transformed as in the training: ('age'$|there are 2, and were 1)"
+    said = (
+        "columns are not transformed as in the training: ('age'$|there are 2 columns, and were 1)"
+    )
     with pytest.raises(DataError) as caught:
         read()
     assert re.match(said, caught.value.what)

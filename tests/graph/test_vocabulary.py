@@ -138,7 +138,7 @@ def test_added_nodes_are_in_the_bucket(tmp_path: Path) -> None:
     [
         ("brand", "brand", "train with unknown: bucket"),
         ("brand", BUCKET, "train with unknown: bucket"),
-        (BUCKET, "brand", "set unknown: bucket for this category, as the training did"),
+        (BUCKET, "brand", "set unknown: bucket for this category, as in the training"),
     ],
     ids=["neither", "no row", "no wish"],
 )
@@ -169,7 +169,7 @@ def test_an_unknown_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"classes: 'perhaps' \(1\)") as caught:
         load(tmp_path / "new", old, users={"class": ["no", "perhaps", None]})
     assert "column 'class'" in str(caught.value.where)
-    assert "leave the value of these rows empty" in str(caught.value.remedy)
+    assert "leave these labels empty" in str(caught.value.remedy)
 
 
 def test_the_digest(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "what"), [("{}", "no words of tables"), ("[", "JSON"), (None, "not exist")]
+    ("content", "what"), [("{}", "no vocabulary of tables"), ("[", "JSON"), (None, "not exist")]
 )
 def test_invalid_vocabularies_are_refused(content: str | None, what: str, tmp_path: Path) -> None:
     file = tmp_path / "words.json"

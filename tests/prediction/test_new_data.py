@@ -112,7 +112,8 @@ def test_words_keep_their_numbers(
     frame = ask(run, found.config, 2, sizes=found.weights.sizes).to_pandas()
     assert set(frame["label"]) == {0, 2, 3}
     file = tmp_path / "new" / "items.csv"
-    unseen = "100 of 300 rows have words that the training did not have, and are in the bucket"
+    unseen = "100 of 300 rows have values that the training data did not have; "
+    unseen += "they are mapped to the bucket"
     assert [m for m in caplog.messages if "bucket" in m] == [f"{file}, column 'brand': {unseen}"]
     assert (frame["prediction"] == frame["label"]).mean() > 0.95
 

@@ -1,7 +1,6 @@
-"""Partitions, built with what grows with the edges on disk; of graphs that do not fit into memory
-also with features there.
+"""Build partitions with the edges on disk, and the features, too, if they do not fit into memory.
 
-:mod:`graph_stages` brings a graph to the disk, :mod:`edge_shuffle` its edges to their parts,
-and :mod:`divide` has the sequence of the stages. Each is cut into tasks, which :mod:`workspace`
-runs and remembers. Errors are those of reading the graph in memory.
+:mod:`divide` runs the stages in order: :mod:`graph_stages` writes the graph to disk, and
+:mod:`edge_shuffle` moves edges to their parts. Stages are divided into tasks, which
+:mod:`workspace` runs and records. Errors are the same as for a graph in memory.
 """

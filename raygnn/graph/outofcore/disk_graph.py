@@ -1,5 +1,5 @@
-"""A whole graph on disk: arrays as files without a header, which are appended to and mapped, and
-edges as runs of such files."""
+"""A graph on disk: arrays in files without headers, which can be appended to and memory-mapped, and
+edges as runs of rows in such files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
 if TYPE_CHECKING:
     from torch import Tensor
 
-RUN = 1 << 23  # edges that a task holds at once
-Described = dict[str, Any]  # array name → [path, dtype, shape of a row], as JSON has them
+RUN = 1 << 23  # edges in a task's memory at once
+Described = dict[str, Any]  # array name → [path, dtype, shape of a row], for JSON
 
 
 @dataclass(frozen=True)
 class DiskArray:
-    """An array in a file, from byte ``offset`` on; ``rows`` None = up to the end of the file.
-    ``dtype`` is a name, ``bfloat16`` among them; ``row_shape`` the shape without the rows."""
+    """An array in a file, from byte ``offset`` on. ``dtype``: name of the dtype, also ``bfloat16``;
+    ``row_shape``: shape of a row; ``rows``: None = up to the end of the file."""
 
     path: Path
     dtype: str
@@ -45,23 +45,23 @@ class DiskArray:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype in memory: int16 for bfloat16, which numpy lacks."""
+        """NumPy dtype of the file: int16 for bfloat16, which NumPy lacks."""
         return np.dtype(np.int16 if self.dtype == "bfloat16" else self.dtype)
 
     def map(self, *, writable: bool = False) -> Array:
-        """``[rows, …]`` as stored; pages are read when they are looked at."""
+        """Memory-map the array, ``[rows, …]`` as stored."""
         shape = (len(self), *self.row_shape)
-        if not math.prod(shape):  # which cannot be mapped
+        if not math.prod(shape):  # an empty file cannot be mapped
             return np.empty(shape, self.stored)
         mode: Any = "r+" if writable else "r"
         return np.memmap(self.path, self.stored, mode, self.offset, shape)
 
     def whole(self) -> Array | Tensor:
-        """``[rows, …]`` with its dtype, mapped."""
+        """Memory-map the array, ``[rows, …]`` with its declared dtype."""
         return self.as_declared(self.map())
 
     def read(self, start: int, stop: int) -> Array:
-        """Some rows, in memory."""
+        """Read some rows into memory, as stored."""
         count = (stop - start) * math.prod(self.row_shape)
         offset = self.offset + start * self.row_bytes
         values = np.fromfile(self.path, self.stored, count, offset=offset)
@@ -69,19 +69,19 @@ class DiskArray:
         return values.reshape(stop - start, *self.row_shape)
 
     def as_declared(self, array: Array) -> Array | Tensor:
-        """Rows as stored → with their dtype."""
+        """Convert rows as stored to the declared dtype."""
         if self.dtype != "bfloat16":
             return array
         import torch
 
-        with warnings.catch_warnings():  # that the pages are only to be read
+        with warnings.catch_warnings():  # torch warns that the array is read-only
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(array).view(torch.bfloat16)
 
 
 class Appended:
-    """New file to which rows are appended, ``num`` so far; a context manager. ``array`` has dtype
-    and row shape of the first rows, if they are not given."""
+    """Writer of a new array, a context manager. ``num``: rows written so far; ``array``: the array,
+    with dtype and row shape of the first rows if they are not passed."""
 
     def __init__(self, path: Path, dtype: str = "", row_shape: tuple[int, ...] = ()):
         self.array, self.num = DiskArray(path, dtype, row_shape), 0
@@ -98,7 +98,7 @@ class Appended:
         self.num += len(rows)
 
     def close(self) -> DiskArray:
-        """Return the array; no rows can be appended after that."""
+        """Close the file and return the array."""
         self._file.close()
         return self.array
 
@@ -107,34 +107,33 @@ class Appended:
 
 
 def store(path: Path, array: Array | Tensor) -> DiskArray:
-    """Write an array that is in memory."""
+    """Write an array to a file."""
     with Appended(path) as file:
         file.add(array)
     return file.array
 
 
 def described(arrays: Mapping[str, DiskArray]) -> Described:
-    """Return the files of arrays as JSON has them."""
+    """Return arrays as JSON values; see `opened`."""
     return {n: [str(a.path), a.dtype, list(a.row_shape)] for n, a in arrays.items()}
 
 
 def opened(files: Described) -> dict[str, DiskArray]:
-    """Return the arrays that were `described`."""
+    """Return the arrays of the result of `described`."""
     return {n: DiskArray(Path(path), kind, tuple(row)) for n, (path, kind, row) in files.items()}
 
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """Edges of one type that follow one another, as rows of files.
+    """Consecutive edges of one type, as rows of files.
 
     Attributes:
-        src, dst: ids by type, in the files that have these edges.
-        start, stop: which rows of the files they are.
-        first, num: number of the first edge among all of the type, and how many there are.
-        data: array name → the file with its rows.
-        no_loops: whether rows with a node as both ends are left out: those that an undirected
-            table has the other way round.
-        interleaved: whether each row stands for an edge and, after it, the same one reversed.
+        src, dst: arrays of node ids by type.
+        start, stop: range of rows in all arrays.
+        first, num: number of the first edge within its type, and number of edges.
+        data: array name → edge array.
+        no_loops: True if self-loops are skipped, in the reverse direction of undirected edges.
+        interleaved: True if each row stands for an edge, followed by its reverse edge.
     """
 
     src: DiskArray
@@ -148,7 +147,7 @@ class EdgeRun:
     interleaved: bool = False
 
     def ends(self) -> tuple[Array, Array]:
-        """Sources and destinations."""
+        """Read sources and destinations."""
         src, dst = self.src.read(self.start, self.stop), self.dst.read(self.start, self.stop)
         if self.interleaved:
             both = np.stack([src, dst], axis=1)
@@ -168,11 +167,11 @@ class EdgeRun:
 
 @dataclass(frozen=True)
 class DiskGraph:
-    """A graph on disk, described in a few kilobytes that a task is handed.
+    """A graph on disk, in a few kilobytes that can be sent to tasks.
 
     Attributes:
         num_nodes, node_arrays: by node type.
-        runs: edge type → its edges, in order; one run without edges if there are none.
+        runs: edge type → its edges in order; one empty run if there are none.
         others: other attributes of its `GraphData`.
     """
 
@@ -186,7 +185,8 @@ class DiskGraph:
         return {etype: runs[-1].first + runs[-1].num for etype, runs in self.runs.items()}
 
     def data(self) -> GraphData:
-        """Return the graph: node arrays memory-mapped, edges and edge arrays without content."""
+        """Return the graph with memory-mapped node arrays; edges and edge arrays have only
+        shapes."""
         nodes = {
             ntype: NodeFrame(num, {n: a.whole() for n, a in self.node_arrays[ntype].items()})
             for ntype, num in self.num_nodes.items()
@@ -195,7 +195,8 @@ class DiskGraph:
         return GraphData(**{"name": "", **self.others, "nodes": nodes, "edges": edges})
 
     def in_one_space(self) -> Iterator[tuple[Array, Array]]:
-        """All edges, some at a time: ids of a type follow those of the types before it."""
+        """Yield sources and destinations of all edges, run by run. Ids are offset by type, in
+        order, so that all types share one id space."""
         ends = np.cumsum([0, *self.num_nodes.values()])
         first = dict(zip(self.num_nodes, ends.tolist(), strict=False))
         index = index_type(int(ends[-1]))
@@ -226,7 +227,7 @@ def runs_of(
     no_loops: bool = False,
     interleaved: bool = False,
 ) -> list[EdgeRun]:
-    """Return all rows of some files as runs: see `EdgeRun`. ``first``: number of the first edge."""
+    """Return all rows of edge files as runs; see `EdgeRun`. ``first``: number of the first edge."""
     runs, count, times = [], len(src), 2 if interleaved else 1
     for start in range(0, max(count, 1), RUN // times):
         stop = min(start + RUN // times, count)
@@ -239,7 +240,7 @@ def runs_of(
 
 
 def spill(data: GraphData, directory: Path, *, only_edges: bool = False) -> DiskGraph:
-    """Put a graph that is in memory on disk; with ``only_edges``, not the arrays of its nodes."""
+    """Write a graph to disk; with ``only_edges`` without node arrays."""
     count = itertools.count()
 
     def put(arrays: dict[str, Any]) -> dict[str, DiskArray]:

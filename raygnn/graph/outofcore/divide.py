@@ -1,8 +1,8 @@
-"""Builds partitions: of a graph in memory, or out of core, in stages one after the other.
+"""Build partitions, from a graph in memory or out of core.
 
-Out of core they lie in a hidden directory beside the partition's place, and only a partition that
-is whole is renamed into that place. A try that fails or is ended leaves its stages there, and the
-next one goes on after the last task that was finished.
+Out of core, files of the stages are written to a hidden directory beside the partition, which is
+renamed into place when it is complete. An attempt that fails or is killed leaves its stages, and
+the next one resumes after the last finished task.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def make_partition(
     """Build a partition from the loaded graph, in DGL's distributed layout.
 
     Args:
-        missing: its ``draft`` does not exist, is empty, or holds a partition of the same digest,
-            which is then returned; with more parts than nodes, some are empty.
-        data: as :func:`raygnn.graph.sources.load_graph` returns it, with ids in range.
-        progress: called with the method and ``"stream, pass 3 of 11"``, then as `Workspace` says.
+        missing: the partition to build. If its ``draft`` has a partition of the same digest, this
+        is
+            returned. With more parts than nodes, some parts are empty.
+        data: result of :func:`raygnn.graph.sources.load_graph`, with ids in range. progress: called
+        with the method, passes such as ``"stream, pass 3 of 11"``, and the progress
+            of stages; see `Workspace`.
     """
     place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)
     if not is_vacant(place):
@@ -71,16 +73,16 @@ def partition_out_of_core(
     needs_masks: bool = True,
     trains: bool = True,
 ) -> PartitionMeta:
-    """Make a partition, with what grows with the edges on disk.
+    """Read a graph and build its partition, with edges and features on disk.
 
     Args:
-        pool: runs the tasks; every machine that it has sees the partition's place and the input.
-        tell: called with what is done; see `Workspace`.
+        pool: runs the tasks; all its machines see the partition's directory and the input.
+        tell: called with the progress; see `Workspace`.
         needs_masks, trains: see `raygnn.graph.validate.check`.
     """
     place, stages = missing.draft.absolute(), missing.stages
     if not is_vacant(place):
-        shutil.rmtree(stages, ignore_errors=True)  # of a try that ended at its end
+        shutil.rmtree(stages, ignore_errors=True)  # of an attempt killed after it published
         return same_partition(place, missing.digest)
     with storage_errors(place, DataError, _INSTEAD):
         stages.mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,7 @@ def partition_out_of_core(
 
 
 def _assigned(missing: Missing, graph: DiskGraph, work: Workspace) -> dict[str, IntArray]:
-    """Part of every node, by node type; kept, so that the stages after it go on with the same."""
+    """Return the part of every node, by type; kept on disk, so that a resumed attempt reuses it."""
     path = work.directory("assign")
     num = graph.num_nodes
     arrays = {

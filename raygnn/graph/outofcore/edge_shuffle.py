@@ -1,15 +1,14 @@
-"""Numbers the nodes of each part, and brings each edge to the part that owns it, in two passes over
-files.
+"""Number the nodes of each part, and move each edge to the part that owns it, in two passes.
 
-As in DGL, homogeneous ids run part by part and type by type, a part owns the in-edges of its nodes,
-and its graph holds every edge that touches one of its nodes, hence also out-edges to other parts
-(one hop of halo). Within a part, nodes of a type keep their original order, and edges are numbered
-by type, destination and original id, so that in-edge lists are in original order for any partition.
+As in DGL, homogeneous ids are ordered by part, then by type. A part owns the in-edges of its nodes,
+and its graph has every edge that touches one of its nodes, so also out-edges to other parts (one
+hop of halo). Within a part, nodes of a type keep their original order, and edges are ordered by
+type, destination and original id, so in-edge lists have the same order for any partition.
 
-The edges of a part are cut into *buckets* of destinations, in the order of the edges' new ids, that
-fit in memory. The first pass writes the edges of each run by bucket. The second reads those of one
-bucket from all runs, sorts them by destination (stable, so that lists stay in the order of the
-input), and writes what the part needs, and for each other part the edges that come from it.
+The edges of a part are divided by destination into *buckets* that fit into memory, in the order of
+the edges' new ids. The first pass writes the edges of each run by bucket. The second reads a bucket
+from all runs, sorts its edges by destination (stable, which keeps lists in input order), and writes
+them for the part, and those that come from another part also for that part.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ from raygnn.graph.outofcore.workspace import Workspace
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.edge_kernels import IndexArray
 
-BUCKET = 1 << 23  # edges, unless one node has more
+BUCKET = 1 << 23  # edges, unless a single node has more
 
-# A bucket's edges of one run: the number of the run's first edge, and their rows in its arrays
+# A bucket's edges in one run: number of the run's first edge, first and last row, arrays
 _Piece: TypeAlias = tuple[int, int, int, dict[str, DiskArray]]
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """Nodes of each part and their ids there, by node type; what grows with the nodes is in files,
-    which tasks map.
+    """Nodes of each part and their new ids, by node type. Large arrays are in files, which tasks
+    map.
 
     Attributes:
         starts: int64 ``[parts + 1]``, start of each part's nodes in ``order``.
         order: input ids, part by part.
         new_id: homogeneous ids, by input id.
-        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as in DGL's json.
+        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as in DGL's JSON.
     """
 
     starts: dict[str, IntArray]
@@ -62,7 +61,7 @@ class Numbering:
     def from_assignment(
         cls, assignment: Mapping[str, IndexArray], parts: int, directory: Path
     ) -> Numbering:
-        """Number the nodes of each part; ``assignment``: node type → part of each node."""
+        """Number the nodes of each part. ``assignment``: node type → part of each node."""
         groups = {t: edge_kernels.group(part, parts) for t, part in assignment.items()}
         starts = {ntype: group[0] for ntype, group in groups.items()}
         node_map = homogeneous(starts)
@@ -78,7 +77,7 @@ class Numbering:
 
     @property
     def bounds(self) -> IntArray:
-        """Start of the homogeneous ids of each part, int64 ``[parts + 1]``."""
+        """First homogeneous node id of each part, int64 ``[parts + 1]``."""
         return np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
 
     def nodes(self, ntype: str, part: int) -> IntArray:
@@ -105,8 +104,8 @@ def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """In-edges of some nodes of one part and type that follow one another: homogeneous ids of the
-    first node and edge, and how many there are."""
+    """In-edges of consecutive nodes of one part and type. ``first_row``, ``first_edge``:
+    homogeneous ids of the first node and edge; ``rows``, ``edges``: numbers of nodes and edges."""
 
     number: int
     etype: EdgeType
@@ -119,14 +118,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class SortedEdges:
-    """Content of a bucket, on disk, by destination.
+    """Edges of a bucket on disk, sorted by destination.
 
     Attributes:
-        arrays: ``src`` (homogeneous ids of the sources), ``degrees`` (number of edges of each
-            node), ``numbers`` (of the edges, in the input), ``data/<name>`` (their arrays); of the
-            edges that leave the part, by the part of their source, ``out-src`` and ``out-dst``
-            (homogeneous ids) and ``out-at`` (places in the bucket).
-        leaving: ``[parts + 1]``: where in the last three the edges from each part start.
+        arrays: ``src`` (homogeneous ids of the sources), ``degrees`` (in-degree of each node),
+            ``numbers`` (edge numbers in the input), ``data/<name>`` (edge arrays); for edges from
+            other parts, by part, ``out-src`` and ``out-dst`` (homogeneous ids), and ``out-at``
+            (positions in the bucket).
+        leaving: ``[parts + 1]``, start of the edges from each part in the ``out-`` arrays.
     """
 
     bucket: Bucket
@@ -141,9 +140,8 @@ class SortedEdges:
 def shuffle(
     graph: DiskGraph, numbering: Numbering, work: Workspace
 ) -> tuple[dict[EdgeType, IntArray], list[SortedEdges]]:
-    """Bring the edges to their parts; those of the graph are not needed afterwards. Returns where
-    each part's edges start, int64 ``[parts + 1]`` by type; and the edges of all buckets, in the
-    order of their ids."""
+    """Move the edges to their parts. Returns the start of each part's edges, int64 ``[parts + 1]``
+    by type, and the edges of all buckets, in the order of their new ids."""
     edge_starts, buckets = _buckets(graph, numbering)
     of_type = {etype: [b for b in buckets if b.etype == etype] for etype in graph.runs}
     runs = [(etype, run) for etype, of in graph.runs.items() for run in of if run.num]
@@ -173,7 +171,7 @@ def shuffle(
 def _buckets(
     graph: DiskGraph, numbering: Numbering
 ) -> tuple[dict[EdgeType, IntArray], list[Bucket]]:
-    """Return starts of each part's edges, by type, and the buckets in the order of edge ids."""
+    """Return the start of each part's edges, by type, and the buckets in the order of edge ids."""
     parts = len(numbering.bounds) - 1
     cuts: dict[EdgeType, list[tuple[IntArray, IntArray]]] = {}
     edge_starts: dict[EdgeType, IntArray] = {}
@@ -201,8 +199,8 @@ def _buckets(
 
 
 def _cut(total: IntArray, first: int, last: int) -> tuple[IntArray, IntArray]:
-    """Rows ``first`` to ``last``, cut so that each piece has about `BUCKET` edges at most: the
-    bounds of the pieces, and how many edges there are before each."""
+    """Divide rows ``first`` to ``last`` into pieces of at most about `BUCKET` edges. Returns the
+    bounds of the pieces, and the number of edges before each bound."""
     goals = np.arange(total[first] + BUCKET, total[last], BUCKET)
     rows = np.searchsorted(total[first : last + 1], goals, side="right") + first - 1
     rows = np.unique(np.concatenate([[first], rows, [last]])).astype(np.int64)
@@ -212,8 +210,8 @@ def _cut(total: IntArray, first: int, last: int) -> tuple[IntArray, IntArray]:
 def _scatter(
     run: EdgeRun, new_src: DiskArray, new_dst: DiskArray, first_rows: list[int], path: Path
 ) -> dict[str, Any]:
-    """Write a run's edges by bucket: new ids of their ends, places in the run, and their data.
-    Returns where each bucket's edges start, and their number; and the arrays."""
+    """Write a run's edges by bucket: new ids of their ends, positions in the run, and edge arrays.
+    Returns ``starts`` of each bucket's edges, and ``arrays``."""
     src, dst = run.ends()
     src, dst = new_src.map()[src], new_dst.map()[dst]
     of_bucket = np.searchsorted(np.array(first_rows), dst, side="right") - 1
@@ -229,13 +227,13 @@ def _scatter(
 def _gather(
     bucket: Bucket, pieces: Sequence[_Piece], bounds: list[int], number_type: str, directory: Path
 ) -> dict[str, Any]:
-    """Sort the edges of a bucket, from pieces in the order of their numbers. Returns ``leaving``
-    and ``arrays`` of `SortedEdges`."""
+    """Sort the edges of a bucket, from its pieces in input order. Returns ``leaving`` and
+    ``arrays`` of `SortedEdges`."""
     columns = _columns(pieces)
     starts, order = edge_kernels.group(columns["dst"] - bucket.first_row, bucket.rows)
     src, dst = columns["src"][order], columns["dst"][order]
     source_part = np.searchsorted(np.array(bounds), src, side="right") - 1
-    source_part[source_part == bucket.part] = len(bounds) - 1  # the last: stays here
+    source_part[source_part == bucket.part] = len(bounds) - 1  # local edges come last
     leaving, by_part = edge_kernels.group(source_part, len(bounds))
     by_part = by_part[: leaving[-2]]
     written = {
@@ -255,7 +253,7 @@ def _gather(
 
 
 def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
-    """Concatenate the pieces' columns of a bucket, with the edges' ``number`` for ``place``."""
+    """Concatenate the columns of pieces, with the edges' ``number`` in place of ``place``."""
     blocks: dict[str, list[Array]] = {}
     for first, start, stop, arrays in pieces:
         for name, column in arrays.items():
@@ -267,6 +265,6 @@ def _columns(pieces: Sequence[_Piece]) -> dict[str, Array]:
 
 
 def _stored(path: Path, column: str, rows: Array, dtype: str = "") -> DiskArray:
-    """Write a column of edges; ``dtype``: of data, which may be rows of bfloat16 as int16."""
+    """Write a column of edges. ``dtype``: declared dtype, if it is bfloat16 stored as int16."""
     array = store(Path(f"{path}.{column.replace('/', '-')}"), rows)
     return replace(array, dtype=dtype or array.dtype)

@@ -1,4 +1,4 @@
-"""A graph from its input to the disk, whatever its format: read, checked, scaled, with reverses."""
+"""Write a graph of any format to disk: read it, check it, scale features, add reverse edges."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from raygnn.graph.sources.transforms import add_reverses, normalize
 from raygnn.graph.tables.description import EdgeTable, NodeTable
 from raygnn.graph.tables.table_stages import extents, read_tables
 
-_ROWS = 1 << 18  # or columns
-_BYTES = 1 << 24  # unpacked at once
+_ROWS = 1 << 18  # rows, or columns, converted at once
+_BYTES = 1 << 24  # bytes unpacked at once
 
 
 def read_graph(
     config: GraphConfig, work: Workspace, *, needs_masks: bool, trains: bool
 ) -> DiskGraph:
-    """The graph that `raygnn.graph.sources.load_graph` reads, on disk: checked, scaled, with
-    reverse edges. Tables and archives are never in memory as a whole."""
+    """Write the graph that `raygnn.graph.sources.load_graph` would read to disk. Tables and
+    archives are never completely in memory."""
     if isinstance(config, TablesGraph):
         graph = read_tables(config, work)
     elif isinstance(config, OgbGraph):
@@ -56,13 +56,13 @@ def read_graph(
 
 
 def is_in_place(member: Member) -> bool:
-    """Return True if an array can be mapped in place."""
+    """True if an array of an archive can be mapped in place."""
     return member.place is not None and not member.fortran and member.dtype.isnative
 
 
 def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> DiskGraph:
-    """The graph that `raygnn.graph.sources.ogb` reads, of archives. Their arrays are mapped where
-    they lie; those that are compressed or in another order are unpacked first."""
+    """Return the graph of OGB's archives; see `raygnn.graph.sources.ogb`. Arrays are mapped in
+    place; those that are compressed or in Fortran order are unpacked first."""
     packed = [member for member in dataset.members if not is_in_place(member)]
     paths = {m: work.directory("unpack") / str(at) for at, m in enumerate(packed)}
     sizes = [member.nbytes for member in packed]
@@ -93,7 +93,7 @@ def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> D
 
 
 def _unpack(member: Member, path: Path) -> dict[str, int]:
-    """Write an array as `DiskArray` has it."""
+    """Write an array of an archive in the format of `DiskArray`."""
     with Appended(path) as file:
         for block in member.blocks(_BYTES):
             file.add(block)
@@ -103,7 +103,7 @@ def _unpack(member: Member, path: Path) -> dict[str, int]:
 
 
 def _reorder(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Bring an array from Fortran's order into C's."""
+    """Rewrite an array in Fortran order in C order."""
     draft = path.with_suffix(".draft")
     stored: Array = np.memmap(path, dtype, "r", shape=shape[::-1]).T
     ordered = np.memmap(draft, dtype, "w+", shape=shape)
@@ -130,7 +130,7 @@ def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
         return graph
     arrays = {t: of["feat"] for t, of in graph.node_arrays.items() if "feat" in of}
     if not arrays:
-        normalize(graph.data(), method)  # which says so
+        normalize(graph.data(), method)  # raises the error
     path, of_nodes, tasks = work.directory("normalize"), dict(graph.node_arrays), []
     for at, (ntype, array) in enumerate(arrays.items()):
         dtype = array.dtype if array.stored.kind == "f" else "float32"
@@ -142,7 +142,7 @@ def _scaled(graph: DiskGraph, method: str, work: Workspace) -> DiskGraph:
 
 
 def _normalize(method: str, array: DiskArray, scaled: DiskArray) -> None:
-    """Write a scaled copy of a matrix; scaled in at least float32."""
+    """Write a scaled copy of a matrix, computed in at least float32."""
     dtype = np.promote_types(array.dtype, np.float32)
     wide = DiskArray(scaled.path.with_suffix(".wide"), str(dtype), array.row_shape)
     _convert(array, wide)
@@ -160,7 +160,7 @@ def _convert(array: DiskArray, to: DiskArray) -> None:
 
 
 def _with_reverses(graph: DiskGraph) -> DiskGraph:
-    """The graph with what `add_reverses` gives it."""
+    """Return the graph with reverse edges; see `add_reverses`."""
     data, runs = graph.data(), dict(graph.runs)
     add_reverses(data)
     for etype, other in data.reverses.items():
@@ -170,22 +170,22 @@ def _with_reverses(graph: DiskGraph) -> DiskGraph:
     return replace(graph, runs={etype: runs[etype] for etype in data.edges}, others=others)
 
 
-# bytes: of arrays by their sizes, of processes as seen in benchmarks/bench_large.py
-_TASK = 250 * 2**20  # of a process of Ray's with the libraries
-_RAY = 900 * 2**20  # of Ray's other processes and the driver
-_HELD = 48  # for each edge of a run or bucket, while it is sorted
-_STREAMED = 110  # for each node, in the process that assigns nodes by streaming, and in the driver
-_NODE_OF_TASK = 40  # for each node, in each process that writes a part
-_METIS = 200  # for each edge in memory, beside the graph, as benchmarks/bench_tables.py has it
-_ON_DISK = 80  # for each node, beside its arrays: ids, their table and numbers
-# seconds of a machine that does nothing else: until Ray is there, and edges a second of one core
+# Bytes of processes, as measured with benchmarks/bench_large.py
+_TASK = 250 * 2**20  # a Ray worker process with the libraries
+_RAY = 900 * 2**20  # Ray's other processes, and the driver
+_HELD = 48  # per edge of a run or bucket, while it is sorted
+_STREAMED = 110  # per node, in the process that assigns nodes by streaming, and in the driver
+_NODE_OF_TASK = 40  # per node, in each process that writes a part
+_METIS = 200  # per edge, beside the graph, as measured with benchmarks/bench_tables.py
+_ON_DISK = 80  # per node, beside its arrays: ids and numbers
+# On an idle machine: seconds until Ray has started, and edges per second and core
 _START, _RATE, _STREAM_RATE = 20, 600_000, 150_000
 
 
 @dataclass(frozen=True)
 class Size:
-    """About how large a graph is: bytes of what is read for all nodes and for all edges, and of
-    archives that are unpacked on disk; None of tables, which all are."""
+    """Estimated size of a graph. ``node_bytes``, ``edge_bytes``: arrays of nodes and edges;
+    ``unpacked``: bytes of archives to unpack on disk, None = all (tables)."""
 
     nodes: int
     edges: int
@@ -195,14 +195,14 @@ class Size:
 
     @property
     def in_memory(self) -> int:
-        """Bytes that reading it and METIS take at most, in one process."""
+        """Bytes for reading the graph and METIS in one process, at most."""
         return self.node_bytes + self.edge_bytes + _METIS * self.edges
 
 
 @dataclass(frozen=True)
 class Needs:
-    """About what it takes to partition a graph out of core: bytes on one machine, bytes where the
-    partition will lie, seconds."""
+    """Estimated requirements of out-of-core partitioning: bytes of memory on each machine, bytes of
+    disk at the partition's directory, seconds."""
 
     memory: int
     disk: int
@@ -210,7 +210,7 @@ class Needs:
 
 
 def size_of(graph: GraphConfig | None) -> Size | None:
-    """Return the size of tables and archives, from their headers; None for other formats."""
+    """Estimate the size of tables and archives, from their headers; None for other formats."""
     if isinstance(graph, OgbGraph):
         dataset, times = ogb.archived(graph), 2 if graph.undirected else 1
         unpacked = sum(member.nbytes for member in dataset.members if not is_in_place(member))
@@ -232,20 +232,21 @@ def size_of(graph: GraphConfig | None) -> Size | None:
 
 
 def needs(size: Size, parts: int, tasks: int, method: str) -> Needs:
-    """Return what `partition_out_of_core` needs with so many tasks per machine and in all."""
+    """Estimate the requirements of `partition_out_of_core`. ``tasks``: tasks at a time per machine;
+    time is that of one machine."""
     streams = method == "stream"
     held = max(_HELD * min(RUN, size.edges), _NODE_OF_TASK * size.nodes)
     memory = _RAY + max(_TASK + _STREAMED * size.nodes * streams, tasks * (_TASK + held))
     index = 4 if max(size.nodes, size.edges) < 2**31 else 8
-    data = max(size.edge_bytes // max(size.edges, 1) - 16, 0)  # of an edge, beside its ends
+    data = max(size.edge_bytes // max(size.edges, 1) - 16, 0)  # per edge, beside its ends
     if (unpacked := size.unpacked) is None:
         unpacked = size.edges * (2 * index + data)
-    # by streaming half of what a random assignment cuts, where there are communities less
+    # streaming cuts at most about half as many edges as a random assignment
     cut = (parts - 1) / parts * (0.5 if streams else 1)
     stages = 2 * index + data + cut * 3 * index
     written = 25 + 8 + data + cut * 25
-    # ``node_bytes`` of tables are twice those of features as they are stored: once in a stage, once
-    # written
+    # ``node_bytes`` of tables are twice the stored bytes of features: once in a stage, once in the
+    # partition
     of_node = _ON_DISK + 17 * (1 + cut * parts)
     disk = unpacked + size.node_bytes + size.nodes * of_node + size.edges * (stages + written)
     rate = (_STREAM_RATE if streams else _RATE) * max(tasks, 1)

@@ -1,7 +1,7 @@
-"""Directories and tasks of the stages of a partition, until it is complete.
+"""Directories and tasks of a partition's stages.
 
 A task's result is stored beside its output, so that the next attempt resumes after the last
-finished task. Nothing is flushed to the disk: after a reboot, all tasks run again.
+finished task. Nothing is flushed to disk, so all tasks run again after a reboot.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from raygnn.util.files import read_json
 _MAX_THREADS = 16
 
 Result = Any  # plain JSON types
-# Runs a function for tasks, on one machine or several that all see the workspace. Yields the number
-# of each task and its result, as tasks finish; raises the error of the first task that fails. With
-# ``gpus`` the processes that run the tasks have so many GPUs each, and stay until all are done.
+# Runs a function for each task, on one or several machines that see the workspace. Yields number
+# and result of tasks as they finish; raises the error of the first task that fails. With ``gpus``,
+# tasks run in processes that persist and have so many GPUs each.
 Pool: TypeAlias = Callable[..., Iterator[tuple[int, Result]]]
 
 
@@ -39,7 +39,7 @@ def in_turn(
 def on_threads(
     function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[int, Result]]:
-    """Run tasks in threads, a few more than cores, as some wait for the disk: see `Pool`."""
+    """Run tasks in threads, a few more than cores, since some wait for the disk: see `Pool`."""
     with ThreadPoolExecutor(min((os.cpu_count() or 1) + 2, _MAX_THREADS), "stages") as pool:
         running = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
         try:
@@ -51,8 +51,8 @@ def on_threads(
 
 
 class Workspace:
-    """A directory of stages, with the ``seconds`` of each in this try. ``tell`` is called with a
-    stage's name, how much of it is done, rows a second, and the time left."""
+    """Directory of stages. ``seconds``: duration of each stage in this attempt; ``tell``: called
+    with a stage's name, finished tasks, rows per second and remaining time."""
 
     def __init__(self, path: Path, pool: Pool, tell: Callable[[str], object]):
         self.path, self.pool, self.tell = path, pool, tell
@@ -76,12 +76,12 @@ class Workspace:
         sizes: Sequence[int],
         gpus: float | None = None,
     ) -> list[Result]:
-        """Return the results of all tasks, in order, without running those finished earlier.
+        """Run the tasks that are not finished yet. Returns the results of all tasks, in order.
 
         Args:
-            function: of a module, with plain JSON types for a result; writes below `directory`, in
-                place of what a task that was ended left.
-            sizes: rows of the tasks, for the progress, unless results have their ``rows``.
+            function: function of a module that returns plain JSON types, writes below `directory`,
+                and replaces what a killed task left.
+            sizes: rows of each task, for the progress, unless results have ``rows``.
             gpus: see `Pool`.
         """
         started, done, rows = time.perf_counter(), 0, 0
@@ -110,12 +110,12 @@ class Workspace:
         return [results[number] for number in range(len(tasks))]
 
     def drop(self, stage: str) -> None:
-        """Remove what the tasks of a stage wrote, but not that they are done."""
+        """Remove the output of a stage's tasks, but not the record that they are finished."""
         for path in self.directory(stage).iterdir():
             if path.suffix != ".json":
                 path.unlink()
 
 
 def _boot() -> str:
-    """Tells one start of this machine from the next."""
+    """Return an id that changes with each boot of this machine."""
     return " ".join(words(Path("/proc/sys/kernel/random/boot_id")))

@@ -1,7 +1,7 @@
-"""Tables of nodes and of edges, in files or databases, as a YAML of their own describes them.
+"""Tables of nodes and edges, in files or databases, described by a YAML file.
 
-Nodes are numbered in the order of their rows, edges too. The user's ids are kept beside the
-graph, and predictions are written by them.
+Nodes and edges are numbered in the order of their rows. The partition keeps the ids of the tables,
+and predictions are written with them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def files(graph: TablesGraph) -> list[AnyPath]:
 
 
 def reading_bytes(graph: TablesGraph) -> int:
-    """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
+    """Estimate the bytes of the arrays; see `raygnn.graph.sources.reading_bytes`."""
     return sum(
         size * (1 + getattr(table, "undirected", False)) for table, _, size in extents(graph)
     )
@@ -48,11 +48,10 @@ def reading_bytes(graph: TablesGraph) -> int:
 def read(graph: TablesGraph) -> GraphData:
     """Read the graph with the types, arrays and ids of the description.
 
-    Features are float32 ``[N, F]``, float16 where they are stored so, ``label`` int64 ``[N]``
-    (classes in sorted order, -1 = unknown) or float32 ``[N]`` (numbers, NaN = unknown), categories
-    int64 ``[N]``, masks bool ``[N]``; of edges the same, ``weight`` float32 ``[E]`` and ``time``
-    int64 ``[E]``. Memory is that of the arrays, and of a chunk; arrays lie in a temporary
-    directory until all are read.
+    Features are float32 ``[N, F]``, or float16 if the columns are; ``label`` int64 ``[N]`` (classes
+    in sorted order, -1 = unknown) or float32 ``[N]`` (numbers, NaN = unknown); categories int64
+    ``[N]``; masks bool ``[N]``. Edges can have the same arrays, and ``weight`` float32 ``[E]``;
+    ``time`` is int64. Arrays are written to a temporary directory until all are read.
     """
     with (
         TemporaryDirectory(prefix="raygnn-") as place,

@@ -1,5 +1,5 @@
-"""Columns of a chunk as NumPy arrays: numbers, points in time, and words as codes. What cannot be
-one is a DataError that names file, row and column.
+"""Convert columns of a chunk to NumPy arrays: numbers, times, and categories as codes. A value that
+cannot be converted raises DataError with its file, row and column.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from raygnn.graph.data import SPLITS
 from raygnn.graph.tables.description import Category, TimeColumn
 from raygnn.graph.tables.reader import Chunk, TableReader
 
-INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # of which int64 has all, each written in one way
+INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # fits int64, and has one spelling for each number
 _LARGEST = float(np.finfo(np.float32).max)
-_WIDEST = 1 << 20  # numbers of a row
-_MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # of a unit
+_WIDEST = 1 << 20  # numbers in a row's list, at most
+_MICROSECONDS = {"d": 86_400e6, "s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}  # by unit
 _LATEST = 2.0**62  # microseconds
 
 
 def shown(value: Any) -> str:
-    """A value as errors show it, at most 60 characters."""
+    """Return a value as errors show it, at most 60 characters."""
     try:
         text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
-    except (OverflowError, ValueError):  # a point in time of no year that Python knows
+    except (OverflowError, ValueError):  # a time beyond the years of Python's datetime
         text = f"{value.value} as {value.type}"
     return text if len(text) <= 60 else text[:60] + "…"
 
 
 def first(bad: Any) -> int:
-    """The first true row of a mask, of Arrow's or NumPy's."""
+    """Return the first true row of a mask, an Arrow or NumPy array."""
     return int(np.argmax(bad if isinstance(bad, np.ndarray) else pc.fill_null(bad, False)))
 
 
 def to_numpy(array: pa.Array) -> Array:
-    """An array of Arrow's as one of NumPy's, copied where it must be."""
+    """Convert an Arrow array to NumPy, without a copy where possible."""
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
@@ -53,7 +53,7 @@ def nan_to_null(array: pa.Array) -> pa.Array:
 
 
 def refuse_nulls(chunk: Chunk, column: str, remedy: str) -> pa.Array:
-    """The column, which has a value in each row; raises DataError if it has not."""
+    """Return a column; raises DataError if a row has no value."""
     array = chunk.columns[column]
     if array.null_count:
         raise chunk.error(first(pc.is_null(array)), column, "there is no value", remedy)
@@ -61,14 +61,14 @@ def refuse_nulls(chunk: Chunk, column: str, remedy: str) -> pa.Array:
 
 
 def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width: int = 1) -> Any:
-    """Convert a column's values, ``width`` for each row."""
+    """Cast a column's values, ``width`` for each row; raises DataError for the first that fails."""
     try:
         return pc.cast(array, to)
     except pa.ArrowNotImplementedError:
         raise chunk.error(0, column, f"the column is {array.type}", remedy) from None
     except pa.ArrowException:
         low, high = 0, len(array)
-        while high - low > 1:  # the first value that fails, by halving
+        while high - low > 1:  # bisect for the first value that fails
             middle = (low + high) // 2
             try:
                 pc.cast(array.slice(low, middle - low), to)
@@ -87,13 +87,13 @@ def matrix(
     dtype: Any = None,
     array: pa.Array | None = None,
 ) -> Array:
-    """A column of numbers as ``[n, 1]``, or one of lists of equal length as ``[n, w]``.
+    """Convert a column of numbers to ``[n, 1]``, or of lists of equal length to ``[n, w]``.
 
     Args:
-        width: of the rows before; None = none were.
-        fill: in place of missing numbers; None = there may be none.
-        dtype: None = float32, or float16 where it is stored so and nothing is missing.
-        array: in place of the column as it is.
+        width: width of earlier rows; None = there are no earlier rows.
+        fill: replaces missing numbers; None = missing numbers are refused.
+        dtype: None = float32, or float16 if the column is float16 and no value is missing.
+        array: values to convert in place of the column's.
     """
     array = chunk.columns[column] if array is None else array
     if is_list(array.type):
@@ -102,9 +102,9 @@ def matrix(
         message = f"there is one number, expected a list of {width}"
         raise chunk.error(0, column, message, "give all files columns of one kind")
     width = width or 1
-    kind, remedy = array.type, "say parts or since, which make numbers of points in time"
+    kind, remedy = array.type, "set parts or since, which convert times to numbers"
     if not pa.types.is_temporal(kind):
-        remedy = "features and weights are numbers; words can be categories, or onehot features"
+        remedy = "features and weights are numbers; text can be a category, or a onehot feature"
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
     if fill is not None:
@@ -116,7 +116,7 @@ def matrix(
     if pa.types.is_boolean(kind):
         array = pc.cast(array, pa.uint8())
     if pa.types.is_integer(array.type):
-        array = pc.cast(array, pa.float64(), safe=False)  # rounded, as float32 will be anyway
+        array = pc.cast(array, pa.float64(), safe=False)  # rounds, as float32 does later
     elif not pa.types.is_floating(array.type):
         try:
             array = pc.cast(array, pa.float64())
@@ -138,7 +138,7 @@ def matrix(
 
 
 def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tuple[pa.Array, int]:
-    """Return the elements of lists of equal length, and that length."""
+    """Return the elements of lists of equal length, and the length."""
     if array.null_count:
         row, remedy = first(pc.is_null(array)), "give a list in every row"
         raise chunk.error(row, column, "there is no value", remedy)
@@ -155,7 +155,7 @@ def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tupl
 
 
 def _without_truths(array: pa.Array) -> pa.Array:
-    """1 and 0 in place of true and false, where the array is text."""
+    """Replace true and false by 1 and 0 if the array is text."""
     if not pa.types.is_large_string(array.type):
         return array
     lower = pc.utf8_lower(array)
@@ -164,7 +164,7 @@ def _without_truths(array: pa.Array) -> pa.Array:
 
 
 def no_number(chunk: Chunk, row: int, column: str) -> DataError:
-    """The error of a missing number."""
+    """Build the error for a missing number."""
     array, value = chunk.columns[column], "median}"
     if pa.types.is_large_string(array.type):
         array = pc.unique(pc.utf8_lower(array.drop_null()))
@@ -178,7 +178,7 @@ def no_number(chunk: Chunk, row: int, column: str) -> DataError:
 
 
 def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -> DataError:
-    """The error of a missing value, which says how many are: the files are read once more."""
+    """Build the error for a missing value. It reads the files again, to count missing values."""
     missing = total = 0
     for other in chunk.reader.again(column).chunks():
         array = other.columns[column]
@@ -194,8 +194,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 class Times:
-    """Whole numbers as they are, points in time, and numbers whose unit is named, as microseconds
-    since 1970, int64."""
+    """Reads times as int64: integers unchanged; dates, and numbers with a configured unit, as
+    microseconds since 1970."""
 
     def __init__(self, time: TimeColumn | None = None):
         self._unit = None if time is None else time.unit
@@ -204,24 +204,24 @@ class Times:
 
     @property
     def in_microseconds(self) -> bool:
-        """True if what was read is known to be in microseconds: its unit is named, or dates."""
+        """True if the values read so far are in microseconds: dates, or a configured unit."""
         return self._unit is not None or pa.types.is_timestamp(self._to or pa.null())
 
     def of(self, chunk: Chunk, column: str) -> Array:
-        """int64 ``[n]``; raises DataError for nulls, and for other kinds than came before."""
+        """Return int64 ``[n]``; raises DataError for nulls, and if the kind of value changes."""
         refuse_nulls(chunk, column, "give each row a time, or leave time out")
         if self._unit is not None:
             return _microseconds(chunk, column, self._unit)
         return to_numpy(pc.cast(self.array(chunk, column), pa.int64()))
 
     def array(self, chunk: Chunk, column: str) -> pa.Array:
-        """int64, or timestamps in microseconds; nulls stay."""
+        """Return int64, or timestamps in microseconds; nulls are kept."""
         array = chunk.columns[column]
         if array.null_count == len(array):
             return pa.nulls(len(array), self._to or pa.timestamp("us"))
         remedy = (
-            "give whole numbers, or points in time such as 2024-05-01 12:30:00.123456, not both; "
-            "of these all with a zone, or none"
+            "use integers, or dates such as 2024-05-01 12:30:00.123456, not both; either all "
+            "dates have a time zone, or none"
         )
         if self._names_unit:
             remedy += f"; name the unit of other numbers: time: {{column: {column}, unit: s}}"
@@ -231,7 +231,7 @@ class Times:
         if no_point or not (text or temporal or pa.types.is_integer(kind)):
             raise chunk.error(0, column, f"the column is {kind}", remedy)
         to = self._to = self._to or _time_type(array)
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":  # what is finer is cut
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":  # truncate to microseconds
             array = pc.floor_temporal(pc.cast(array, pa.timestamp("ns")), unit="microsecond")
         zones = [getattr(one, "tz", None) is not None for one in (kind, to)]
         if not text and (temporal != pa.types.is_temporal(to) or zones[0] != zones[1]):
@@ -240,7 +240,7 @@ class Times:
 
 
 def _microseconds(chunk: Chunk, column: str, unit: str) -> Array:
-    """Return numbers of a unit as microseconds, cut downwards, int64 ``[n]``."""
+    """Convert numbers with a unit to microseconds, rounded down, int64 ``[n]``."""
     array, scale = chunk.columns[column], _MICROSECONDS[unit]
     kind, remedy = array.type, f"give numbers of {unit} since 1970, or leave the unit out"
     if not (chunk.text(column) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -255,7 +255,7 @@ def _microseconds(chunk: Chunk, column: str, unit: str) -> Array:
         raise chunk.error(row, column, f"{numbers[row]} {unit} is no time", remedy)
     if numbers.dtype == np.int64:
         return numbers * int(scale) if scale >= 1 else numbers // 1000
-    # a microsecond that float64 misses by a little is that microsecond
+    # tolerate float64's rounding error just below a whole microsecond
     return np.floor(numbers * scale + 0.25).astype(np.int64)
 
 
@@ -273,20 +273,20 @@ log = logging.getLogger("raygnn")
 
 MAX_CLASSES = 1 << 16
 MAX_CATEGORIES = 1 << 20
-_SHOWN = 5  # words in an error
+_SHOWN = 5  # categories listed in an error
 
 
 class Codes:
-    """Column of classes or categories: text or whole numbers, numbered in sorted order.
+    """Column of classes or categories: text or integers, coded in sorted order.
 
     Args:
-        vocabulary: what 0, 1, … are to stand for, None the bucket of unknown words; None = the
-            words of the column, sorted.
-        category: None = classes, of which a row may have none.
+        vocabulary: the value of each code 0, 1, …, with None for the bucket of unknown values;
+            None = the sorted values of the column.
+        category: None = classes, which may be missing.
 
     Attributes:
-        names: for each code what it stands for, once `fit` has numbered the words: integers where
-            all are, else text, and None for the bucket, which is 0.
+        names: the value of each code, set by `fit`: integers if all are, else text; None for the
+            bucket, which is code 0.
         missing: code of rows without a value: the bucket, or -1.
     """
 
@@ -298,32 +298,32 @@ class Codes:
         self.columns, self._vocabulary, self._category = [column], vocabulary, category
         self._kind = "classes" if category is None else "categories"
         self._bucket = category is not None and category.unknown == "bucket"
-        self._found: dict[str | None, list[int]] = {}  # word → number of its rows, and the first
+        self._found: dict[str | None, list[int]] = {}  # value → number of its rows, first row
         self._integers = True
         self._codes: dict[str, int] = {}
         self.names: list[Any] = []
         self.missing = -1
 
     def add(self, chunk: Chunk) -> None:
-        """Count the words of a chunk's rows."""
+        """Count the values of a chunk's rows."""
         column, words, rows = self.columns[0], *self._encoded(chunk)
         most = MAX_CLASSES if self._category is None else MAX_CATEGORIES
         counted = np.unique(rows, return_index=True, return_counts=True)
         for code, row, count in zip(*(array.tolist() for array in counted), strict=True):
             word = None if (value := words[code]) is None else str(value)
             if word is None and self._category is not None and not self._bucket:
-                remedy = "give it a word of its own, such as none, or set unknown: bucket"
+                remedy = "fill it with a value, such as none, or set unknown: bucket"
                 raise chunk.error(row, column, "there is no value", remedy)
             if word not in self._found and len(self._found) - (None in self._found) == most:
                 message = f"{shown(value)} makes more than {most:,} {self._kind}"
-                remedy = f"see that this is the column of {self._kind}, not one of ids"
+                remedy = f"check that this column has {self._kind}, and not ids"
                 raise chunk.error(row, column, message, remedy)
             if word is not None:
                 self._integers &= type(value) is int or re.match(INTEGER, word) is not None
             self._found.setdefault(word, [0, chunk.first + row])[0] += count
 
     def fit(self, reader: TableReader, added: int) -> None:
-        """Number the words of the rows that were counted, and so many nodes without a value."""
+        """Assign codes to the counted values. ``added``: number of nodes without a row."""
         if added:
             self._found.setdefault(None, [0, 0])[0] += added
         words = {w: int(w) if self._integers else w for w in self._found if w is not None}
@@ -340,10 +340,10 @@ class Codes:
         if unseen and self.missing < 0:
             raise self._refused(reader, unseen)
         if unseen and self._vocabulary is not None:
-            what = "have words that the training did not have, and are in the bucket"
+            what = "have values that the training data did not have; they are mapped to the bucket"
             where = f"{reader.files[0]}, column {self.columns[0]!r}"
             log.warning(f"{where}: {self._share(unseen)} {what}")
-        self._found.clear()  # tasks are handed the codes alone
+        self._found.clear()  # tasks, to which this is sent, need only the codes
 
     def rows(self, chunk: Chunk) -> Array:
         """Return the codes of a chunk's rows, int64 ``[n]``."""
@@ -356,7 +356,7 @@ class Codes:
         return to_numpy(pc.is_valid(nan_to_null(chunk.columns[self.columns[0]])))
 
     def _encoded(self, chunk: Chunk) -> tuple[list[Any], Array]:
-        remedy = f"{self._kind} are text or whole numbers"
+        remedy = f"{self._kind} are text or integers"
         return encoded(chunk, self.columns[0], remedy, chunk.columns[self.columns[0]])
 
     def _share(self, words: Iterable[str | None]) -> str:
@@ -364,44 +364,45 @@ class Codes:
         return f"{sum(self._found[word][0] for word in words):,} of {sum(counts):,} rows"
 
     def _refused(self, reader: TableReader, unseen: Mapping[str | None, Any]) -> DataError:
-        """Return the error of words that the training did not have, None for no value."""
+        """Build the error for values that the training data did not have; None = no value."""
         first_row = {word: self._found[word][1] for word in unseen}
         listed = [
             f"{'no value' if word is None else shown(unseen[word])} ({self._found[word][0]:,})"
             for word in sorted(unseen, key=first_row.__getitem__)
         ]
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-        remedy = "correct them, leave these rows out, or train with unknown: bucket for them"
+        remedy = "correct them, remove these rows, or train with unknown: bucket"
         if self._category is None:
-            remedy = "leave the value of these rows empty, or label out, or train on data with them"
+            remedy = "leave these labels empty, omit label, or train on data that has them"
         elif not self._bucket and (self._vocabulary or [""])[0] is None:
-            remedy = "set unknown: bucket for this category, as the training did, or correct them"
-        message = f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}"
+            remedy = "set unknown: bucket for this category, as in the training, or correct them"
+        message = f"the training data has none of these {self._kind}: "
+        message += f"{', '.join(listed[:_SHOWN])}{more}"
         message = f"{message}; {self._share(unseen)}"
         return reader.error(min(first_row.values()), self.columns[0], message, remedy)
 
 
 def split_codes(chunk: Chunk, column: str, words: Mapping[str, str] | None) -> Array:
-    """A column of the words train, val and test, or nothing, as int8 ``[n]``: 0, 1, 2, -1.
-    ``words``: what else stands for them; None = nothing can."""
+    """Convert a column of train, val, test or nothing to int8 ``[n]``: 0, 1, 2, -1. ``words``:
+    other values with their split; None = the table cannot define any."""
     split_of = {**{split: split for split in SPLITS}, **(words or {})}
-    found, rows = encoded(chunk, column, "a split is a word", chunk.columns[column])
+    found, rows = encoded(chunk, column, "a split is text", chunk.columns[column])
     codes = np.full(len(found), -1, np.int8)
     for at, word in enumerate(found):
         if word in (None, ""):
             continue
         if str(word) not in split_of:
             remedy = f"use {', '.join(split_of)} or nothing"
-            remedy += "" if words is None else ", or say with split_words what it means"
+            remedy += "" if words is None else ", or map it with split_words"
             raise chunk.error(first(rows == at), column, f"{shown(word)} is no split", remedy)
         codes[at] = SPLITS.index(split_of[str(word)])
     return codes[rows]
 
 
 def encoded(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> tuple[list[Any], Array]:
-    """Return the words of a column and None, and for each row the place of its word among them,
-    -1 without a value. Words are text, integers or whole floats, as a column of integers with
-    nulls often is; raises DataError for others."""
+    """Return the distinct values of a column, followed by None, and for each row the index of its
+    value, -1 if it is missing. Values are text, integers, or floats without a fraction (integer
+    columns with nulls are often stored so); raises DataError for others."""
     array, kind = nan_to_null(array), array.type
     if pa.types.is_floating(kind):
         values = to_numpy(pc.cast(array, pa.float64()))

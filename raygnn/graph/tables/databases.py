@@ -1,5 +1,5 @@
-"""Tables that come from a database: their queries run there, through ADBC, once for each graph that
-a process has. Its digest, its estimated size and its rows are of the Parquet files of the results.
+"""Tables from a database: their queries run there, through ADBC, once per graph and process. The
+results are Parquet files, which digest, size estimate and rows come from.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from raygnn.util.files import storage_errors
 
 _URL = re.compile(r"sqlite:///.+|postgres(?:ql)?://(?:[^:/?#@]*(?::([^/?#@]*))?@)?[^#@]*")
 _URLS = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE or sqlite:///FILE"
-# Waits for a server that does not answer, in seconds and ms, unless the URL has others. A query
-# that runs may take as long as it needs.
+# Timeouts for a server that does not respond, in seconds and ms; the URL can set others. A running
+# query has no timeout.
 _LIMITS = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 60_000}
 _READ_ONLY = "set transaction isolation level repeatable read, read only"
 _BEGIN = {
     "postgresql": (_READ_ONLY, "set local lock_timeout = '60s'"),
     "sqlite": ("pragma busy_timeout = 60000",),
 }
-# Size of a batch: bytes, or rows, from the first of which SQLite's driver infers the types
+# Size of a batch, in bytes or rows; SQLite's driver infers types from the first one
 _BATCH = {
     "postgresql": {"adbc.postgresql.batch_size_hint_bytes": str(1 << 24)},
     "sqlite": {"adbc.sqlite.query.batch_rows": str(1 << 14)},
 }
-_READ: dict[int, Description] = {}  # by the id of a graph that exists
+_READ: dict[int, Description] = {}  # by id() of the graph, removed with it
 
 
 def description_of(graph: TablesGraph) -> Description:
-    """Return the description of a graph; tables of databases have files, and keep their ``url``.
+    """Return the description of a graph, in which tables of databases have files of their rows.
     Raises as `read_description`, `Database` and `Query.run` do."""
     if (found := _READ.get(id(graph))) is not None:
         return found
@@ -62,9 +62,9 @@ def description_of(graph: TablesGraph) -> Description:
 
 
 def _read(described: Description, file: Path, place: Path) -> Description:
-    """Return the description with files below ``place`` that have the rows of databases."""
+    """Return the description with the rows of databases in files below ``place``."""
     changed: dict[str, Table] = {}
-    results: dict[tuple[str, str | None], Path] = {}  # foreign keys have the query of their nodes
+    results: dict[tuple[str, str | None], Path] = {}  # foreign keys share the query of their nodes
     databases: dict[str, Database] = {}
     with ExitStack() as stack:
         for key, table in described.tables.items():
@@ -82,9 +82,9 @@ def _read(described: Description, file: Path, place: Path) -> Description:
 
 @contextmanager
 def selected(graph: GraphConfig, sql: str, url: str | None, key: str) -> Iterator[Path]:
-    """Yield a temporary Parquet file with the rows of a SELECT over a graph's tables, or files that
-    are relative to its description, ordered by all columns. ``url`` None = DuckDB runs it; ``key``:
-    section of the configuration that has it."""
+    """Yield a temporary Parquet file with the rows of a SELECT, ordered by all columns. The query
+    can name tables of the graph, and files relative to its YAML. ``url``: database that runs it,
+    None = DuckDB; ``key``: its section of the configuration."""
     assert isinstance(graph, TablesGraph)
     file, where = Path(graph.path), f"{key}.sql"
     with TemporaryDirectory(prefix="raygnn-") as place:
@@ -100,8 +100,9 @@ def selected(graph: GraphConfig, sql: str, url: str | None, key: str) -> Iterato
 
 
 def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
-    """Write the tables of a database that have rows to a directory, without columns of types that
-    tables lack. Returns what a description at ``base`` says of each file; raises as `Database`."""
+    """Write the tables of a database that have rows to a directory, without columns of unsupported
+    types. Returns each file with its ``url`` and ``sql`` for a description at ``base``; raises as
+    `Database` does."""
     if not DATABASE.fullmatch(url):
         raise ConfigError(NO_DATABASE[0], where="raygnn tables", remedy=NO_DATABASE[1])
     if path := url.partition("sqlite:///")[2]:
@@ -109,7 +110,7 @@ def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
     files = dict[Path, dict[str, str]]()
     database = Database(url, base, url)
     with closing(database.connection) as connection:
-        with database.errors(url, "give the user the right to list tables"):
+        with database.errors(url, "grant the user the right to list tables"):
             listed = connection.adbc_get_objects(depth="tables", table_types_filter=["table"])
             catalogs = listed.read_all().to_pylist()
         for schema in (one for catalog in catalogs for one in catalog["catalog_db_schemas"] or ()):
@@ -129,8 +130,8 @@ def export(url: str, base: Path, place: Path) -> dict[Path, dict[str, str]]:
 
 
 class Database:
-    """A ``connection`` to a database, in a transaction that only reads. ``url`` is as a table has
-    it: ``env:NAME`` or ``sqlite:///FILE``, relative to ``base``."""
+    """A ``connection`` to a database, in a read-only transaction. ``url``: ``env:NAME``, or
+    ``sqlite:///FILE`` relative to ``base``. Raises DataError or CapabilityError if it fails."""
 
     def __init__(self, url: str, base: Path, where: str):
         name = url.removeprefix("env:")
@@ -139,7 +140,7 @@ class Database:
             raise DataError(message, where=where, remedy=f"set it to the URL: {_URLS}")
         if not (match := _URL.fullmatch(url)) or re.search("%(?![0-9a-fA-F]{2})", url):
             remedy = f"expected {_URLS}; write @ / # % in a password as %40 %2F %23 %25"
-            raise DataError(f"{name} is not the URL of a database", where=where, remedy=remedy)
+            raise DataError(f"{name} is not a database URL", where=where, remedy=remedy)
         kind = url.partition(":")[0]
         if kind == "sqlite":
             check_file(file := base.absolute() / url.removeprefix("sqlite:///"))
@@ -153,10 +154,10 @@ class Database:
         try:
             self._dbapi = importlib.import_module(f"adbc_driver_{kind}.dbapi")
         except ImportError:
-            message, remedy = f"there is no adbc-driver-{kind}", 'pip install "raygnn[databases]"'
+            message, remedy = f"adbc-driver-{kind} is missing", 'pip install "raygnn[databases]"'
             raise CapabilityError(message, where=where, remedy=remedy) from None
         self._options = {"adbc_stmt_kwargs": _BATCH[kind]}
-        with self.errors(where, "check the URL, its user and password, and that the server runs"):
+        with self.errors(where, "check the URL, user and password, and that the server runs"):
             self.connection = self._dbapi.connect(uri)
             try:
                 with self.connection.cursor() as cursor:
@@ -167,23 +168,23 @@ class Database:
                 raise
 
     def write(self, sql: str, result: Path, where: str) -> None:
-        """Write the rows of a query as Parquet, ordered by all columns; raises as `read`, and
-        DataError without rows."""
+        """Write the rows of a query as Parquet, ordered by all columns; raises as `read` does, and
+        DataError if there are none."""
         raw = result.with_suffix(".raw.parquet")
         self.read(sql, raw, where)
         Query(where, scan([raw]), {}, [raw]).run(result)
         raw.unlink()
 
     def read(self, sql: str, file: Path, where: str) -> int:
-        """Write the rows of a query as Parquet, a batch at a time. Returns their number; raises
-        DataError if the query is wrong or writes, or a column has a type that tables lack."""
+        """Write the rows of a query as Parquet, batch by batch. Returns their number; raises
+        DataError if the query fails or writes, or a column's type is unsupported."""
         batches, rows, fields = self.batches(sql, where), 0, list[tuple[str, pa.DataType]]()
         for name, kind in ((field.name, field.type) for field in next(batches)):
             fields.append((name, _stored(kind)))
             if fields[-1][1] is None:
                 kind = getattr(kind, "type_name", kind)
-                message = f"column {name!r} has the type {kind}, which tables do not have"
-                remedy = f"cast it in the query, such as cast({name} as text), or leave it out"
+                message = f"column {name!r} has the unsupported type {kind}"
+                remedy = f"cast it in the query, such as cast({name} as text), or omit it"
                 raise DataError(message, where=where, remedy=remedy)
         schema = pa.schema(fields)
         with pq.ParquetWriter(file, schema) as writer:
@@ -198,9 +199,9 @@ class Database:
 
     def batches(self, sql: str, where: str) -> Iterator[Any]:
         """Yield the schema of a query, then its rows."""
-        remedy = "correct the query: one SELECT that writes nothing; cast columns of several types"
+        remedy = "correct the query: one SELECT that does not write; cast columns of mixed types"
         with self.errors(where, remedy), self.connection.cursor(**self._options) as cursor:
-            # nothing else fits into the brackets, such as COPY; it may end in a comment
+            # within brackets only a SELECT is valid; the line break ends a comment
             cursor.execute(f"select * from (\n{sql.strip().rstrip(';')}\n) as q")
             reader = cursor.fetch_record_batch()
             yield reader.schema
@@ -208,7 +209,7 @@ class Database:
 
     @contextmanager
     def errors(self, where: str, remedy: str) -> Iterator[None]:
-        """Raise DataError with the database's own sentence, without the password."""
+        """Raise DataError with the database's message, without the password."""
         try:
             yield
         except (self._dbapi.Error, pa.ArrowException, OSError) as error:
@@ -221,9 +222,9 @@ class Database:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type to store a column as: decimals as numbers, points in time in UTC, without a
-    zone; None for types that tables do not have."""
-    if getattr(kind, "type_name", None) == "numeric":  # exact, of any width, as text
+    """Return the type to store a column as: decimals as floats, timestamps in UTC without a time
+    zone; None for unsupported types."""
+    if getattr(kind, "type_name", None) == "numeric":  # arrives as text, of any precision
         return pa.float64()
     if isinstance(kind, pa.BaseExtensionType):
         is_text, is_uuid = pa.types.is_string(kind.storage_type), kind == pa.uuid()

@@ -1,4 +1,4 @@
-"""The YAML that describes tables: which columns are ids, features, labels, ends. Errors name its
+"""The YAML that describes tables: columns of ids, features, labels and edge ends. Errors name its
 keys and lines."""
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from raygnn.errors import ConfigError
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.input_files import check_file
 
-ROW = "\0"  # name of the number of the row, as if it was a column
+ROW = "\0"  # name of a virtual column with the row's number
 AVERAGES, SEED = ("mean", "median"), "seed"  # impute; since
-MAX_WIDTH = 1 << 10  # features that one column becomes
+MAX_WIDTH = 1 << 10  # features from one column, at most
 _WIDTHS = range(2, MAX_WIDTH + 1)
 HASHING, SENTENCES = "hashing", "sentence-transformers/"  # encoders of text
-_MODEL_WIDTH = 1024  # features of a text by a model, about
-_NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
+_MODEL_WIDTH = 1024  # estimated features of a text that a model encodes
+_NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 characters"
 
 
 def _is_name(text: str) -> bool:
-    """Return True for valid names of types and arrays: names are parts of file names, and of keys
+    """True if a name is valid for types and arrays: names become parts of file names, and of keys
     joined by ``:`` and ``/``."""
     return re.fullmatch(r"[^\W\d][\w.-]{0,99}", text) is not None
 
@@ -78,7 +78,7 @@ def _listed(value: Any) -> Any:
 
 
 def _feature_columns(value: Any) -> Any:
-    """Return one entry for each column; a mapping can name several with the same transform."""
+    """Return one entry per column; a mapping can name several columns with the same transform."""
     listed = _listed(value)
     if not isinstance(listed, tuple):
         return listed
@@ -92,7 +92,7 @@ def _feature_columns(value: Any) -> Any:
 def _buckets(value: Any) -> Any:
     numbers = isinstance(value, list) and all(isinstance(bound, (int, float)) for bound in value)
     if not (numbers and value and value == sorted({*value})) and value not in _WIDTHS:
-        raise expected(f"how many, from 2 to {MAX_WIDTH}, or a list of ascending bounds")
+        raise expected(f"a number of buckets from 2 to {MAX_WIDTH}, or a list of ascending bounds")
     return to_tuple(value)
 
 
@@ -111,55 +111,57 @@ def _since(value: str) -> str:
 
 
 class TimeColumn(Section):
-    """A column that says when rows are."""
+    """A column of times."""
 
     column: Text = Field(description="Name of the column.")
     unit: Literal["d", "s", "ms", "us", "ns"] | None = Field(
         None,
-        description="Unit of numbers since 1970, which can have fractions and become "
-        "microseconds; null = integers stay as they are.",
+        description="Unit of numbers since 1970, converted to microseconds; fractions are allowed. "
+        "null = integers are kept unchanged.",
     )
 
 
 class Category(Section):
-    """A column of words or whole numbers, each of which gets a learned row, or a feature."""
+    """A column of categories: text or integers, each with an embedding row, or a feature."""
 
     column: Text = Field(description="Name of the column.")
     unknown: Literal["error", "bucket"] = Field(
         "error",
-        description="What words that the training does not have do, and missing values: error, or "
-        "bucket, one learned row, or of features one of them, for all.",
+        description="Treatment of missing values and of categories unseen in training: error, or "
+        "bucket = all share one embedding row or feature.",
     )
-    min_count: Count = Field(1, description="With bucket: words in fewer rows are in it, too.")
+    min_count: Count = Field(1, description="With bucket: categories in fewer rows join it.")
 
 
 class FeatureColumn(Category):
-    """A column of features, and what becomes of its values, in the order of these keys."""
+    """A column of features, and its transforms, which apply in the order of these keys."""
 
     parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = Field(
-        (), description="Of points in time, of UTC: a feature for each part, such as weekday."
+        (), description="For dates: a feature for each part (in UTC), such as weekday."
     )
     cyclic: Annotated[tuple[Literal["month", "weekday", "hour"], ...], BeforeValidator(_listed)] = (
-        Field((), description="Of points in time, of UTC: sine and cosine of each part.")
+        Field((), description="For dates: sine and cosine of each part (in UTC).")
     )
     since: Annotated[Text, AfterValidator(_since)] | None = Field(
-        None, description="Of points in time: days since this one or a column's; seed: model.ages."
+        None, description="For dates: days since this date, or a column's; seed: see model.ages."
     )
     impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
-        Field(None, description="In place of missing values: mean, median, or the value itself.")
+        Field(None, description="Replacement of missing values: mean, median, or a value.")
     )
-    indicator: bool = Field(False, description="Also a feature: 1 if the value is missing, else 0.")
+    indicator: bool = Field(False, description="Add a feature: 1 if the value is missing, else 0.")
     scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
-        (), description="log, standard, minmax, rank_gauss, or several, one after the other."
+        (), description="log, standard, minmax or rank_gauss, or several in order."
     )
     bucket: Annotated[int | tuple[float, ...], BeforeValidator(_buckets)] | None = Field(
-        None, description="A feature, 0 or 1, for each of so many quantiles, or between bounds."
+        None, description="A 0/1 feature for each quantile (their number), or between bounds."
     )
-    onehot: bool = Field(False, description="A feature, 0 or 1, for each word or whole number.")
+    onehot: bool = Field(False, description="A 0/1 feature for each category.")
     hash: Annotated[int, Field(ge=2, le=MAX_WIDTH)] | None = Field(
-        None, description="So many features, 0 or 1, to which words are dealt by a hash."
+        None, description="Number of 0/1 features that a hash assigns categories to."
     )
-    separator: Text | None = Field(None, description="Text between several words, such as '|'.")
+    separator: Text | None = Field(
+        None, description="Separator of several categories in one value, such as '|'."
+    )
 
     @property
     def is_plain(self) -> bool:
@@ -168,12 +170,12 @@ class FeatureColumn(Category):
 
     @property
     def of_words(self) -> bool:
-        """True if the values are categories: words or integers."""
+        """True if the values are categories."""
         return self.onehot or self.hash is not None
 
 
 class TextColumn(Section):
-    """A column of text, and the encoder that makes features of it."""
+    """A column of text, and the encoder that converts it to features."""
 
     column: Text | None = Field(None, description="Name of the column; null = the array's name.")
     encoder: Annotated[str, AfterValidator(_encoder)] = Field(
@@ -188,21 +190,21 @@ class TextColumn(Section):
 
     @property
     def is_model(self) -> bool:
-        """True if the encoder is a model, which actors keep in memory."""
+        """True if the encoder is a model, which actors hold in memory."""
         return self.encoder != HASHING
 
     @property
     def width(self) -> int:
-        """Number of features; of a model an estimate."""
+        """Number of features; an estimate for models."""
         return _MODEL_WIDTH if self.is_model else self.dim
 
 
 class RandomSplit(Section):
-    """Shares of the rows, drawn by a keyed hash of the row's number."""
+    """Random split: fractions of the rows, sampled by a keyed hash of the row number."""
 
-    train: Fraction = Field(gt=0, description="Share of the rows with a label to train on.")
-    val: Fraction = Field(0.0, description="Share to validate on.")
-    test: Fraction | None = Field(None, description="Share to test on; null: all others.")
+    train: Fraction = Field(gt=0, description="Training fraction of the labelled rows.")
+    val: Fraction = Field(0.0, description="Validation fraction.")
+    test: Fraction | None = Field(None, description="Test fraction; null = all other rows.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
 
@@ -220,19 +222,19 @@ class Label(Section):
 class Table(Section):
     """Common fields of tables of nodes and of edges."""
 
-    files: Names = Field((), description="A file or pattern such as users/*.parquet, or several.")
+    files: Names = Field((), description="A file or a pattern such as users/*.parquet, or a list.")
     sql: Text | None = Field(
         None,
-        description="In place of files: a SELECT over files, relative to this one, and over other "
-        "tables of the description.",
+        description="Instead of files: a SELECT over files, relative to the YAML, and over its "
+        "other tables.",
     )
     url: Text | None = Field(
         None,
-        description="With sql: the database that runs it: env:NAME, the environment variable with "
-        "its URL, or sqlite:///FILE; null = DuckDB, over files.",
+        description="With sql: database that runs it: env:NAME, an environment variable with its "
+        "URL, or sqlite:///FILE; null = DuckDB, over files.",
     )
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
-        None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
+        None, description="Column separator of CSV files; null = ',', or a tab in .tsv files."
     )
     features: dict[
         Name,
@@ -241,15 +243,15 @@ class Table(Section):
             BeforeValidator(_feature_columns),
             must(len, "a column, or a list of columns"),
         ],
-    ] = Field({}, description="Array name → column or columns of numbers, or what becomes some.")
-    text: dict[Name, TextColumn] = Field({}, description="Array name → column of text, encoded.")
+    ] = Field({}, description="Array name → columns of numbers, with transforms or without.")
+    text: dict[Name, TextColumn] = Field({}, description="Array name → column of text to encode.")
     time: Annotated[TimeColumn, BeforeValidator(_column)] | None = Field(
         None,
-        description="Column of whole numbers, or of points in time: array time. All tables of a "
-        "graph must have one unit; name the unit of numbers beside dates.",
+        description="Column of integers or dates, which becomes the array time. All tables of a "
+        "graph need the same unit; name the unit of numbers if other tables have dates.",
     )
     fill: float | None = Field(
-        None, allow_inf_nan=False, description="Number in place of missing features."
+        None, allow_inf_nan=False, description="Replacement of missing features."
     )
     label: Names | None = Field(
         None,
@@ -263,32 +265,32 @@ class Table(Section):
     )
     labels: dict[Name, Annotated[Label, BeforeValidator(_column)]] = Field(
         {},
-        description="In place of label: array name → column of a label, or {column: …, kind: …}. "
-        "A task names its array as target; a row in a split may lack all but one.",
+        description="Instead of label, for several targets: array name → column, or {column: …, "
+        "kind: …}. task.target names the array; a row in a split needs at least one label.",
     )
     split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
     split_words: dict[str, Split] = Field(
-        {}, description="Other words of that column → train, val or test."
+        {}, description="Other values of that column → train, val or test."
     )
-    splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+    splits: RandomSplit | None = Field(None, description="Random split, instead of split.")
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The names and patterns of its files."""
+        """File names and patterns."""
         return (self.files,) if isinstance(self.files, str) else self.files
 
     @property
     def targets(self) -> dict[str, Label]:
-        """Array name → the label that it holds."""
+        """Array name → its label."""
         if self.label is None:
             return self.labels
         return {"label": Label(column=self.label, kind=self.label_kind)}
 
 
 class Key(Section):
-    """A foreign key: a column with ids of a node type, in the table of another or of the same."""
+    """A foreign key: a column with ids of a node type, its own or another."""
 
-    table: Name = Field(description="Node type whose ids the column has; empty = no edge.")
+    table: Name = Field(description="Node type that the ids refer to; empty values make no edge.")
     missing: Missing = Field("refuse", description="As missing of edges.")
 
 
@@ -297,39 +299,38 @@ def _key(value: Any) -> Any:
 
 
 class NodeTable(Table):
-    """The nodes of one type, a row each."""
+    """The nodes of one type, one per row."""
 
     id: Text | None = Field(
         None,
-        description="Column of ids: whole numbers or text, each once; null: rows are numbered "
-        "from 0.",
+        description="Column of unique ids: integers or text; null = rows are numbered from 0.",
     )
     keys: dict[Text, Annotated[Key, BeforeValidator(_key)]] = Field(
         {},
-        description="Column with ids of a node type → that type, or {table: …, missing: …}. Each "
-        "makes edges TYPE:COLUMN:OTHER and their reverses, OTHER:rev_COLUMN:TYPE, with the times "
-        "of the rows.",
+        description="Foreign keys: column with ids → their node type, or {table: …, missing: …}. "
+        "Each creates edges TYPE:COLUMN:OTHER and reverse edges OTHER:rev_COLUMN:TYPE, with the "
+        "rows' times.",
     )
     categories: dict[Name, Annotated[Category, BeforeValidator(_column)]] = Field(
-        {}, description="Array name → column of words or whole numbers, for model.categories."
+        {}, description="Array name → column of text or integers, for model.categories."
     )
 
 
 class EdgeTable(Table):
-    """The edges of one type, a row each."""
+    """The edges of one type, one per row."""
 
     source: Text = Field(description="Column with the id of the source node.")
     target: Text = Field(description="Column with the id of the target node.")
-    weight: Text | None = Field(None, description="Column of numbers from 0: array weight.")
+    weight: Text | None = Field(None, description="Column of numbers ≥ 0, the array weight.")
     missing: Missing = Field(
-        "refuse", description="What an end that no node table has does: refuse, drop or add."
+        "refuse", description="Edges to unknown nodes: refuse, drop the edge, or add the node."
     )
-    reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
+    reverse: Name | None = Field(None, description="Relation of reverse edges to add.")
     undirected: bool = Field(False, description="Each row is an edge in both directions.")
 
 
 class KeyTable(EdgeTable):
-    """The edges of a foreign key, in the files of its node type; without a value, no edge."""
+    """The edges of a foreign key, in the files of its node type; empty values make no edge."""
 
     etype: EdgeType
     key: KeyPath
@@ -344,8 +345,8 @@ class Description(Section):
     )
 
     def edge_type(self, key: str) -> EdgeType:
-        """``"user:bought:item"`` → the edge type; of one node type ``"cites"``, too. Raises
-        ValueError for another key, which no description that was read has."""
+        """Return the edge type of a key such as ``"user:bought:item"``, or ``"cites"`` with one
+        node type. Raises ValueError for invalid keys, which `read_description` refuses."""
         if isinstance(table := self.edges.get(key), KeyTable):
             return table.etype
         parts = key.split(":")
@@ -358,12 +359,12 @@ class Description(Section):
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Tables by their keys, such as ``nodes.user``."""
+        """Tables by key, such as ``nodes.user``."""
         edges = {f"edges.{key}": table for key, table in self.edges.items()}
         return {**{f"nodes.{ntype}": table for ntype, table in self.nodes.items()}, **edges}
 
     def replaced(self, tables: Mapping[str, Table]) -> Description:
-        """Return the description with other tables in place of some."""
+        """Return a copy of the description with some tables replaced."""
         found: dict[str, Any] = {**self.tables, **tables}
         nodes = {ntype: found[f"nodes.{ntype}"] for ntype in self.nodes}
         edges = {key: found[f"edges.{key}"] for key in self.edges}
@@ -371,14 +372,14 @@ class Description(Section):
 
     @property
     def microseconds(self) -> list[str]:
-        """See `GraphData`: types whose table names the unit of its times."""
+        """Types whose table names the unit of its times; see `GraphData`."""
         edges = {etype_str(self.edge_type(key)): table for key, table in self.edges.items()}
         tables: dict[str, Table] = {**self.nodes, **edges}
         return [kind for kind, one in tables.items() if one.time and one.time.unit]
 
 
 def read_description(file: Path) -> Description:
-    """Read a description of tables; the files that it names are not looked at."""
+    """Read a description of tables, without its tables. Raises ConfigError if it is invalid."""
     check_file(file)
     if file.suffix in (".csv", ".parquet"):
         message = "this is a table, expected a YAML file that describes tables"
@@ -391,11 +392,11 @@ def read_description(file: Path) -> Description:
     return described
 
 
-_OF_ROWS = ("files", "sql", "url", "delimiter", "time")  # keys that say where rows are, and when
+_OF_ROWS = ("files", "sql", "url", "delimiter", "time")  # keys that edges of a foreign key share
 
 
 def _with_keys(described: Description) -> Description:
-    """Return a description in which foreign keys are tables of edges, too."""
+    """Return the description with an edge table added for each foreign key."""
     edges = dict(described.edges)
     for ntype, nodes in described.nodes.items():
         for column, key in nodes.keys.items():
@@ -414,7 +415,7 @@ def _with_keys(described: Description) -> Description:
 
 
 def _contradictions(described: Description) -> Iterator[Problem]:
-    """Yield contradictions between fields that are valid by themselves."""
+    """Yield contradictions between fields that are valid on their own."""
     for ntype, nodes in described.nodes.items():
         yield from _table_problems(("nodes", ntype), nodes)
         for name, one in nodes.categories.items():
@@ -450,15 +451,15 @@ def _contradictions(described: Description) -> Iterator[Problem]:
 def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     if bool(table.files) == (table.sql is not None):
         both = "both say" if table.files else "neither says"
-        yield Problem(key, f"files and sql: {both} where the rows are", "give one of them")
+        yield Problem(key, f"files and sql: {both} where the rows are", "set one of them")
     if table.sql is not None:
         yield from table.unused(key, "delimiter", why="sql is no file")
     else:
         yield from table.unused(key, "url", why="there is no sql")
     if table.url is not None and not DATABASE.fullmatch(table.url):
         yield Problem((*key, "url"), *NO_DATABASE)
-    yield from _several(key, table, ("split", "splits"), "which rows are for what")
-    yield from _several(key, table, ("label", "labels"), "what is to be predicted")
+    yield from _several(key, table, ("split", "splits"), "the split of the rows")
+    yield from _several(key, table, ("label", "labels"), "the target")
     if table.split is None:
         yield from table.unused(key, "split_words", why="there is no split")
     shares = table.splits
@@ -468,7 +469,7 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield from table.unused(key, "label_kind", why="there is no label")
     for name, label in table.targets.items():
         if isinstance(label.column, tuple) and label.kind == "class":
-            message = f"a class is in one column, and {show(label.column)} are several"
+            message = f"a class label needs one column, and {show(label.column)} are several"
             kind = "label_kind" if table.label is not None else "its kind"
             place = (*key, "label") if table.label is not None else (*key, "labels", name)
             yield Problem(place, message, f"set {kind} to multi, or to number")
@@ -479,8 +480,8 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
         yield from text.unused((*key, "text", name), unused, why=why)
     for name, columns in table.features.items():
         if SEED in [c.since for c in columns] and (columns[1:] or isinstance(table, EdgeTable)):
-            message = "since: seed needs an array of its own, at a table of nodes"
-            yield Problem((*key, "features", name), message, "move the column")
+            message = "since: seed needs a separate array, in a table of nodes"
+            yield Problem((*key, "features", name), message, "move the column to another array")
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)
 
@@ -488,33 +489,33 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
 def _several(
     key: KeyPath, section: Section, names: Sequence[str], what: str, remedy: str = ""
 ) -> Iterator[Problem]:
-    """Yield a problem if several of these keys say the same."""
+    """Yield a problem if several of these keys are set, which define the same thing."""
     if len(given := [name for name in names if getattr(section, name)]) > 1:
-        message = f"{' and '.join(given)} both say {what}"
+        message = f"{' and '.join(given)} both define {what}"
         yield Problem((*key, given[1]), message, f"{remedy}keep one of them")
 
 
 def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
     for names in (("parts", "cyclic", "since"), ("bucket", "onehot", "hash", "scale")):
-        what, remedy = f"what becomes of {column.column!r}", "name the column twice, or "
+        what, remedy = f"the features of {column.column!r}", "name the column twice, or "
         yield from _several(key, column, names, what, remedy)
     if "log" in column.scale[1:]:
-        message = "log is of the values themselves, and comes first"
+        message = "log applies to the values themselves, and must come first"
         yield Problem((*key, "scale"), message, "write it before the others")
     if not column.onehot:
         yield from column.unused(key, "unknown", "min_count", why="there is no onehot")
     elif column.unknown == "error":
         yield from column.unused(key, "min_count", why="there is no bucket")
-    wrong, why = ("indicator", "of words") if column.of_words else ("separator", "of numbers")
-    yield from column.unused(key, wrong, why=f"features are {why}")
+    wrong, kind = ("indicator", "categories") if column.of_words else ("separator", "numbers")
+    yield from column.unused(key, wrong, why=f"the values are {kind}")
     if column.since == SEED:
         steps = ("impute", "indicator", "scale", "bucket", "onehot", "hash")
         yield from column.unused(key, *steps, why="model.ages encodes it")
     average = column.impute in AVERAGES
     if average if column.of_words else isinstance(column.impute, str) and not average:
-        message = f"there is no {column.impute} of words"
-        message = message if average else f"{show(column.impute)} is no number"
-        remedy = "give a word" if average else "set it to mean, median or a number"
+        message = f"categories have no {column.impute}"
+        message = message if average else f"{show(column.impute)} is not a number"
+        remedy = "set it to a category" if average else "set it to mean, median or a number"
         yield Problem((*key, "impute"), message, remedy)
 
 
@@ -523,16 +524,16 @@ def _edge_problems(
 ) -> Iterator[Problem]:
     yield from _table_problems(key, edges)
     if not _is_name(etype[1]):
-        yield Problem(key, f"{show(etype[1])} is no name", f"use {_NAMES}")
+        yield Problem(key, f"{show(etype[1])} is not a valid name", f"use {_NAMES}")
     if edges.undirected and etype[0] != etype[2]:
         message = f"undirected, but {etype[0]} and {etype[2]} are two types"
-        yield Problem((*key, "undirected"), message, "give the other direction a name with reverse")
-    yield from _several(key, edges, ("undirected", "reverse"), "what the other direction is")
+        yield Problem((*key, "undirected"), message, "name the other direction with reverse")
+    yield from _several(key, edges, ("undirected", "reverse"), "the other direction")
     added = etype[2:] if isinstance(edges, KeyTable) else (etype[0], etype[2])
     for ntype in dict.fromkeys(added) if edges.missing == "add" else ():
         nodes, lacking, instead = described.nodes[ntype], "", ""
         if not all(column.is_plain for columns in nodes.features.values() for column in columns):
-            lacking = "nothing to transform"
+            lacking = "no values to transform"
         elif nodes.time is not None:
             lacking = "no time"
         elif not all(category.unknown == "bucket" for category in nodes.categories.values()):
@@ -542,18 +543,18 @@ def _edge_problems(
             lacking = "no values: it has features, and no fill"
             instead = f", or set nodes.{ntype}.fill"
         if lacking:
-            message = f"a node of type {ntype} that is added would have {lacking}"
+            message = f"an added node of type {ntype} would have {lacking}"
             yield Problem((*key, "missing"), message, f"choose drop or refuse{instead}")
 
 
 def _taken(key: KeyPath, table: Table) -> Iterator[Problem]:
-    """Yield arrays that two keys give, or that label and split may give."""
-    given = dict.fromkeys(("label", *MASKS), "label and split give")
+    """Yield array names that two keys define."""
+    given = dict.fromkeys(("label", *MASKS), "label and split define")
     columns = [name for name in ("weight", "time") if getattr(table, name, None) is not None]
-    given |= {name: f"{name} gives" for name in columns}
+    given |= {name: f"{name} defines" for name in columns}
     for section in ("features", "categories", "text", "labels"):
         for name in getattr(table, section, ()):
             if name in given and (section, name) != ("labels", "label"):
                 message = f"{given[name]} an array {name!r} already"
                 yield Problem((*key, section), message, "give it another name")
-            given[name] = f"{section} gives"
+            given[name] = f"{section} defines"

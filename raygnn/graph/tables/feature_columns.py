@@ -1,8 +1,7 @@
-"""Columns of features: joined as they are, or filled in, scaled and encoded as the training was.
+"""Feature columns: used unchanged, or imputed, scaled and encoded.
 
-What a transform has to know of the data, its state, comes of the rows for training. `TableArrays`
-finds it while the table is read once before; it is stored in the partition's manifest, and other
-tables are transformed by it.
+The state of a transform is fitted to the training rows. `TableArrays` fits it in an earlier pass
+over the table; the partition's manifest keeps it, and new data are transformed with it.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from raygnn.graph.tables.columns import (
 from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, SEED, FeatureColumn
 from raygnn.graph.tables.reader import Chunk
 
-_ROWS = 1 << 16  # that are added up, or transformed, at once
-_ALL_LATER = "no row is before the first time of a row for validation"
-_OF_WORDS = "onehot and hash are of text and whole numbers"
-_QUANTILES = 1001  # that stand for a distribution, at most
+_ROWS = 1 << 16  # summed or transformed at once
+_ALL_LATER = "no row is earlier than the first validation row"
+_OF_WORDS = "onehot and hash need text or integers"
+_QUANTILES = 1001  # of a distribution, at most
 _DAY = 86_400 * 10**6  # microseconds
 _PERIODS = {"month": 12, "weekday": 7, "hour": 24}
-_PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
+_PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # other parts have Arrow's names
 
 
 class Transformed:
-    """A column of which features are made, a chunk after the other.
+    """A column with transforms, read chunk by chunk.
 
     Args:
-        fill: of the table; in place of missing numbers for which the column says nothing.
+        fill: replacement of missing numbers if the column does not impute.
 
     Attributes:
-        columns: those that it reads.
-        state: of each feature before it is encoded: for each step its numbers, or the words; None
-            where nothing was fitted.
-        before: the time before which the rows lie that it is of; None = of all for training.
+        columns: names of the columns to read.
+        state: for each value of a row, the fitted numbers of each step, or the vocabulary; None =
+            nothing was fitted.
+        before: the state was fitted to rows before this time; None = to all training rows.
     """
 
     def __init__(self, described: FeatureColumn, fill: float | None):
@@ -77,7 +76,7 @@ class Transformed:
         steps.append(("bucket", described.bucket))
         self.steps = [(step, argument) for step, argument in steps if argument is not None]
         self.state: list[list[Any]] | None = None
-        self._width: int | None = None  # of lists
+        self._width: int | None = None  # length of the column's lists
         self._values: Appended | None = None
         self._words: list[Counter[str]] = []
         self.before: int | None = None
@@ -100,8 +99,8 @@ class Transformed:
         return self.described.onehot or not all(_is_given(*step) for step in self.steps)
 
     def rows(self, chunk: Chunk) -> Array:
-        """A chunk's features, float32 ``[n, F]``; times, of which the days since are known with a
-        seed only, int64 ``[n, 1]``."""
+        """Return a chunk's features, float32 ``[n, F]``; with ``since: seed`` times, int64 ``[n,
+        1]``, as ages depend on the seed."""
         if self.described.since == SEED:
             return to_numpy(pc.fill_null(self._arrays(chunk)[0], NEVER)).reshape(-1, 1)
         if self.described.of_words:
@@ -120,31 +119,32 @@ class Transformed:
         return np.concatenate(blocks, axis=1, dtype=np.float32)
 
     def add(self, chunk: Chunk, training: Array, file: Path) -> None:
-        """Look at a chunk's rows, of which ``training`` (bool ``[n]``) are to be fitted to; their
-        numbers are kept in a file until `fit`."""
+        """Collect what `fit` needs of a chunk's rows where ``training`` (bool ``[n]``) is true. The
+        numbers are kept in ``file`` until then."""
         if self.described.of_words:
             found = self._encoded(chunk)
             self._words = self._words or [Counter() for _ in found]
             for counter, (rows, codes, words) in zip(self._words, found, strict=True):
                 num, chosen = len(words) + 1, training[rows]
-                once = np.unique(rows[chosen] * num + codes[chosen] + 1)  # a row counts once
+                once = np.unique(rows[chosen] * num + codes[chosen] + 1)  # count a row once
                 counts = np.bincount(once % num, minlength=num)[1:]
                 for word, count in zip(words, counts.tolist(), strict=True):
-                    counter[word] += count  # what is imputed may be one of the words
+                    counter[word] += count  # the imputed value may be listed twice
             return
         values = self._numbers(chunk)
         if self._values is None:
             self._values = Appended(file)
-        self._values.add(values[training] + 0.0)  # no -0, whose place among 0 is any
+        self._values.add(values[training] + 0.0)  # -0 to 0, so that sorting is deterministic
 
     def fit(self, where: str, before: int | None) -> None:
-        """Find the state from what was added: rows before that time, if it is given."""
+        """Fit the state to the collected rows, which are those before ``before`` if it is set.
+        Raises DataError if there are none, naming ``where``."""
         if self.described.of_words:
             self.state = [[self._vocabulary(counter, where)] for counter in self._words]
         elif self._values is None or not self._values.num:
-            none = "no row is for training"
+            none = "there are no training rows"
             raise _nothing(where, none if before is None else _ALL_LATER)
-        else:  # one of several features is copied, and one alone sorted where it lies
+        else:  # a single feature is sorted in place, one of several is copied first
             values = self._values.close().map(writable=True)
             self._values.array.path.unlink()
             self.state = [self._fitted(np.ascontiguousarray(one), where) for one in values.T]
@@ -153,12 +153,13 @@ class Transformed:
     def _fitted(self, values: Array, where: str) -> list[list[float]]:
         state = []
         for step, argument in self.steps:
-            values.sort()  # NaN, which is a missing value, comes last
+            values.sort()  # NaN (missing values) last
             known = values[: np.searchsorted(values, np.inf, side="right")]
             if not len(known) and argument in AVERAGES:
-                raise _nothing(where, "no row for training has a number")
+                raise _nothing(where, "no training row has a number")
             state.append(_fitted(step, argument, known))
-            for start in range(0, len(values) if step != "bucket" else 0, _ROWS):  # the last
+            # bucket is the last step, so nothing is fitted to its output
+            for start in range(0, len(values) if step != "bucket" else 0, _ROWS):
                 piece = values[start : start + _ROWS]
                 piece[:] = _applied(step, state[-1], piece)
         return state
@@ -167,14 +168,14 @@ class Transformed:
         words = [word for word, num in counts.items() if num >= self.described.min_count]
         bucket = [None] if self.described.unknown == "bucket" else []
         if not 0 < len(words) <= MAX_WIDTH:
-            message = f"there are {len(words):,} words, and may be 1 to {MAX_WIDTH:,}"
+            message = f"there are {len(words):,} categories, expected 1 to {MAX_WIDTH:,}"
             remedy = "encode them with hash, or name the column under categories"
             raise DataError(message, where=where, remedy=remedy)
         numbers = all(re.match(INTEGER, word) for word in words)
         return [*bucket, *sorted(words, key=int if numbers else None)]
 
     def _arrays(self, chunk: Chunk) -> list[pa.Array]:
-        """The column, or what is made of points in time."""
+        """Return the column's values, or those computed from its dates."""
         described = self.described
         parts = described.parts or described.cyclic
         if not parts and described.since is None:
@@ -183,8 +184,8 @@ class Transformed:
         for times, column in zip(self._times, self.columns, strict=True):
             array = times.array(chunk, column)
             if not pa.types.is_temporal(array.type):
-                remedy = "parts, cyclic and since are of points in time, such as 2024-05-01 12:30"
-                raise chunk.error(0, column, "these are whole numbers", remedy)
+                remedy = "parts, cyclic and since need dates, such as 2024-05-01 12:30"
+                raise chunk.error(0, column, "the values are integers", remedy)
             points.append(pc.cast(array, pa.int64()))
         if parts:
             utc = pc.cast(points[0], pa.timestamp("us"))
@@ -201,7 +202,7 @@ class Transformed:
         return [pc.divide(days, float(_DAY))]
 
     def _numbers(self, chunk: Chunk) -> Array:
-        """float64 ``[n, w]``, NaN where there is no value."""
+        """Return float64 ``[n, w]``; NaN = missing."""
         column = self.columns[0]
         made = [
             matrix(chunk, column, self._width, np.nan, np.float64, array)
@@ -211,14 +212,14 @@ class Transformed:
         if self._missing is None and (missing := np.isnan(values).any(axis=1)).any():
             raise no_number(chunk, first(missing), column)
         if "log" in self.described.scale and (low := (values <= -1).any(axis=1)).any():
-            message = f"log is of numbers above -1, and here is {values[first(low)].min():g}"
-            raise chunk.error(first(low), column, message, "scale it in another way")
+            message = f"log needs numbers above -1, and the number is {values[first(low)].min():g}"
+            raise chunk.error(first(low), column, message, "choose another scale")
         return values
 
     def _encoded(self, chunk: Chunk) -> list[tuple[Array, Array, list[str]]]:
-        """Return for each feature the rows of its values, int64 ``[v]``, the codes of these, and
-        the words that codes stand for; -1 = a row has no word, where that may be. A row has one
-        value, of a list any number."""
+        """Return for each array of the column: the rows of its values, int64 ``[v]``; the values as
+        indices into the distinct values, -1 = missing; and the distinct values. A row has one
+        value, a list any number."""
         column, described, found = self.columns[0], self.described, []
         for array in self._arrays(chunk):
             owners = np.arange(len(array))
@@ -236,14 +237,15 @@ class Transformed:
                 codes[missing] = len(words)
                 words.append(str(self._missing))
             elif described.unknown == "error" and missing.any():
-                remedy = f"impute a word, such as {{column: {column}, …, impute: none}}"
+                remedy = f"impute a category, such as {{column: {column}, …, impute: none}}"
                 remedy += ", or set unknown: bucket" if described.onehot else ""
                 raise missing_value(chunk, owners[first(missing)], column, "value", remedy)
             found.append((owners, codes, words))
         return found
 
     def _codes(self, chunk: Chunk) -> list[tuple[Array, Array, int]]:
-        """As `_encoded`, with the numbers of the words and how many there are."""
+        """Return for each array: rows as `_encoded` does, the feature of each value, and the number
+        of features. Raises DataError for categories unseen in training."""
         found = []
         for at, (owners, values, words) in enumerate(self._encoded(chunk)):
             if self.described.hash is not None:
@@ -254,19 +256,19 @@ class Transformed:
                 numbers = {word: number for number, word in enumerate(self.state[at][0])}
                 width = len(numbers)
                 codes = [numbers.get(word, numbers.get(None, -1)) for word in words]
-            of_word = np.array([*codes, 0], np.int64)  # the last of rows without a word
+            of_word = np.array([*codes, 0], np.int64)  # the last one is for missing values
             if (unknown := of_word < 0).any():
                 listed = ", ".join(map(shown, itertools.compress(words, unknown)))
-                remedy = "correct this, or train with unknown: bucket for the column"
-                message = f"no row for training has {listed[:300]}"
+                remedy = "correct it, or train with unknown: bucket for the column"
+                message = f"no training row has {listed[:300]}"
                 raise chunk.error(owners[first(unknown[values])], self.columns[0], message, remedy)
             found.append((owners, of_word[values], width))
         return found
 
 
 def _nothing(where: str, message: str) -> DataError:
-    remedy = "mark rows for training, or take the state of a training over with graph.vocabulary"
-    return DataError(f"{message}, so nothing can be fitted", where=where, remedy=remedy)
+    remedy = "mark training rows, or reuse the state of a training with graph.vocabulary"
+    return DataError(f"{message}, so transforms cannot be fitted", where=where, remedy=remedy)
 
 
 def _hash(word: str) -> int:
@@ -274,20 +276,20 @@ def _hash(word: str) -> int:
 
 
 def _indicators(num: int, rows: Array, codes: Array, width: int) -> Array:
-    """Return 1 in the columns of the codes of each row, float32 ``[num, width]``."""
+    """Return float32 ``[num, width]``: 1 at each pair of row and code, else 0."""
     made = np.zeros((num, width), np.float32)
     made[rows, codes] = 1
     return made
 
 
 def _is_given(step: str, argument: Any) -> bool:
-    """Return True if a step's state is its argument, independent of the data."""
+    """True if a step's state is its argument, and needs no data."""
     is_bounds = step == "bucket" and not isinstance(argument, int)
     return step == "log" or is_bounds or (step == "impute" and argument not in AVERAGES)
 
 
 def _fitted(step: str, argument: Any, ascending: Array) -> list[float]:
-    """The state of a step; of equal numbers, standard and minmax make 0."""
+    """Return the state of a step, fitted to sorted values. Equal numbers are scaled to 0."""
     if _is_given(step, argument):
         return [] if step == "log" else np.atleast_1d(argument).tolist()
     if argument == "mean":
@@ -299,12 +301,12 @@ def _fitted(step: str, argument: Any, ascending: Array) -> list[float]:
         mean = _mean(ascending)
         deviation = math.sqrt(_mean(ascending, mean))
         return [mean, deviation] if step == "standard" else [low, high - low]
-    shares = np.linspace(0, 1, min(len(ascending), _QUANTILES))  # of rank_gauss
+    shares = np.linspace(0, 1, min(len(ascending), _QUANTILES))  # for rank_gauss
     if argument == "median":
         shares = np.array([0.5])
     elif step == "bucket":
         shares = np.arange(1, argument) / argument
-    places = shares * (len(ascending) - 1)  # between which they are interpolated
+    places = shares * (len(ascending) - 1)  # interpolated between neighbours
     below = np.floor(places).astype(np.int64)
     start, end = ascending[below], ascending[np.minimum(below + 1, len(ascending) - 1)]
     quantiles: list[float] = (start + (end - start) * (places - below)).tolist()
@@ -312,8 +314,8 @@ def _fitted(step: str, argument: Any, ascending: Array) -> list[float]:
 
 
 def _mean(values: Array, center: float | None = None) -> float:
-    """Return the mean of the values, or of their squared distances to a center; summed in pieces of
-    equal size, so that it does not depend on the chunks read."""
+    """Return the mean of the values, or of their squared distances to a center. Sums over pieces of
+    fixed size make it independent of the chunks that were read."""
     total = 0.0
     for start in range(0, len(values), _ROWS):
         piece = values[start : start + _ROWS]
@@ -322,7 +324,7 @@ def _mean(values: Array, center: float | None = None) -> float:
 
 
 def _applied(step: str, state: Sequence[float], values: Array) -> Array:
-    """float64 ``[n]``; of buckets float32 ``[n, buckets]``."""
+    """Apply a fitted step: float64 ``[n]``, or float32 ``[n, buckets]`` for buckets."""
     if step == "impute":
         return np.where(np.isnan(values), state[0], values)
     if step == "log":
@@ -336,9 +338,9 @@ def _applied(step: str, state: Sequence[float], values: Array) -> Array:
 
 
 def _rank_gauss(quantiles: Array, values: Array) -> Array:
-    """The normal deviate of the share of the training's values below each; of the middle of their
-    shares where several quantiles are equal to it. The ends are half a quantile within 0 and 1."""
-    from scipy.special import ndtri  # here, as few tables need it
+    """Return the normal deviate of each value's rank among the training values. A value that equals
+    several quantiles gets their middle rank; ranks stay half a quantile away from 0 and 1."""
+    from scipy.special import ndtri  # slow to import, and rarely needed
 
     shares = np.linspace(0, 1, num := len(quantiles))
     up = np.interp(values, quantiles, shares)
@@ -348,8 +350,8 @@ def _rank_gauss(quantiles: Array, values: Array) -> Array:
 
 
 class Features:
-    """Columns joined to one matrix of float32, a chunk after the other; of float16 where all
-    columns of the first chunk are."""
+    """Columns of one feature array, read chunk by chunk: float32, or float16 if all columns of the
+    first chunk are."""
 
     def __init__(self, described: Sequence[FeatureColumn], fill: float | None):
         self.described = described
@@ -362,13 +364,13 @@ class Features:
 
     @property
     def width(self) -> int:
-        """Numbers of a row."""
+        """Number of features."""
         return len(self.described) if self._widths is None else sum(self._widths)
 
     @property
     def names(self) -> list[str]:
-        """Name of each number of a row: its column's, with its position if that has several."""
-        widths = self._widths or [1] * len(self.described)  # without a row no width is known
+        """Name of each feature: its column's, with an index if the column has several."""
+        widths = self._widths or [1] * len(self.described)  # widths are unknown without rows
         return [
             one.column if width == 1 else f"{one.column}[{k}]"
             for one, width in zip(self.described, widths, strict=True)
@@ -377,7 +379,7 @@ class Features:
 
     @property
     def widening(self) -> int:
-        """Bytes of a row beyond those of its columns, as far as that is known beforehand."""
+        """Estimated bytes of a row beyond those of its columns."""
         given = [
             (one.bucket or 0, one.hash or 0, len(one.parts + 2 * one.cyclic), int(one.indicator))
             for one in self.described
@@ -386,34 +388,35 @@ class Features:
 
     @property
     def fitted(self) -> list[Transformed]:
-        """The columns of which something is to be found in the data."""
+        """Columns whose transforms are fitted to data."""
         return [one for one in self.transformed if one is not None and one.is_fitted]
 
     def manifest(self) -> list[dict[str, Any] | None] | None:
-        """Return each column's transform and state; None if all columns are unchanged."""
+        """Return each column's transform and state; None if no column has a transform."""
         if not any(self.transformed):
             return None
         return [one.made if one else None for one in self.transformed]
 
     def replay(self, kept: Sequence[Mapping[str, Any] | None] | None, where: str) -> None:
-        """Take over what `manifest` gave for the training."""
+        """Use the state that `manifest` returned in training. Raises DataError if transforms differ
+        from those of the training."""
         kept = kept or [None] * len(self.transformed)
         then = [one and one["does"] for one in kept]
         now = [one and one.says for one in self.transformed]
         if then != now:
             pairs = zip(self.described, now, then, strict=False)
             differ = ", ".join(repr(one.column) for one, does, did in pairs if does != did)
-            differ = differ or f"there are {len(now)}, and were {len(then)}"
+            differ = differ or f"there are {len(now)} columns, and were {len(then)}"
             message = f"columns are not transformed as in the training: {differ}"
-            remedy = "describe them as the tables that were trained on are described"
+            remedy = "describe them as in the YAML of the training"
             raise DataError(message, where=where, remedy=remedy)
         for one, made in zip(self.transformed, kept, strict=True):
             if one is not None and made is not None:
                 one.state, one.before = made["state"], made.get("before")
 
     def rows(self, chunk: Chunk) -> Array:
-        """A chunk's rows; raises DataError as `matrix` and `Transformed.rows` do, and for more
-        than float16 after it."""
+        """Return a chunk's rows; raises DataError as `matrix` and `Transformed.rows` do, and if
+        float32 follows float16."""
         widths: Sequence[int | None] = self._widths or [None] * len(self.described)
         blocks = [
             matrix(chunk, plain.column, width, self.fill) if one is None else one.rows(chunk)
@@ -424,6 +427,6 @@ class Features:
             self._widths, self.dtype = [block.shape[1] for block in blocks], rows.dtype
         if not np.can_cast(rows.dtype, self.dtype):
             message = f"the numbers are {rows.dtype}, and were {self.dtype}"
-            remedy = "give all files columns of one kind, and no missing values where it is float16"
+            remedy = "use one type in all files, and no missing values if it is float16"
             raise chunk.error(0, self.columns[0], message, remedy)
         return rows.astype(self.dtype, copy=False)

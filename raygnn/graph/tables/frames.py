@@ -1,4 +1,4 @@
-"""Arrays of the rows of a table: features, categories, labels, splits."""
+"""Arrays of a table's rows: features, categories, labels, splits."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Vocabulary = Mapping[str, Sequence[Any]]
 
 
 class NumberLabels:
-    """Labels that are numbers: float32 ``[N]`` or ``[N, K]``, NaN = unknown; multi-label targets
-    int8 ``[N, K]``, -1 = unknown."""
+    """Numeric labels: float32 ``[N]`` or ``[N, K]``, NaN = unknown; multi-label targets are int8
+    ``[N, K]``, -1 = unknown."""
 
     def __init__(self, label: Label):
         self.columns, self._kind = label.columns, label.kind
         self.missing = -1 if label.kind == "multi" else np.nan
-        self.width: int | None = None  # of lists, once there was one
+        self.width: int | None = None  # None until a row has a value
 
     @property
     def kind(self) -> tuple[str, tuple[int, ...]]:
@@ -60,7 +60,7 @@ class NumberLabels:
             if bad.any():
                 row, place = np.argwhere(bad)[0]
                 column = self.columns[place if len(self.columns) > 1 else 0]
-                remedy = "give 0 or 1, and where it is not known -1 or nothing"
+                remedy = "use 0 or 1, and -1 or nothing if it is unknown"
                 message = f"the label is {rows[row, place]:g}"
                 raise chunk.error(int(row), column, message, remedy)
             rows = np.nan_to_num(rows, nan=-1).astype(np.int8)
@@ -74,7 +74,7 @@ class NumberLabels:
         arrays = [chunk.columns[column] for column in self.columns]
         if len(arrays) == 1 and is_list(arrays[0].type):
             width = self.width or pc.max(pc.list_value_length(arrays[0])).as_py()
-            if width is None:  # rows before the first list are unknown
+            if width is None:  # no row has a list so far
                 return np.full((chunk.num, 1), np.nan, np.float32)
             nothing = pa.scalar([None] * width, arrays[0].type)
             arrays = [pc.coalesce(arrays[0], nothing)]
@@ -98,7 +98,8 @@ def unknown(kind: LabelKind, rows: Array) -> Array:
 
 def draw(shares: RandomSplit, num: int, first_row: int = 0) -> Array:
     """Return the random split of rows from ``first_row`` on: int8 ``[num]``, 0 train, 1 val, 2
-    test, -1 none. It depends only on the seed and the row's number, not on later rows."""
+    test, -1 none. It depends on the seed and the row's number only, so more rows do not change
+    it."""
     bounds = [shares.train, shares.train + shares.val]
     bounds.append(1.0 if shares.test is None else min(bounds[1] + shares.test, 1.0))
     key = mix(np.array([shares.seed], np.uint64))
@@ -112,9 +113,9 @@ class FitTo:
     """Source of the state of transforms.
 
     Attributes:
-        trained: what `TableArrays.fit` returned for the training's tables; None = these are they.
-        before: of a table with times and no split, only rows before this one are fitted to. None =
-            all rows are.
+        trained: state that `TableArrays.fit` returned in training; None = this is the training.
+        before: tables with times and without a split are fitted to their rows before this time;
+            None = to all rows.
     """
 
     trained: Mapping[str, Any] | None = None
@@ -122,14 +123,14 @@ class FitTo:
 
 
 def _has_times_alone(table: Table) -> bool:
-    """Return True if times determine the rows to fit to."""
+    """True if a table's times determine the rows that its transforms are fitted to."""
     if table.time is None or (table.split, table.splits) != (None, None):
         return False
     return any(Features(of, table.fill).fitted for of in table.features.values())
 
 
 def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None, TimeRange]:
-    """Return the first time of a row for validation or test, if there is one, and all times."""
+    """Return the earliest time of a validation or test row, if any, and a sample of all times."""
     assert table.time is not None
     column, columns = table.time.column, [table.split] if table.split is not None else []
     times, firsts, samples = Times(table.time), list[int](), [np.zeros(0, np.int64)]
@@ -145,14 +146,14 @@ def _first_held_out(table: Table, files: Sequence[AnyPath]) -> tuple[int | None,
 
 
 def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
-    """Return type → array → meaning of its codes, from the run or partition of the graph."""
+    """Return type → array → value of each code, from the run or partition that the graph names."""
     if (file := graph.vocabulary) is None:
         return {}
     check_file(file)
     content = read_json(file)
     named = content.get("words", content.get("names"))
     if not isinstance(named, dict) or not all(isinstance(words, list) for words in named.values()):
-        message = "has no words of tables"
+        message = "the file has no vocabulary of tables"
         remedy = "name a run's checkpoints/selected.json or a partition's raygnn.json"
         raise DataError(message, where=str(file), remedy=remedy)
     vocabulary: dict[str, dict[str, list[Any]]] = {}
@@ -163,9 +164,9 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
 
 
 def fit_to(graph: TablesGraph, described: Description) -> FitTo:
-    """Return the state of transforms in the run or partition that the graph names (see
-    `GraphData`), or the first time of a row for validation or test, in tables whose columns say
-    which those are; they are read only where that decides. Raises DataError if units differ."""
+    """Return the source of the transforms' state: the run or partition that the graph names, or
+    else the time of the first validation or test row. Tables are read for that only if a transform
+    needs it. Raises DataError if the units of times differ."""
     if (kept := graph.vocabulary) is not None:
         return FitTo(read_json(kept).get("transforms") or {})
     tables = described.tables.values()
@@ -176,7 +177,7 @@ def fit_to(graph: TablesGraph, described: Description) -> FitTo:
     found = [_first_held_out(one, resolve(base, one.files)) for one in compared]
     before = min((first for first, _ in found if first is not None), default=None)
     if before is not None:
-        effect = "transforms would be fitted to rows of validation and test, or to none"
+        effect = "transforms would be fitted to validation and test rows, or to no rows"
         check_units([times for _, times in found], effect, "time")
     return FitTo(None, before)
 
@@ -184,10 +185,14 @@ def fit_to(graph: TablesGraph, described: Description) -> FitTo:
 class TableArrays:
     """Arrays of a table's rows: weights, times, features, categories, labels and masks.
 
-    Categories are int64 ``[N]``; classes too, -1 = unknown; other labels as `NumberLabels` has
-    them; masks bool ``[N]``. What reads a chunk raises DataError naming file, row and column.
-    Arrays without an entry in ``vocabulary`` (array → meaning of its codes) are numbered by their
-    words. ``starts``: first row of each file, where rows of edges are drawn for splits.
+    Categories and classes are int64 ``[N]``, -1 = unknown class; other labels as in `NumberLabels`;
+    masks bool ``[N]``. Methods that read a chunk raise DataError with file, row and column.
+
+    Args:
+        vocabulary: array → value of each code; other arrays are coded by their sorted values.
+
+    Attributes:
+        starts: number of the first row of each file, if edges are split at random.
     """
 
     def __init__(self, table: Table, vocabulary: Vocabulary | None = None):
@@ -211,11 +216,11 @@ class TableArrays:
         self.columns = [column for column in (self._weight, self._time) if column is not None]
         self.columns += [column for one in of for column in one.columns] + self._of_splits
         if table.splits is not None:
-            self.columns.append(ROW)  # each row is drawn, whatever columns there are
+            self.columns.append(ROW)  # a random split needs no other column
 
     @property
     def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Array → dtype and row shape, once it is fitted."""
+        """Array → dtype and row shape, after `fit`."""
         kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         if self._weight is not None:
             kinds["weight"] = "float32", ()
@@ -228,12 +233,12 @@ class TableArrays:
 
     @property
     def names(self) -> dict[str, list[Any]]:
-        """Array → meaning of its codes, once it is fitted."""
+        """Array → value of each code, after `fit`."""
         return {name: one.names for name, one in self._coded.items() if isinstance(one, Codes)}
 
     @property
     def added(self) -> dict[str, float]:
-        """Array → value for nodes that edges add, if it is not 0."""
+        """Array → value of nodes that edges add, if it is not 0."""
         fill = self.table.fill or 0.0
         values = dict.fromkeys(self.features, fill)
         return values | {name: one.missing for name, one in self._coded.items()}
@@ -246,13 +251,13 @@ class TableArrays:
         directory: Path,
         num: int | None = None,
     ) -> dict[str, Any]:
-        """Number words, and give transforms of features their state: that of the training, or what
-        the rows for training say. Returns ``"<type>/<array>"`` → see `Features.manifest`.
+        """Assign codes to categories and classes, and fit transforms, or reuse their state from
+        training. Returns ``"<type>/<array>"`` → `Features.manifest`.
 
         Args:
             kind: the node or edge type.
-            directory: where numbers of rows for training are kept meanwhile.
-            num: number of nodes, with those that edges add.
+            directory: place for temporary files with the numbers of training rows.
+            num: number of nodes, including those that edges add.
         """
         table, before = self.table, to.before if _has_times_alone(self.table) else None
         fitted = [one for matrix in self.features.values() for one in matrix.fitted]
@@ -288,13 +293,14 @@ class TableArrays:
         return {key: state for key, state in made.items() if state is not None}
 
     def rows(self, chunk: Chunk, first_row: int) -> dict[str, Array]:
-        """Return a chunk's rows of all arrays; ``first_row``: number of its first row."""
+        """Return a chunk's rows of all arrays; ``first_row``: number of its first row, which random
+        splits depend on."""
         rows = dict[str, Array]()
         if self._weight is not None:
             rows["weight"] = weights = matrix(chunk, self._weight, 1, dtype=np.float32)[:, 0]
             if (bad := weights < 0).any():
                 message = f"the weight is {weights[first(bad)]:g}"
-                raise chunk.error(first(bad), self._weight, message, "weights are numbers from 0")
+                raise chunk.error(first(bad), self._weight, message, "weights are numbers ≥ 0")
         if self._time is not None:
             rows["time"] = self._times.of(chunk, self._time)
         rows |= {name: one.rows(chunk) for name, one in self.features.items()}
@@ -318,12 +324,12 @@ class TableArrays:
             held_in = SPLITS[split[row := first(bad)]]
             row_of = "node" if isinstance(table, NodeTable) else "edge"
             message = f"the {row_of} is in {held_in} and has no label"
-            remedy = f"give one, or take it out of {held_in}"
+            remedy = f"add a label, or remove the {row_of} from {held_in}"
             raise chunk.error(row, self._targets[0], message, remedy)
         return split
 
     def _training(self, chunk: Chunk, before: int | None) -> Array:
-        """Return which rows are for training: without a split, all, or all ``before`` a time."""
+        """Return which rows are training rows: by split, or all, or all ``before`` a time."""
         if self._time is not None and before is not None:
             return Times(self.table.time).of(chunk, self._time) < before
         split = self._split(chunk, chunk.first)

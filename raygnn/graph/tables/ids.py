@@ -1,7 +1,7 @@
-"""The users' ids of nodes: whole numbers or text, numbered in order of appearance.
+"""Node ids in tables: integers or text, numbered in order of appearance.
 
-What reads a chunk raises DataError, naming file, row and column, for an id that is missing, of
-another kind, there twice, or of no node.
+Functions that read a chunk raise DataError with file, row and column for an id that is missing, of
+another type, repeated, or unknown.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from raygnn.graph.tables.description import ROW, NodeTable
 from raygnn.graph.tables.reader import Chunk, Connection, TableReader, connect
 from raygnn.storage.remote import AnyPath
 
-_ALIKE = "write the ids of nodes and of edges alike"
-_REMEDY = "ids are whole numbers or text, one for each node"
-_ROWS = 1 << 17  # of a query's result that are in memory at once
-_HASHED = 64  # bytes of an id in a hash table of DuckDB, about
+_ALIKE = "use the same ids for nodes and for edges"
+_REMEDY = "ids are integers or text, one for each node"
+_ROWS = 1 << 17  # rows of a query's result in memory at once
+_HASHED = 64  # estimated bytes of an id in a hash table of DuckDB
 _REPEATED = """with twice as (select id, min(rowid) as before from ids group by id
     having count(*) > 1) select ids.rowid, before, id from ids join twice using (id)
     where ids.rowid > before order by ids.rowid limit 1"""
 
 
 class Ids:
-    """Ids of the nodes of one type: int64 or large_string, Arrow's array or chunked array. Text of
-    CSV is converted to integers if all of it is such. ``remedy``: for an id that no node has."""
+    """Ids of one node type, an Arrow array of int64 or large_string. Ids of CSV files are integers
+    if all are written as such. ``remedy``: for unknown ids."""
 
     def __init__(self, ntype: str, values: Any = None, remedy: str = ""):
         self.ntype = ntype
@@ -43,7 +43,8 @@ class Ids:
         return len(self.values)
 
     def lookup(self, among: Chunk | TableReader, column: str, ends: Any) -> Array:
-        """Return the numbers of the nodes with the ids ``ends``, of the rows of ``among``."""
+        """Return the node numbers of the ids ``ends``, int64 ``[n]``. ``among``: the rows that have
+        them, for errors."""
         numbers = self._find(ends)
         if numbers.null_count:
             row = first(pc.is_null(numbers))
@@ -54,15 +55,15 @@ class Ids:
         return pc.index_in(ends, value_set=self.values)
 
     def unknown(self, value: object) -> tuple[str, str]:
-        """Return message and remedy for an id that no node has."""
-        remedy = f"add it to the nodes of {self.ntype}, or set missing to drop, or to add"
-        return f"{shown(value)} is no {self.ntype}", self._remedy or remedy
+        """Return message and remedy for an unknown id."""
+        remedy = f"add it to the nodes of {self.ntype}, or set missing to drop or add"
+        return f"there is no {self.ntype} {shown(value)}", self._remedy or remedy
 
     def ends(
         self, chunk: Chunk, column: str, missing: str = "refuse", *, nulls: bool = False
     ) -> pa.Array:
-        """Return ends of edges with the type of the ids. Text that is no integer, where the ids
-        are, is refused, or null if ``missing`` is ``drop``. ``nulls``: whether there may be any."""
+        """Return ends of edges, cast to the type of the ids. If ids are integers, other text is
+        refused, or null with ``missing: drop``. ``nulls``: True if ends may be null."""
         ends = chunk.columns[column]
         if not nulls:
             refuse_nulls(chunk, column, "fill it in, or drop the row")
@@ -89,7 +90,7 @@ class Ids:
 
 
 class Numbers(Ids):
-    """Nodes, or relations, that are called by their numbers, from 0 to ``count`` - 1."""
+    """Ids that are the numbers 0 to ``count`` - 1."""
 
     def __init__(self, ntype: str, count: int, remedy: str):
         super().__init__(ntype, pa.array([0]), remedy)
@@ -117,14 +118,14 @@ class StoredIds:
         return Ids(self.ntype, self.values())
 
     def write(self, kind: pa.DataType, arrays: Iterable[pa.Array]) -> None:
-        """Store arrays of one type; earlier content is replaced."""
+        """Store arrays of one type, replacing the file."""
         schema = pa.schema({"id": kind})
         with pa.ipc.new_file(self.file, schema) as writer:
             for array in arrays:
                 writer.write_batch(pa.record_batch([array], schema))
 
     def read(self, table: NodeTable, files: Sequence[AnyPath]) -> list[int]:
-        """Store the ids of a table of nodes. Returns the number of the first row of each file."""
+        """Read and store the ids of a node table. Returns the number of each file's first row."""
         column = table.id or ROW
         reader = TableReader(files, [column], table.delimiter)
         spill = self.file.with_suffix(".spill")
@@ -139,8 +140,8 @@ class StoredIds:
                 database.from_arrow(pa.table({"id": array})).insert_into("ids")
             if again := database.execute(_REPEATED).fetchone():
                 row, before, value = again
-                message = f"the id {shown(value)} is there already, in {reader.place(before)}"
-                raise reader.error(row, column, message, "give each node one row")
+                message = f"the id {shown(value)} is repeated; it is in {reader.place(before)}, too"
+                raise reader.error(row, column, message, "keep one row for each node")
             kind = pa.int64() if numeric else pa.large_string()
             read = database.sql("select id from ids").to_arrow_reader(_ROWS)
             self.write(kind, (batch[0] for batch in read))
@@ -149,7 +150,7 @@ class StoredIds:
 
 
 def _of_nodes(chunk: Chunk, column: str) -> pa.Array:
-    """Return the ids of a chunk of a table of nodes: int64 or large_string."""
+    """Return the ids in a chunk of a node table: int64 or large_string."""
     array = refuse_nulls(chunk, column, "give each node an id")
     if not chunk.text(column):
         array = _integers(chunk, column, array)
@@ -161,8 +162,8 @@ def _of_nodes(chunk: Chunk, column: str) -> pa.Array:
 
 
 class Ends:
-    """Ends of edges in ``columns``, looked up all at once in the ``ids`` of their nodes; to be
-    closed. With ``nulls`` the last column may have some, in rows that are no edges."""
+    """Ends of edges, in two ``columns``, looked up together in the ``ids`` of their nodes. Must be
+    closed. ``nulls``: True if the last column may have nulls, in rows that are no edges."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Ends:
         self._nulls = [*[False] * (len(columns) - 1), nulls]
         self._of_type = {one.ntype: one for one in ids}
         self._tables = [f"ids{list(self._of_type).index(one.ntype)}" for one in ids]
-        # each end has a hash table of its own, also where several are of one type
+        # DuckDB builds one hash table for each end, even if both have the same type
         self._database: Connection = connect(spill, _HASHED * sum(map(len, ids)))
 
     def close(self) -> None:
@@ -192,8 +193,8 @@ class Ends:
         self._database.from_arrow(pa.table(columns)).insert_into("ends")
 
     def numbers(self, reader: TableReader) -> Iterator[list[Array]]:
-        """Yield the numbers of the nodes at each end, some rows at a time, in the order of rows;
-        below 0 where no node has the id, in rows to drop."""
+        """Yield the node numbers of each end for some rows at a time, in row order. Numbers below 0
+        mark rows to drop. Raises DataError for unknown ids, unless they are to be dropped."""
         self._register()
         tables = list(enumerate(self._tables))
         joins = " ".join(f"left join {ids} as of{at} on end{at} = of{at}.id" for at, ids in tables)
@@ -213,8 +214,7 @@ class Ends:
             yield found
 
     def learn(self, ntype: str) -> pa.ChunkedArray:
-        """Number the ids that no node of a type has yet, in the order of rows, and of columns.
-        Return all ids of the type."""
+        """Add the unknown ids of a type, in order of rows and columns. Return all its ids."""
         self._register()
         every = [at for at, one in enumerate(self.ids) if one.ntype == ntype]
         place = f"{len(self.ids)} * rowid"

@@ -1,4 +1,4 @@
-"""Propose the description of files or of a database: ids, foreign keys, times, features."""
+"""Propose the YAML of a directory or database: ids, foreign keys, times, features."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from raygnn.graph.tables.databases import export
 from raygnn.graph.tables.queries import quoted, scan
 from raygnn.graph.tables.reader import Connection, connect, is_table
 
-_WORDS = 1000  # of a category, at most
-_DANGLING = 0.1  # of the values of a key, at most
+_WORDS = 1000  # distinct values of a category, at most
+_DANGLING = 0.1  # fraction of a foreign key's values that are no ids, at most
 _ID = r"(?:(?:^|_)(?i:id|key|code|sku)|(?<=[a-z0-9])(?:Id|ID|Key|Code))$"
 _TIME = "date|time|day|(^|_)at$|created|when"
 _BIRTH = "birth|born|dob"
@@ -44,16 +44,16 @@ nodes:
 class _Column:
     name: str
     sort: str  # integer, number, text, moment, or its type in DuckDB
-    values: int  # that are not null
+    values: int  # not null
     distinct: int
 
 
 @dataclass
 class _Proposed:
-    """A table, and what is proposed of it."""
+    """A table, and the proposal for it."""
 
     name: str
-    given: dict[str, str]  # keys that say where its rows are
+    given: dict[str, str]  # files, or sql and url
     rows: int
     columns: dict[str, _Column]
     id: str | None = None
@@ -66,8 +66,9 @@ class _Proposed:
 
 
 def propose(source: str, base: Path) -> str:
-    """Return a description of the CSV and Parquet files in a directory, or of a database (named by
-    its URL as in a table), as YAML; ``base``: the directory that its files are relative to."""
+    """Return the proposed YAML for the CSV and Parquet files in a directory, or for a database
+    (``env:NAME`` or ``sqlite:///FILE``). ``base``: directory that paths are relative to. Raises
+    DataError if there are no tables, or one cannot be read."""
     tables: list[_Proposed] = []
     with TemporaryDirectory(prefix="raygnn-") as place, connect(Path(place)) as connection:
         if source.startswith("env:") or "://" in source:
@@ -77,7 +78,7 @@ def propose(source: str, base: Path) -> str:
             given = {file: {"files": os.path.relpath(file, base)} for file in files}
         if not given:
             message = "there are no CSV or Parquet files, or no tables with rows"
-            remedy = "name a directory that has some, or a database: env:DATABASE_URL"
+            remedy = "name a directory with tables, or a database: env:DATABASE_URL"
             raise DataError(message, where=source, remedy=remedy)
         for file, keys in given.items():
             check_file(file)
@@ -96,7 +97,7 @@ def propose(source: str, base: Path) -> str:
 
 
 def _counted(connection: Connection, file: Path, given: Any, taken: Sequence[str]) -> _Proposed:
-    """Count the values of all columns of a file; text that has dates is points in time."""
+    """Load a file, and count the values of its columns; text columns of dates are times."""
     name = _array(file.name.partition(".")[0], taken)
     connection.execute(f"create table {quoted(name)} as {scan([file])}")
     kinds = connection.execute(f"describe {quoted(name)}").fetchall()
@@ -115,7 +116,7 @@ def _counted(connection: Connection, file: Path, given: Any, taken: Sequence[str
 
 
 def _find_id(table: _Proposed, tables: Sequence[_Proposed]) -> None:
-    """Choose the column of ids: unique, and called so, else the first one if it is unique."""
+    """Choose the id column: a unique column with a name of an id, or else a unique first column."""
     unique = [
         column.name
         for column in table.columns.values()
@@ -135,7 +136,7 @@ def _find_id(table: _Proposed, tables: Sequence[_Proposed]) -> None:
 def _find_key(
     connection: Connection, table: _Proposed, column: _Column, tables: Sequence[_Proposed]
 ) -> None:
-    """Look for the table whose name a column has, and whose ids are its values."""
+    """Find the table that a column refers to, by its name and by containment of its values."""
     name, stem, maybe = column.name, _stem(column.name), list[str]()
     for other in tables:
         of = other.columns.get(other.id or "")
@@ -202,7 +203,7 @@ def _lines(table: _Proposed) -> Iterator[str]:
 
 
 def _sort(kind: str) -> str:
-    """Return what a type of DuckDB is for tables."""
+    """Return the sort of a DuckDB type, or the type itself."""
     for sort, kinds in _SORTS.items():
         if re.fullmatch(kinds, kind):
             return sort
@@ -210,12 +211,12 @@ def _sort(kind: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return a name in small letters, in the singular, without what says that it is an id."""
+    """Return a name in lower case and singular, without a suffix such as Id."""
     return re.sub(r"[\W_]", "", re.sub(_ID, "", name)).lower().removesuffix("s")
 
 
 def _array(name: str, taken: Sequence[str]) -> str:
-    """Return a name that types and arrays may have, other than those."""
+    """Return a valid name for a type or array that is not taken."""
     name = re.sub(r"[^\w.-]", "_", name)[:90]
     name = name if re.match(r"[^\W\d_]", name) else f"of_{name}"
     return _array(f"{name}_", taken) if name in taken else name

@@ -1,7 +1,7 @@
-"""Tables that are queries: one SELECT each, which DuckDB runs over files and over other tables.
+"""Tables defined by a query: one SELECT, which DuckDB runs over files and other tables.
 
-A query reads the files that it names, and nothing else: it is parsed first, its files are checked,
-and it runs on a connection that may open only them.
+A query can read the files that it names, and nothing else: it is parsed, its files are checked, and
+its connection may open only these.
 """
 
 from __future__ import annotations
@@ -39,18 +39,24 @@ from raygnn.graph.tables.reader import (
 )
 from raygnn.storage.remote import AnyPath, RemotePath
 
-_ROW = 32  # bytes of files that become a row of a result, about
+_ROW = 32  # estimated bytes of input for a row of the result
 _RESULT = "the result of the query"
 _READS = ("read_csv", "read_csv_auto", "read_parquet", "parquet_scan")
-# Queries within a query. A COPY, INSERT, UPDATE or DELETE in a WITH is another kind.
+# Kinds of queries; COPY, INSERT, UPDATE or DELETE in a WITH are other kinds.
 _SELECTS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _STORED = {"DECIMAL": "double", "HUGEINT": "bigint", "UHUGEINT": "bigint", "UUID": "varchar"}
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query whose files are known: its place in the description, the statement with absolute
-    paths, the names in it → SELECT, in an order in which they can be created, and its files."""
+    """A parsed query.
+
+    Attributes:
+        where: its key in the description.
+        select: the statement, with absolute paths.
+        views: tables that it names → SELECT, each after those that it depends on.
+        files: all files that it reads.
+    """
 
     where: str
     select: str
@@ -58,14 +64,15 @@ class Query:
     files: list[Path]
 
     def extent(self) -> tuple[int, int]:
-        """Estimate the number of rows and the bytes of the result: as many as of the files."""
+        """Estimate the number of rows and the bytes of the result, from the size of its files."""
         size = sum(map(unpacked_size, self.files))
         return size // _ROW, size
 
     def run(self, file: Path) -> dict[str, int]:
-        """Write the result as Parquet, ordered by all columns. Returns the number of rows."""
+        """Write the result as Parquet, ordered by all columns. Returns the number of rows; raises
+        DataError if the query fails or returns none."""
         with self._errors(), connect(file.with_suffix(".spill")) as connection:
-            connection.execute("set threads = 1")  # sums of floats depend on the order of rows
+            connection.execute("set threads = 1")  # float sums depend on the order of rows
             _shut_in(connection, self.files)
             for name, select in {**self.views, _RESULT: self.select}.items():
                 connection.execute(f"create view {quoted(name)} as {select}")
@@ -95,12 +102,12 @@ class Query:
 
 
 class Queries:
-    """The queries of a description, which is in ``file``."""
+    """The queries of a description. ``file``: path of its YAML."""
 
     def __init__(self, file: Path, described: Description):
         self._file, self._base = file, file.parent.absolute()
         self._tables = described.tables
-        self._keys: dict[str, list[str]] = {}  # a name, in lower case → the tables that have it
+        self._keys: dict[str, list[str]] = {}  # name in lower case → keys of tables with it
         for ntype in described.nodes:
             self._keys.setdefault(ntype.lower(), []).append(f"nodes.{ntype}")
         for key, edges in described.edges.items():
@@ -112,14 +119,15 @@ class Queries:
         self._directories = {self._base, *(Path(self._absolute(p)).parent for p in local)}
 
     def of(self, key: str) -> Query | None:
-        """Return the query of a table, such as ``nodes.user``; None if it has files."""
+        """Return the query of a table such as ``nodes.user``; None if it has files."""
         table = self._tables[key]
         if table.sql is None:
             return None
         return self.select(table.sql, f"{self._file}: {key}.sql", self.keys.index(key))
 
     def select(self, sql: str, where: str, above: float = math.inf) -> Query:
-        """Return a query that may name the queries among the first ``above`` tables."""
+        """Parse a query. It can name tables with files, and queries among the first ``above``
+        tables. Raises DataError if it is no SELECT or reads anything else."""
         views: dict[str, str] = {}
         files: dict[Path, None] = {}
         literals: list[tuple[int, int, str]] = []
@@ -151,15 +159,15 @@ class Queries:
         return Query(where, select.decode(), views, list(files))
 
     def _table(self, name: str, keys: Sequence[str], above: float, where: str) -> Query:
-        """Return the query of another table, or one that reads its files."""
+        """Return the query of another table, or a query of its files."""
         if len(keys) > 1:
             message = f"{len(keys)} tables are called {show(name)}"
             remedy = f"write the full key in double quotes: {', '.join(keys)}"
             raise DataError(message, where=where, remedy=remedy)
         table = self._tables[keys[0]]
         if table.sql is not None and self.keys.index(keys[0]) >= above:
-            message = f"it names {keys[0]}, which is no earlier query"
-            remedy = "name tables with files, and queries that are above it in the description"
+            message = f"it names {keys[0]}, which is not an earlier query"
+            remedy = "use tables with files, and queries that precede it in the YAML"
             raise DataError(message, where=where, remedy=remedy)
         if (query := self.of(keys[0])) is not None:
             return query
@@ -167,15 +175,15 @@ class Queries:
         return Query(where, scan(files, table.delimiter), {}, files)
 
     def _named(self, pattern: str, where: str) -> list[Path]:
-        """Return the files that a name or pattern in a query means."""
+        """Return the files of a name or pattern in a query."""
         if not is_table(Path(pattern)):
             known = [name for name, keys in self._keys.items() if len(keys) == 1]
-            message = f"{show(pattern)} is no table, and no CSV or Parquet file"
+            message = f"{show(pattern)} is neither a table nor a CSV or Parquet file"
             raise DataError(message, where=where, remedy=one_of(pattern, known))
         absolute = self._absolute(pattern)
         if "://" in pattern or not any(Path(absolute).is_relative_to(d) for d in self._directories):
-            message = f"{show(pattern)} is outside of the directories that a query can read"
-            remedy = f"move it to {self._base}, or to a directory that files of a table name"
+            message = f"{show(pattern)} is outside the directories that a query can read"
+            remedy = f"move it to {self._base}, or to a directory of another table's files"
             raise DataError(message, where=where, remedy=remedy)
         relative = os.path.relpath(absolute, self._base)
         return self._local(resolve(self._base, relative), pattern, where)
@@ -183,7 +191,7 @@ class Queries:
     def _local(self, files: Sequence[AnyPath], name: str, where: str) -> list[Path]:
         for file in files:
             if isinstance(file, RemotePath):
-                message = f"{name} is in an object store, which a query does not read"
+                message = f"{name} is in an object store, which queries cannot read"
                 raise DataError(message, where=where, remedy="copy its files to this machine")
             check_file(file)
         return [Path(self._absolute(str(file))) for file in files]
@@ -201,15 +209,15 @@ def queries_of(file: Path, described: Description) -> dict[str, Query]:
 def run_queries(
     file: Path, described: Description, work: Workspace
 ) -> tuple[Description, dict[Path, str]]:
-    """Run the queries of a description. Returns it with the files of their results, and what errors
-    call these."""
+    """Run the queries of a description. Returns the description with files of their results, and
+    the names of these files in errors."""
     results: dict[Path, str] = {}
     of_select: dict[str, Path] = {}  # foreign keys have the query of their nodes
     tasks: list[tuple[Query, Path]] = []
     sizes: list[int] = []
     changed: dict[str, Table] = {}
     for key, table in described.tables.items():
-        if table.url is not None:  # its file is seen by this process alone
+        if table.url is not None:  # other nodes do not see its temporary file
             copy = work.directory("queries") / f"from-database-{Path(str(table.files)).name}"
             if copy not in results:  # foreign keys have the rows of their nodes
                 shutil.copy(str(table.files), copy)
@@ -244,8 +252,8 @@ def named(results: Mapping[Path, str]) -> Iterator[None]:
 
 
 def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
-    """Let a connection open these files alone, and change no setting."""
-    # what it opens, and what is written
+    """Let a connection open only these files, and change no settings."""
+    # paths as opened, and as written in the query
     allowed = [*map(text, files), *map(path_text, files)]
     connection.execute(f"set allowed_paths = [{', '.join(allowed)}]")
     connection.execute("set enable_external_access = false")
@@ -253,7 +261,7 @@ def _shut_in(connection: Connection, files: Sequence[Path] = ()) -> None:
 
 
 def _parsed(sql: str, where: str) -> Any:
-    """Return the syntax tree of a SELECT."""
+    """Return the syntax tree of a SELECT; raises DataError for anything else."""
     with connect(Path(os.devnull)) as connection:
         _shut_in(connection)
         (tree,) = connection.execute("select json_serialize_sql(?)", [sql]).fetchone()
@@ -263,13 +271,13 @@ def _parsed(sql: str, where: str) -> Any:
         raise _wrong(where, f"{tree['error_message']}, after {show(before[-40:])}")
     kinds = {str(n["type"]) for n in _walk(tree) if str(n.get("type")).endswith("_NODE")}
     if tree["error"] or len(tree["statements"]) != 1 or kinds - _SELECTS:
-        remedy = "write one SELECT, which may begin with WITH; it can read, and change nothing"
+        remedy = "write one SELECT, optionally with WITH before it; a query cannot write"
         raise DataError("this is not a single SELECT", where=where, remedy=remedy)
     return tree
 
 
 def _walk(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects of a tree of JSON."""
+    """Yield all objects in a JSON tree."""
     if isinstance(tree, dict):
         yield tree
         tree = list(tree.values())
@@ -278,14 +286,14 @@ def _walk(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _named_files(function: Any) -> Any:
-    """Return the text that a function which reads files is given, if it is given one."""
+    """Return the file argument of a function that reads files, if it is text."""
     first = function["arguments"][0]["expression"] if function["arguments"] else {}
     is_name = first.get("literal", {}).get("kind") == "STRING"
     return first if is_name and function["function_name"] in _READS else None
 
 
 def scan(files: Sequence[Path], delimiter: str | None = None) -> str:
-    """Return a SELECT of all rows of files, CSV with the types that DuckDB finds."""
+    """Return a SELECT of all rows of files; DuckDB infers the types of CSV columns."""
     groups: dict[str, list[Path]] = {}
     for file in files:
         options = ""
@@ -301,18 +309,18 @@ def scan(files: Sequence[Path], delimiter: str | None = None) -> str:
 
 
 def _stored(name: str, kind: str) -> str:
-    """Return the expression of a column with a type that tables may have."""
+    """Return the expression of a column, cast to a type that tables support."""
     stored = _STORED.get(kind.partition("(")[0])
     column = quoted(name)
     return f"cast({column} as {stored}) as {column}" if stored and "[" not in kind else column
 
 
 def quoted(name: str) -> str:
-    """Quote a name of SQL."""
+    """Quote a SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _wrong(where: str, message: str) -> DataError:
     line = " ".join(message.partition("\n\nLINE ")[0].split())[:300]
-    remedy = "correct the query. Files that it reads are named as text, relative to the description"
+    remedy = "correct the query; it names files as text, relative to the YAML"
     return DataError(line, where=where, remedy=remedy)

@@ -1,7 +1,7 @@
-"""Table files, read a chunk at a time, with a place in a file for every row.
+"""Read table files in chunks, with the file and row of every value.
 
-Columns of CSV arrive as text, those of Parquet as they are stored, integers as int64 and text as
-large_string. What a value means is decided later, where a wrong one can be named.
+CSV columns are text; Parquet columns keep their type, with integers as int64 and text as
+large_string. Later modules interpret values, so that errors can name the wrong one.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked
 from raygnn.graph.tables.description import ROW
 from raygnn.storage.remote import AnyPath, RemotePath
 
-ROWS = 1 << 16  # of a chunk, fewer where rows are wide or a file ends
-_BYTES = 1 << 24  # of a chunk, about
-_CELL = 16  # bytes of a value as text, about
-_START = 1 << 20  # bytes in which the line of names is
-_END = 1 << 22  # bytes in which the last quote is, if DuckDB accepts its line
-_PATTERNS = "correct files: patterns are relative to the file that describes the tables"
-_VALUE = 8  # bytes of a value as an array, at most
+ROWS = 1 << 16  # rows of a chunk; fewer if rows are wide, or at the end of a file
+_BYTES = 1 << 24  # bytes of a chunk, about
+_CELL = 16  # estimated bytes of a value as text
+_START = 1 << 20  # bytes at the start of a file that contain the header line
+_END = 1 << 22  # bytes at the end that contain the last quote, if DuckDB accepts its line
+_PATTERNS = "correct files: patterns are relative to the YAML that describes the tables"
+_VALUE = 8  # bytes of a value in an array, at most
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-_VALUE_TEXT = 1 << 21  # characters of a value, as many as of a line in DuckDB
-_MEMORY = 256 << 20  # bytes, unless queries are known to need more, or fewer are available
+_VALUE_TEXT = 1 << 21  # characters of a value, DuckDB's limit for a line
+_MEMORY = 256 << 20  # default memory limit of a connection, bytes
 csv.field_size_limit(_VALUE_TEXT)
 
 Connection: TypeAlias = Any  # DuckDB's
 
 
 def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) -> list[AnyPath]:
-    """The files that names and patterns mean, relative to ``base``; those of a pattern sorted. A
-    URI of a place that pyarrow.fs opens may have a pattern in its last part."""
+    """Return the files of names and patterns, relative to ``base``; files of a pattern are sorted.
+    The last part of a URI may be a pattern. Raises DataError if a pattern matches no file, or a
+    file is no table."""
     files: list[AnyPath] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if "://" in pattern:
@@ -75,7 +76,7 @@ def resolve(base: Path, patterns: str | Sequence[str], remedy: str = _PATTERNS) 
 
 
 def _elsewhere(pattern: str) -> list[AnyPath]:
-    """The files that a URI means, whose last part may be a pattern."""
+    """Return the files of a URI, whose last part may be a pattern."""
     place = RemotePath.of(Uri(pattern), "files")
     if not glob.has_magic(place.name):
         return [place]
@@ -88,7 +89,7 @@ def _elsewhere(pattern: str) -> list[AnyPath]:
 
 @contextmanager
 def unchanged(find: Callable[[], Iterable[AnyPath]]) -> Iterator[None]:
-    """Raise DataError if a local file changes in the meantime, whatever error that causes."""
+    """Raise DataError if a local file changes within the context, in place of resulting errors."""
 
     def states() -> dict[Path, tuple[int, int]]:
         local = (file for file in find() if isinstance(file, Path))
@@ -100,14 +101,14 @@ def unchanged(find: Callable[[], Iterable[AnyPath]]) -> Iterator[None]:
     finally:
         changed = [file for file, state in states().items() if state != before.get(file)]
         if changed:
-            message, remedy = "the file changed while it was read", "start again once it is whole"
+            message, remedy = "the file changed while it was read", "retry when it is complete"
             raise DataError(message, where=str(changed[0]), remedy=remedy)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of a table; ``first``: number of the first one, over all files, from 0. Values of
-    CSV are all text."""
+    """Consecutive rows of a table. ``first``: number of the first row over all files, from 0;
+    ``csv``: True if all values are text."""
 
     reader: TableReader
     columns: dict[str, pa.Array]
@@ -126,13 +127,13 @@ class Chunk:
 
 
 class TableReader:
-    """The files of one table, as one.
+    """Reader of all files of a table.
 
     Args:
-        files: CSV and Parquet.
-        columns: those to read; `ROW` is the number of the row.
-        delimiter: of CSV; None = by the name of the file.
-        header: names of all columns of CSV files that have no line with them, nor quotes.
+        files: CSV and Parquet files.
+        columns: names of the columns to read; `ROW` is the row's number.
+        delimiter: separator of CSV columns; None = chosen by file name.
+        header: column names of CSV files without a header line and without quotes.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class TableReader:
         self.num = 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, in the order of the files; none if no columns are read."""
+        """Yield all rows in the order of the files; none if there are no columns to read."""
         for file in self.files if self.columns or self._numbered else ():
             check_file(file)
             self.starts.append(self.num)
@@ -168,15 +169,15 @@ class TableReader:
                     yield chunk
 
     def again(self, column: str) -> TableReader:
-        """A reader of one column of the same files, from their beginning."""
+        """Return a new reader of one column of the same files."""
         return TableReader(self.files, [column], self._delimiter, self._header)
 
     def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
-        """Build the error of a row, by its number over all files."""
+        """Build the error for a row, given its number over all files."""
         return DataError(message, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
 
     def place(self, row: int) -> str:
-        """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
+        """Return a row's place, such as ``users.csv, row 3 (line 4)``; rows count from 1."""
         at = bisect.bisect_right(self.starts, row) - 1
         file, number = self.files[at], row - self.starts[at] + 1
         if not is_text(file):
@@ -188,8 +189,8 @@ class TableReader:
             return f"{file}, row {number}"
 
     def extent(self) -> tuple[int, int]:
-        """Estimate the number of rows, and the bytes of the columns as arrays: of CSV by the
-        beginning of each file, of Parquet by its metadata."""
+        """Estimate the number of rows, and the bytes of the columns as arrays, from the start of
+        each CSV file and the metadata of Parquet files."""
         rows = size = 0
         for file in self.files:
             if not is_text(file):
@@ -222,7 +223,7 @@ class TableReader:
             f"compression={text('gzip' if file.suffix == '.gz' else 'none')}"
         )
         wanted = ", ".join(f"c{names.index(column)}" for column in self.columns)
-        # a line of one column that is empty is no row, as it is none of more columns
+        # an empty line is no row, also in a file with one column
         only = " where c0 is not null" if len(names) == 1 else ""
         rows = max(min(ROWS, _BYTES // (_CELL * len(self.columns))), 1)
         try:
@@ -240,8 +241,8 @@ class TableReader:
             raise _damaged(file, error) from None
 
     def _may_be_cut(self, file: Path) -> bool:
-        """Return True if the last quote may be open, or the last line is long and has no end: rows
-        that DuckDB 2.0 drops. Raises OSError if a checksum is wrong, which it ignores."""
+        """True if the last quote may be open, or the last line is long and has no line end, since
+        DuckDB 2.0 drops such rows. Raises OSError for a wrong checksum, which DuckDB ignores."""
         end, mark = b"", separator(file, self._delimiter).encode()
         with unpacked(file) as stream:
             if file.suffix != ".gz":
@@ -256,20 +257,20 @@ class TableReader:
         return at >= 0 and not is_empty and before[-1:] in (mark, b"\r", b"\n", b"", b" ", b'"')
 
     def _dialect(self, file: AnyPath) -> dict[str, Any]:
-        """Return options of `csv.reader`; as for DuckDB, blanks may be before a quote."""
+        """Return options of `csv.reader`; like DuckDB, it accepts spaces before a quote."""
         delimiter = separator(file, self._delimiter)
         return {"delimiter": delimiter, "skipinitialspace": delimiter != " "}
 
     def _start(self, file: AnyPath) -> tuple[list[str], int]:
-        """Return the lines in the first megabyte of a file, and of how many bytes they are."""
+        """Return the lines in the first megabyte of a file, and their size in bytes."""
         with unpacked(file) as stream:
             start = stream.read(_START)
         lines = io.StringIO(start.decode("utf-8-sig", "surrogateescape"), newline="")
         return lines.readlines(), len(start)
 
     def names(self, file: AnyPath) -> list[str]:
-        """Return the names of the columns, of a CSV without spaces around them. Raises DataError if
-        there is no line with them."""
+        """Return a file's column names, without surrounding spaces in CSV. Raises DataError if a
+        CSV file has no header line."""
         check_file(file)
         if not is_text(file):
             with _parquet_file(file) as opened:
@@ -277,21 +278,21 @@ class TableReader:
         return self._head(file)[0]
 
     def _head(self, file: AnyPath) -> tuple[list[str], int, str]:
-        """Return the names of the columns of a CSV without spaces around them, how many rows to
-        skip, and what ends its lines. DuckDB would take the end of a line within quotes for it."""
+        """Return the column names of a CSV file, the number of rows to skip, and the line end,
+        since DuckDB may detect that of a quoted line break."""
         try:
             lines, size = self._start(file)
             rows: Any = csv.reader(lines, **self._dialect(file))
             skip, names = next(((n, row) for n, row in enumerate(rows, 1) if row), (0, []))
         except (csv.Error, OSError) as error:
-            raise _wrong_text(str(file), f"the line of names cannot be read: {error}") from None
+            raise _wrong_text(str(file), f"the header line cannot be read: {error}") from None
         if not names:
-            raise _wrong_text(str(file), "there is no line with the names of the columns")
+            raise _wrong_text(str(file), "there is no header line with column names")
         if re.search("[\0\udc80-\udcff]", "".join(names)):
             message = "there are bytes that are not UTF-8: is it compressed, or UTF-16?"
             raise _wrong_text(f"{file}, line {rows.line_num}", message)
         if size == _START and rows.line_num == len(lines):
-            raise _wrong_text(str(file), "the line of names cannot be read: it exceeds 1 MiB")
+            raise _wrong_text(str(file), "the header line cannot be read: it exceeds 1 MiB")
         last = lines[0 if self._header else rows.line_num - 1]
         line_end = last[len(last.rstrip("\r\n")) :] or "\n"
         if self._header:
@@ -299,13 +300,13 @@ class TableReader:
         return [name.strip() for name in names], skip, line_end
 
     def _lines(self, file: AnyPath) -> Iterator[tuple[int, list[str], int]]:
-        """Number, values and last line of each row that is not empty, read by Python's own
-        reader: slow, and only used to say where something is wrong. Row 0 has the names. Bytes
-        that are not UTF-8 are lone surrogates."""
+        """Yield number, values and last line of each row that is not empty; row 0 is the header.
+        Python's csv module is slow, and used only to locate errors. Bytes that are not UTF-8 are
+        lone surrogates."""
         with unpacked(file) as stream:
             text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
             rows = csv.reader(
-                iter(lambda: text.readline(_END), ""),  # one line may have gigabytes
+                iter(lambda: text.readline(_END), ""),  # a line may be gigabytes long
                 strict=True,
                 quoting=csv.QUOTE_NONE if self._header else csv.QUOTE_MINIMAL,
                 **self._dialect(file),
@@ -317,7 +318,7 @@ class TableReader:
                     number += 1
 
     def _explain(self, file: AnyPath, columns: int) -> None:
-        """Raise the first thing that is wrong with a file on which DuckDB gave up, if any is."""
+        """Raise the first error in a file that DuckDB could not read, if one is found."""
         line = 1
         try:
             for number, row, line in self._lines(file):
@@ -347,7 +348,7 @@ class TableReader:
         for group in map(facts.row_group, range(facts.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
                 name = column.path_in_schema.split(".")[0]
-                if name in self.columns and name in kinds:  # else damaged, which reading reports
+                if name in self.columns and name in kinds:  # else damaged: reading reports it
                     is_half = pa.types.is_float16(kinds[name])
                     size += column.num_values * (_VALUE // 2 if is_half else _VALUE)
         return size
@@ -364,7 +365,7 @@ class TableReader:
                 for name, array in columns.items():
                     if len(array) != batch.num_rows:
                         raise DataError(f"column {name!r} is cut short", where=str(file))
-                    array.validate(full=True)  # lengths, and that text is UTF-8
+                    array.validate(full=True)  # lengths and UTF-8
                 yield pa.RecordBatch.from_pydict(columns)
 
     def _check_columns(self, file: AnyPath, names: list[str]) -> None:
@@ -372,7 +373,7 @@ class TableReader:
             if column not in names:
                 listed = ", ".join(map(repr, names[:20]))[:300] or "none"
                 message = f"there is no column {column!r}; there are: {listed}"
-                remedy = "correct the name of the column, or the delimiter: a CSV begins with names"
+                remedy = "correct the column's name, or the delimiter; a CSV begins with a header"
                 raise DataError(message, where=str(file), remedy=remedy)
             if names.count(column) > 1:
                 message = f"there are {names.count(column)} columns {column!r}"
@@ -380,7 +381,7 @@ class TableReader:
 
 
 def widened(array: pa.Array) -> pa.Array:
-    """Integers as int64, text as large_string, dictionaries as what they stand for."""
+    """Convert integers to int64, text to large_string, and dictionaries to their values."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return widened(pc.cast(array, kind.value_type))
@@ -393,7 +394,7 @@ def widened(array: pa.Array) -> pa.Array:
 
 @contextmanager
 def _downloaded(file: AnyPath) -> Iterator[Path]:
-    """Yield a file on this machine with the content of a file."""
+    """Yield the path of a local file, or of a temporary copy of a remote one."""
     if isinstance(file, Path):
         yield file
         return
@@ -404,23 +405,23 @@ def _downloaded(file: AnyPath) -> Iterator[Path]:
 
 
 def unpacked(file: AnyPath) -> Any:
-    """Open the text of a file, which may be compressed."""
+    """Open a file, decompressed if it ends in ``.gz``."""
     stream: Any = file.open("rb")
     return pa.CompressedInputStream(stream, "gzip") if file.suffix == ".gz" else stream
 
 
 def separator(file: AnyPath, delimiter: str | None) -> str:
-    """Return what separates the columns of a text file."""
+    """Return the column separator of a text file."""
     return delimiter or ("," if file.name.removesuffix(".gz").endswith(".csv") else "\t")
 
 
 def is_table(file: AnyPath) -> bool:
-    """Return True for a name that a table may have."""
+    """True if a file name is that of a table."""
     return file.suffix in _PARQUET or is_text(file)
 
 
 def is_text(file: AnyPath) -> bool:
-    """Return True for the name of a CSV, which may be compressed."""
+    """True if a file name is that of a CSV file, compressed or not."""
     return file.name.removesuffix(".gz").endswith(_TEXT)
 
 
@@ -438,7 +439,7 @@ def _parquet_file(file: AnyPath) -> Iterator[pq.ParquetFile]:
 
 
 def _wrong_text(place: str, message: str) -> DataError:
-    remedy = "correct the file, or write it again as UTF-8 with one line of names"
+    remedy = "correct the file, or write it again as UTF-8 with one header line"
     return DataError(message, where=place, remedy=remedy)
 
 
@@ -447,10 +448,10 @@ def _damaged(file: AnyPath, error: Any) -> DataError:
     if found := re.search(r"on Line: (\d+)\n.*\n(.+)\n\nPossible fixes", str(error), re.DOTALL):
         return _wrong_text(f"{file}, line {found[1]}", found[2])
     if "state machine" in str(error):
-        remedy = "end all lines alike: in \\n, or all in \\r\\n"
-        return DataError("its lines end in different ways", where=str(file), remedy=remedy)
-    message = f"not a whole {kind} file: {' '.join(str(error).split())[:200]}"
-    remedy = "the file is damaged: get it or write it again"
+        remedy = "end all lines in \\n, or all in \\r\\n"
+        return DataError("its line ends differ", where=str(file), remedy=remedy)
+    message = f"not a complete {kind} file: {' '.join(str(error).split())[:200]}"
+    remedy = "the file is damaged: copy or write it again"
     return DataError(message, where=str(file), remedy=remedy)
 
 
@@ -458,7 +459,8 @@ def _damaged(file: AnyPath, error: Any) -> DataError:
 
 
 def connect(spill: Path, need: int = 0) -> Connection:
-    """Open a database in memory that spills to a directory; ``need``: bytes of its queries."""
+    """Open an in-memory database that spills to a directory. ``need``: memory of its queries, in
+    bytes, if known."""
     limit = max(min(max(_MEMORY, need), memory()[1] // 2), _MEMORY // 4)
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     connection = duckdb.connect(
@@ -472,21 +474,21 @@ def connect(spill: Path, need: int = 0) -> Connection:
             "arrow_large_buffer_size": True,
         }
     )
-    connection.execute("set enable_progress_bar = false")  # which a notebook would show
+    connection.execute("set enable_progress_bar = false")  # notebooks would show it
     return connection
 
 
 @functools.cache
 def scanner() -> Connection:
-    """Return the database of this process for queries that pass over files, which never spill."""
+    """Return this process's database for scans of files, which never spill."""
     return connect(Path(os.devnull))
 
 
 def text(value: Any) -> str:
-    """Quote a value as a literal of SQL."""
+    """Quote a value as a SQL literal."""
     return "'" + str(value).replace("'", "''") + "'"
 
 
 def path_text(file: Path) -> str:
-    """Quote a path as a literal of SQL, which is no pattern."""
+    """Quote a path as a SQL literal, with pattern characters escaped."""
     return text(glob.escape(str(file)))

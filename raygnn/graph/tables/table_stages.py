@@ -1,7 +1,7 @@
-"""Tables to a graph on disk, in stages of tasks: ids, then arrays of nodes, features and edges.
+"""Convert tables to a graph on disk, in stages: ids, node arrays, edges.
 
-Labels, splits and categories are read in one task for each table; times and features of nodes in a
-task for each file, edges in one for some files.
+This process fits vocabularies and transforms. Tasks read ids table by table, node arrays file by
+file, and edges in groups of files.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from raygnn.graph.tables.reader import TableReader, resolve, unchanged
 from raygnn.graph.texts import Texts
 from raygnn.storage.remote import AnyPath
 
-_TOGETHER = 1 << 26  # bytes of files of edges that one task reads, at least
-_ID = 32  # of these for each node, whose ids every task puts into a hash table
+_TOGETHER = 1 << 26  # bytes of edge files in a task, at least
+_ID = 32  # and at least so many per node, since each task builds a hash table of all ids
 
 
 def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
-    """Read the graph that `raygnn.graph.sources.table_graph` describes onto the disk."""
+    """Read a graph of tables onto the disk; see `raygnn.graph.sources.table_graph`."""
     file = Path(graph.path)
     described, results = run_queries(file, description_of(graph), work)
     tables: list[Table] = [*described.nodes.values(), *described.edges.values()]
@@ -114,7 +114,7 @@ def _read(graph: TablesGraph, described: Description, work: Workspace) -> DiskGr
 
 
 def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
-    """Yield each table with estimates of its rows and of the bytes of its arrays."""
+    """Yield each table with the estimated number of its rows and bytes of its arrays."""
     file, described = Path(graph.path), description_of(graph)
     queries = queries_of(file, described)
     for key, table in described.tables.items():
@@ -130,7 +130,7 @@ def extents(graph: TablesGraph) -> Iterator[tuple[Table, int, int]]:
 
 
 def in_memory(graph: DiskGraph) -> GraphData:
-    """Read all arrays; types with the edges of others reversed share theirs."""
+    """Read all arrays into memory; reverse edges share the arrays of their edges."""
     data = graph.data()
     back = {reverse: etype for etype, reverse in data.reverses.items()}
     frames = [frame for etype, frame in data.edges.items() if etype not in back]
@@ -158,7 +158,7 @@ def in_memory(graph: DiskGraph) -> GraphData:
 def _add_ids(
     table: EdgeTable, files: Sequence[AnyPath], known: Sequence[StoredIds], new: Sequence[StoredIds]
 ) -> None:
-    """Store ids with those that edges add, by type."""
+    """Store the ids of each type, with those that a table of edges adds."""
     with closing(_ends(table, known, new[0].file)) as ends:
         for chunk in TableReader(files, ends.columns, table.delimiter).chunks():
             ends.add(chunk)
@@ -168,7 +168,7 @@ def _add_ids(
 
 
 def _ends(table: EdgeTable, stored: Sequence[StoredIds], file: Path) -> Ends:
-    """Return the ends of a table's edges, which spill to an empty directory beside a file."""
+    """Return `Ends` of a table, which spill to an empty directory beside a file."""
     spill, of_type = file.with_suffix(".spill"), {one.ntype: one.ids() for one in stored}
     shutil.rmtree(spill, ignore_errors=True)
     columns, ids = (table.source, table.target), [of_type[one.ntype] for one in stored]
@@ -183,7 +183,7 @@ def _node_arrays(
     stage: str,
     work: Workspace,
 ) -> dict[str, DiskArray]:
-    """Read the arrays of nodes in a task for each file, also of nodes that edges added."""
+    """Read node arrays in one task per file, and fill in the nodes that edges added."""
     place = work.directory(stage)
     arrays = {
         name: DiskArray(place / f"array-{at}", kind, row_shape, rows=num)
@@ -205,7 +205,7 @@ def _node_arrays(
 def _read_nodes(
     file: AnyPath, start: int, columns: TableArrays, arrays: Mapping[str, DiskArray]
 ) -> int:
-    """Write a file's rows of all arrays from row ``start`` on. Returns how many there are."""
+    """Write a file's rows to all arrays, from row ``start`` on. Returns their number."""
     reader = TableReader([file], columns.columns, columns.table.delimiter)
     with ExitStack() as stack:
         streams = {n: stack.enter_context(array.path.open("r+b")) for n, array in arrays.items()}
@@ -227,11 +227,12 @@ def _edges(
     work: Workspace,
     stage: str,
 ) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, Any]]:
-    """Read the edges of a table, their reverses if it asks for them, and the texts' encoders."""
+    """Read the edges of a table. Returns their runs by edge type, with reverse edges if configured,
+    and the encoders of texts."""
     table, place = columns.table, work.directory(stage)
     assert isinstance(table, EdgeTable)
     least = sys.maxsize if table.source == ROW else max(_TOGETHER, _ID * sum(map(len, ends)))
-    groups = list(_groups(files, least))  # rows are numbered over all files
+    groups = list(_groups(files, least))  # one group if rows are numbered, over all files
     sizes = [sum(file.stat().st_size for file in group) for group in groups]
     first_rows = [columns.starts[files.index(g[0])] if columns.starts else 0 for g in groups]
     tasks = [
@@ -270,7 +271,7 @@ def _edges(
 
 
 def _groups(files: Sequence[AnyPath], least: int) -> Iterator[list[AnyPath]]:
-    """Yield files that follow one another, of so many bytes together, or the last."""
+    """Yield consecutive files of at least so many bytes together; the last group may have fewer."""
     group: list[AnyPath] = []
     for file in files:
         group.append(file)
@@ -292,7 +293,7 @@ def _read_edges(
     stored: tuple[StoredIds, StoredIds],
     directory: Path,
 ) -> dict[str, int]:
-    """Store the edges of some files. Returns how many rows they have, and how many are kept."""
+    """Store the edges of some files. Returns the number of rows, and of rows kept."""
     table = columns.table
     assert isinstance(table, EdgeTable)
     directory.mkdir(exist_ok=True)
@@ -322,7 +323,7 @@ def _read_edges(
 
 
 def _compact(path: Path, rows: int, keep: Array) -> None:
-    """Rewrite a file with the rows to keep."""
+    """Remove rows from a file, all but those to keep."""
     stored = DiskArray(path, "uint8", (path.stat().st_size // rows,)).map()
     draft = path.with_name(f"{path.name}.draft")
     with Appended(draft) as out:

@@ -1,4 +1,4 @@
-"""Training tables: rows of an entity, a time and a target, each of which is a seed.
+"""Training tables: each row is a seed, with an entity, a time and a target.
 
 Source: Robinson et al., RelBench: A Benchmark for Deep Learning on Relational Databases, 2024.
 """
@@ -28,7 +28,7 @@ from raygnn.graph.times import codes_since, since
 from raygnn.storage.remote import AnyPath
 
 _TARGET = "target"
-_REMEDY = "name nodes that the graph has, as it calls them, or leave the row out"
+_REMEDY = "use ids of nodes in the graph, or remove the row"
 
 
 def read_training_rows(
@@ -38,14 +38,18 @@ def read_training_rows(
     vocabulary: Sequence[Any] | None = None,
     key: str = "task.table",
 ) -> TrainingRows:
-    """Read the training table of a task on nodes.
+    """Read the training table of a node task.
 
     Args:
-        config: of this task alone.
-        ids: pyarrow array of the user's ids of ``task.ntype``; None = numbers.
+        config: configuration with this task only.
+        ids: pyarrow array of the node ids of ``task.ntype``; None = nodes are numbered.
         count: number of nodes of the type.
-        vocabulary: classes 0, 1, …; None = those of the table, sorted.
-        key: of the table in the configuration.
+        vocabulary: classes 0, 1, …; None = the sorted classes of the table.
+        key: the table's key in the configuration.
+
+    Raises:
+        DataError: with file, row and column, if the table is empty, has unknown nodes, or its split
+            does not fit its times or targets.
     """
     table, graph = config.table, config.graph
     assert table is not None
@@ -101,24 +105,24 @@ def _read(
     if not config.trains:
         return found
     if not (split == 0).any():
-        remedy = "see which rows are in train"
-        raise DataError("no row is for training", where=str(files[0]), remedy=remedy)
+        remedy = "assign rows to train"
+        raise DataError("there are no training rows", where=str(files[0]), remedy=remedy)
     if (bad := (split == 0) & ~has_target).any():
-        remedy = "give it one, or take the row out of train"
-        raise reader.error(first(bad), asked[0], "a row for training has no target", remedy)
+        remedy = "add a target, or remove the row from train"
+        raise reader.error(first(bad), asked[0], "a training row has no target", remedy)
     if when is not None:
         assert table.time is not None
         latest = when[split == 0].max()
         if (bad := (split > 0) & (when < latest)).any():
             row = first(bad)
-            message = f"the row is for {SPLITS[split[row]]}, and earlier than rows for training"
-            remedy = "split the rows by time: the model would be tested on a past that it knows"
+            message = f"the row is in {SPLITS[split[row]]}, and earlier than a training row"
+            remedy = "split the rows by time; otherwise the model is tested on times it trained on"
             raise reader.error(row, table.time, message, remedy)
     return found
 
 
 def _files(table: TrainingTable) -> tuple[list[AnyPath], dict[str, int]]:
-    """Return the files, and for tables with files of each split the position of its first one."""
+    """Return the files, and for tables with files by split, split → index of its first file."""
     here, remedy = Path(), "correct files of the training table: relative to the job's file"
     if not isinstance(table.files, dict):
         return resolve(here, str(table.files), remedy), {}
