@@ -17,7 +17,6 @@ from raygnn.cli.options import (
     run_command,
     storage,
 )
-from raygnn.runs.output import say
 
 
 def add(commands: Any) -> None:
@@ -157,6 +156,7 @@ def _replicas(text: str) -> int | str:
 
 def _runs(args: argparse.Namespace) -> int:
     from raygnn.runs.comparison import row_of
+    from raygnn.runs.display import Display
     from raygnn.runs.run import list_runs
     from raygnn.runs.run_directory import read_storage
 
@@ -174,9 +174,8 @@ def _runs(args: argparse.Namespace) -> int:
         facts = {"runs": facts, "jobs": jobs}
         tables = {f"jobs on {server.address}": jobs, **(tables if runs else {})}
     print_json(args, facts)
-    if not args.json:
-        for title, rows in tables.items():
-            _table(title, rows)
+    for title, rows in tables.items() if not args.json else ():
+        Display().table(title, list(rows[0] if rows else ()), [[*row.values()] for row in rows])
     return 0
 
 
@@ -195,24 +194,13 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> None:
-    from raygnn.runs.display import Display
-
-    if rows:
-        Display().table(title, list(rows[0]), [list(row.values()) for row in rows])
-    else:
-        say(f"no {title}")
-
-
 def _diagnose(args: argparse.Namespace) -> int:
     from raygnn.runs.diagnose import diagnose, show
+    from raygnn.runs.display import Display
 
     diagnosis = diagnose(args.name, args.storage)
-    if args.json:
-        print_json(args, diagnosis.to_dict())
-    else:
-        from raygnn.runs.display import Display
-
+    print_json(args, diagnosis.to_dict())
+    if not args.json:
         show(diagnosis, Display())
     return 0
 

@@ -32,15 +32,10 @@ _BETWEEN = 1.0  # seconds between updates
 
 
 class Handle(ABC):
-    """Handle of a training in another process.
+    """Handle of a training in another process."""
 
-    Attributes:
-        name: of its run.
-        told: its last progress line.
-    """
-
-    name: str
-    told: ProgressLine | None = None
+    name: str  # name of its run
+    told: ProgressLine | None = None  # its last progress line
 
     @property
     @abstractmethod
@@ -49,19 +44,16 @@ class Handle(ABC):
 
     @abstractmethod
     def logs(self, lines: int | None = None) -> str:
-        """Return its output, or the last so many lines of it."""
+        """Return its output, or the last ``lines`` lines of it."""
 
     @abstractmethod
     def stop(self, timeout: float = 120.0) -> None:
-        """Interrupt it and wait until it has saved a checkpoint.
-
-        Args:
-            timeout: seconds; then a local one is killed, and can resume from an older checkpoint.
-        """
+        """Interrupt it and wait for at most ``timeout`` seconds until it has saved a checkpoint;
+        then a local one is killed, and can resume from an older checkpoint."""
 
     @abstractmethod
     def _wait(self, deadline: float | None) -> None:
-        """Wait until it is over, or until a deadline of the monotonic clock."""
+        """Wait until it has ended, or until a deadline of the monotonic clock."""
 
     @abstractmethod
     def _error(self) -> RaygnnError:
@@ -86,10 +78,7 @@ class Handle(ABC):
         return pandas.DataFrame() if run is None else run.metrics
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait until it is done, and return its run.
-
-        Args:
-            timeout: seconds; None = no limit.
+        """Wait until it is done, for at most ``timeout`` seconds, and return its run.
 
         Raises:
             TimeoutError: it is still in progress.
@@ -138,19 +127,13 @@ def said_error(text: str) -> dict[str, str]:
     return facts
 
 
-def begun_by(run: Run, job: str) -> bool:
-    """True if the run directory is that job's, and not an earlier or unrelated one of its path."""
+def run_of(path: str | Path, job: str) -> Run | None:
+    """Open the run that a job writes at ``path``; None if there is none, or only an earlier or
+    unrelated one."""
     try:
-        return run.summary.get("job") == job
-    except DataError:
-        return False
-
-
-def opened(path: str | Path) -> Run | None:
-    """Open a run directory; None if there is none."""
-    try:
-        return open_run(path)
-    except InputError:
+        run = open_run(path)
+        return run if run.summary.get("job") == job else None
+    except (InputError, DataError):
         return None
 
 
@@ -190,11 +173,7 @@ class Lines:
 
 
 class Card(Lines):
-    """Card in a notebook's cell, updated once a second.
-
-    Args:
-        draw: returns the card's current HTML.
-    """
+    """Card in a notebook's cell, updated once a second; ``draw`` returns its current HTML."""
 
     def __init__(self, draw: Callable[[], str | None]):
         from IPython.display import HTML, display

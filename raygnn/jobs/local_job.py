@@ -21,7 +21,7 @@ from raygnn.config.load import ConfigSource
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
 from raygnn.graph.sources.library_graphs import with_graph
-from raygnn.jobs.handle import Handle, Lines, begun_by, opened, view
+from raygnn.jobs.handle import Handle, Lines, run_of, view
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
@@ -114,17 +114,16 @@ class LocalJob(Handle):
     @property
     def status(self) -> str:
         if not self._ended.is_set():
-            run = self.run
-            return "pending" if run is None else "running"
+            return "pending" if self.run is None else "running"
         return {0: "done", Interrupted.exit_code: "interrupted"}.get(self._code, "failed")
 
     @property
     def run(self) -> Run | None:
-        run = opened(self._directory)
+        run = run_of(self._directory, self._id)
         # after its end, a run in an object store has no local directory unless it was killed
         if run is None and self._kept is not None and self._ended.is_set():
-            run = opened(self._kept.text)
-        return run if run is not None and begun_by(run, self._id) else None
+            run = run_of(self._kept.text, self._id)
+        return run
 
     def logs(self, lines: int | None = None) -> str:
         kept = list(self._lines)  # the last 10,000; logs of ranks are in the run directory

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_VARIABLE = "RAY_API_SERVER_ADDRESS"
 
 _REACH, _ANSWER = 30.0, 120.0  # seconds for a first answer, and for each one after
 _UPLOAD = 1800.0  # seconds for a job's files
@@ -73,16 +74,9 @@ class JobInfo:
 
 
 class JobServer:
-    """Job server of a cluster's head node.
-
-    Args:
-        address: ``http://HOST:8265``; None = RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else this
-            machine's.
-
-    Raises:
-        InputError: this is not the address of a job server.
-        PreflightError: there is no answer, or the token is wrong.
-    """
+    """Job server of a cluster's head node. ``address``: ``http://HOST:8265``; None =
+    RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else this machine's. Raises InputError if that is not the
+    address of a job server, and PreflightError if it does not answer, or the token is wrong."""
 
     def __init__(self, address: str | None = None):
         self.address = _url(address)  # its URL
@@ -158,7 +152,7 @@ class JobServer:
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
 
     def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:
-        """Call Ray's client, which has no timeouts, for at most so many seconds."""
+        """Call Ray's client, which has no timeouts, for at most ``most`` seconds."""
         answers: list[T] = []
         errors: list[Exception] = [TimeoutError("timed out")]
 
@@ -182,30 +176,28 @@ def unencrypted(address: str) -> str | None:
     if url.scheme == "https" or _LOOPBACK.fullmatch(url.hostname or ""):
         return None
     return (
-        f"{address} is not encrypted: others can read the token and the job; use https, or "
+        f"{address} is not encrypted: the token and the job can be read on the way; use https, or "
         "a tunnel (ray dashboard, ssh -L 8265:127.0.0.1:8265, kubectl port-forward)"
     )
 
 
 def _client(address: str) -> JobSubmissionClient:
-    """Return Ray's client, which prefers variables to the address that is passed."""
+    """Return Ray's client, which prefers a variable to the address that is passed."""
     from ray.job_submission import JobSubmissionClient
 
-    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, address))
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = address
     try:
         return JobSubmissionClient(address)
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
 
 
 def _url(address: str | None) -> str:
-    given = address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    given = address or os.environ.get(_VARIABLE)
     if not given and "://" in os.environ.get("RAY_ADDRESS", ""):
         given = os.environ["RAY_ADDRESS"]
     url = (given or DEFAULT_ADDRESS).strip()
@@ -225,7 +217,7 @@ def _url(address: str | None) -> str:
         )
     if "@" in parts.netloc:
         raise InputError(
-            "an address with a user in it",
+            "the address contains a user",
             where=without_users(url)[:_SHOWN],
             remedy="set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN instead",
         )

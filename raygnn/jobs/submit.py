@@ -21,7 +21,7 @@ from raygnn.config.places import is_secret
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, error_of
 from raygnn.jobs import upload
-from raygnn.jobs.handle import Handle, begun_by, opened, said_error
+from raygnn.jobs.handle import Handle, run_of, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
 from raygnn.runs.comparison import age, row_of
 from raygnn.runs.display import Display
@@ -97,7 +97,7 @@ def prepare(
     for name, value in job.comm.env.items():
         if is_secret(name, value):
             raise ConfigError(
-                f"comm.env.{name} is a secret: everybody who may list the cluster's jobs could "
+                f"comm.env.{name} is a secret: all users who can list the cluster's jobs could "
                 "read it",
                 where=label,
                 remedy="set it in the environment of the nodes, before ray start",
@@ -140,18 +140,10 @@ def submit(
 
 
 def send(
-    package: Package,
-    server: JobServer,
-    *,
-    overwrite: bool = False,
-    resume: bool = False,
+    package: Package, server: JobServer, *, overwrite: bool = False, resume: bool = False
 ) -> SubmittedJob:
-    """Submit a package; see `submit`.
-
-    Raises:
-        InputError: a job of this run has not ended.
-        PreflightError: the job server refuses.
-    """
+    """Submit a package; see `submit`. Raises InputError if a job of this run has not ended, and
+    PreflightError if the job server refuses it."""
     config = package.config
     storage = config.to_dict()["storage"]
     for other in server.jobs():
@@ -214,26 +206,20 @@ class SubmittedJob(Handle):
     def follow(self, show: Display) -> JobInfo:
         """Show its output until it is over, and return its last state. Raises PreflightError if
         the job server does not answer any more; the job may still run."""
-        told_why = False
+        explained = False
         for line in tail(self._server, self.id):
             self.told = ProgressLine.read(line) or self.told
-            told_why |= line.startswith("error: ")
+            explained |= line.startswith("error: ")
             show.note(line.rstrip())
         info = self.info
-        if info.state == "failed" and not told_why:
+        if info.state == "failed" and not explained:
             show.note(f"{self.id}: {' '.join(info.message.split())[:_LONGEST]}")
         return info
 
     def stop(self, timeout: float = 120.0) -> None:
         """Interrupt it and wait until it has saved a checkpoint. After ``fault.save_timeout`` and a
-        minute, the job server kills it.
-
-        Args:
-            timeout: seconds to wait.
-
-        Raises:
-            TrainingError: it has not ended then.
-        """
+        minute, the job server kills it. Raises TrainingError if it has not ended after ``timeout``
+        seconds."""
         if self.info.over:
             return
         self._server.stop(self.id)
@@ -260,28 +246,21 @@ class SubmittedJob(Handle):
 def rows_of(server: JobServer) -> list[dict[str, str]]:
     """Return ``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age``, as text, of the
     latest jobs that train. Progress is read from the run directory if it is visible from here."""
-    return [_row(job) for job in [j for j in server.jobs() if j.trains][:_MOST_LISTED]]
-
-
-def _row(job: JobInfo) -> dict[str, str]:
-    run = _run_of(job.id, job.run, job.storage)
-    far = {} if run is None else row_of(run)
-    return {
-        "job": job.id,
-        "run": job.run or "",
-        "state": job.state,
-        "progress": far.get("progress", ""),
-        "metric": far.get("metric", ""),
-        "age": age(job.started),
-    }
+    rows = []
+    for job in [job for job in server.jobs() if job.trains][:_MOST_LISTED]:
+        run = _run_of(job.id, job.run, job.storage)
+        row = {"progress": "", "metric": ""} if run is None else row_of(run)
+        about = {"job": job.id, "run": job.run or "", "state": job.state}
+        more = {"progress": row["progress"], "metric": row["metric"], "age": age(job.started)}
+        rows.append(about | more)
+    return rows
 
 
 def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
-    run = None
-    if storage and name:
-        kept = read_storage(storage)
-        run = opened(kept / name if isinstance(kept, Path) else (kept / name).text)
-    return run if run is not None and begun_by(run, job) else None
+    if not (storage and name):
+        return None
+    place = read_storage(storage) / name
+    return run_of(place if isinstance(place, Path) else place.text, job)
 
 
 def check_storage(config: str, overrides: Overrides) -> None:

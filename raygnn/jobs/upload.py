@@ -59,7 +59,6 @@ class Contents:
     left_out: tuple[str, ...]
     # files and, with a slash at the end, directories that look like secrets; skipped
     secrets: tuple[str, ...]
-    whole: bool  # True if all files were counted
 
     @property
     def size(self) -> int:
@@ -67,18 +66,19 @@ class Contents:
 
     def check(self) -> None:
         """Raise InputError, with the largest entries, if it is too large to be uploaded."""
-        if self.whole and self.size <= MOST_BYTES and len(self.files) <= MOST_FILES:
+        if self.size <= MOST_BYTES and len(self.files) <= MOST_FILES:
             return
         entries = Counter[str]()
         for name, size in self.files.items():
             top, slash, _ = name.partition("/")
             entries[top + slash] += size
-        largest = entries.most_common(_LARGEST_SHOWN)
+        found = f"{places.size(self.size)} in {len(self.files):,} files"
+        found = f"at least {found}" if len(self.files) == _COUNTED else found
+        limit = f"{places.size(MOST_BYTES)} and {MOST_FILES:,}"
+        largest = [f"{n} {places.size(size)}" for n, size in entries.most_common(_LARGEST_SHOWN)]
         raise InputError(
-            "the working directory is too large to travel with a job: "
-            f"{'' if self.whole else 'more than '}{places.size(self.size)} in "
-            f"{len(self.files):,} files, of {places.size(MOST_BYTES)} and {MOST_FILES:,}; "
-            f"the largest: {', '.join(f'{name} {places.size(size)}' for name, size in largest)}",
+            f"the working directory is too large to travel with a job: {found}, of {limit}; the "
+            f"largest: {', '.join(largest)}",
             where=str(self.directory),
             remedy="put data and partitions on storage that every node sees, named by absolute "
             "paths; leave other files out with a .rayignore, or name a smaller directory with "
@@ -96,16 +96,14 @@ def contents_of(
     read."""
     if not directory.is_dir():
         raise InputError("there is no such directory", where=str(directory))
-    files, secrets = dict[str, int](), dict[str, None]()
-    left_out, whole = dict[str, None](), True
+    files, secrets, left_out = dict[str, int](), dict[str, None](), dict[str, None]()
     with _reading(directory):
         allowed = _allowed(directory)
         paths = chain(
             _travelling(directory, [_Rules(directory, _NEVER)], without), *map(_below, data)
         )
-        for number, path in enumerate(paths):
-            if number == _COUNTED:
-                whole = False
+        for path in paths:
+            if len(files) == _COUNTED:
                 break
             name = path.relative_to(directory).as_posix()
             text = name.encode(errors="backslashreplace").decode()
@@ -116,7 +114,7 @@ def contents_of(
                 secrets[secret] = None
             else:
                 files[name] = size
-    return Contents(directory, files, tuple(left_out), tuple(secrets), whole)
+    return Contents(directory, files, tuple(left_out), tuple(secrets))
 
 
 def pack(contents: Contents, job: dict[str, object], name: str, target: Path) -> None:

@@ -16,7 +16,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import METRICS
 from raygnn.util.files import storage_errors, write_atomic
 
-ComparedValues = tuple[str, list[str], list[list[str]]]  # title, columns, rows
+ComparedValues = tuple[str, list[str], list[list[Any]]]  # title, columns, rows
 
 _NAMES = ("name", "storage")  # keys that differ between any two runs
 _SEED = "train.seed"
@@ -73,7 +73,7 @@ def tables(compared: Mapping[str, Any]) -> Iterator[ComparedValues]:
     names = [place.rstrip("/").rpartition("/")[2] for place in compared["runs"]]
     names = names if len(set(names)) == len(names) else compared["runs"]
     for title in ("settings", "metrics", "speed", "versions"):
-        rows = [[key, *map(_text, values)] for key, values in compared[title].items()]
+        rows = [[key, *values] for key, values in compared[title].items()]
         about = "settings that differ" if title == "settings" else title
         yield about, [title, *names], rows
     if compared["mean"] is not None:
@@ -95,11 +95,8 @@ def write_html(compared: Mapping[str, Any], file: Path) -> None:
 
 def show(compared: Mapping[str, Any], display: Display) -> None:
     """Print the tables of `compare`."""
-    for title, columns, rows in tables(compared):
-        if rows:
-            display.table(title, columns, rows)
-        else:
-            display.note(f"no {title}")
+    for table in tables(compared):
+        display.table(*table)
 
 
 def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> ComparedValues:
@@ -111,12 +108,6 @@ def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> Compared
 def _beside(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for one in facts for key in one)
     return {key: [one.get(key) for one in facts] for key in keys}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "" if value is None else str(value)
 
 
 def row_of(run: Run) -> dict[str, str]:

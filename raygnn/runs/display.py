@@ -26,19 +26,19 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
-from raygnn.runs.metrics_files import of_class
-from raygnn.runs.output import Output, printable
+from raygnn.runs.metrics_files import of_class, split_order
+from raygnn.runs.output import Output, as_text, printable
 from raygnn.runs.progress_line import TrainingProgress
 from raygnn.runs.run_directory import LOGS, REPORT
 from raygnn.runs.tracebacks import shown
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 _FILE_WIDTH = 200  # no table is folded in a file
-_NOTHING = 0.05  # seconds; a stage that took less is not worth a line
-_SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
+_NOTHING = 0.05  # seconds; a shorter stage gets no line
+_SHORT = 5.0  # seconds; a stage that fails sooner gets no line beside the error
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _SPINNER = 2  # columns
-_OFTEN = 0.2  # of a training's windows
+_OFTEN = 0.2  # share of a training's windows
 _BETWEEN_DETAILS = 3.0  # seconds
 
 
@@ -128,9 +128,12 @@ class Display:
                 self._line(line)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table; columns of numbers are flush right, integers grouped by thousands. Cells
-        are folded between words only; if a word is too wide, each row is a block of lines."""
-        cells = [[_cell(value) for value in row] for row in rows]
+        """Print a table, or that there are no rows; columns of numbers are flush right. Cells are
+        folded between words only; if a word is too wide, each row is a block of lines."""
+        if not rows:
+            self._line(f"no {title}")
+            return
+        cells = [[as_text(value) for value in row] for row in rows]
         layout = _layout([columns, *cells], self.console.width)
         self._line((title, "bold"))
         if layout is None:
@@ -139,7 +142,7 @@ class Display:
         padding, widths = layout
         table = Table(box=box.SIMPLE_HEAD, padding=(0, padding))
         for index, (column, width) in enumerate(zip(columns, widths)):
-            numeric = all(isinstance(row[index], Real) for row in rows) and len(rows) > 0
+            numeric = all(isinstance(row[index], Real) for row in rows)
             table.add_column(
                 self._safe(column),
                 justify="right" if numeric else "left",
@@ -162,10 +165,8 @@ class Display:
         """Print the outcome of a run. ``summary``: ``summary.json``, of which any key may be
         missing; ``path``: run directory, or its URI."""
         rows = {"status": str(summary.get("status", "done"))}
-        rows |= {
-            name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})
-        }
-        rows |= {name: f"{value}{of_class(name, summary)}" for name, value in rows.items()}
+        metrics = _sorted_metrics(summary.get("metrics") or {})
+        rows |= {name: f"{value:.4f}{of_class(name, summary)}" for name, value in metrics}
         if (best := summary.get("best_epoch")) is not None:  # counted from 0
             of = "last" if summary.get("selected") == "last" else "best"
             told = f"best epoch, {best + 1}" if of == "best" else "last epoch"
@@ -173,7 +174,8 @@ class Display:
             if of == "last":
                 kept = _sorted_metrics(summary.get("best_metrics") or {})
                 rows |= {f"{name}, best": f"{value:.4f} (epoch {best + 1})" for name, value in kept}
-        if not any(name.startswith("test/") for name in rows):  # what selected is what is reported
+        if not any(name.startswith("test/") for name in rows):
+            # the reported metrics selected the epoch
             last = _sorted_metrics(summary.get("last_metrics") or {})
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
         if (loss := summary.get("train_loss")) is not None:
@@ -185,7 +187,7 @@ class Display:
         if summary.get("seconds"):
             rows["seconds"] = _split(summary["seconds"])
         if slow := _slow(summary.get("ranks") or []):
-            rows["held up by"] = slow
+            rows["slow ranks"] = slow
         rows["run directory"] = path = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({path!r}) in Python"
@@ -253,8 +255,8 @@ def _console(stderr: bool = False) -> Console:
 
 
 def _layout(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]] | None:
-    """The padding of a table's cells and the widths of its columns, none below that of a word in
-    it; None where the words have no room. What is left goes to the columns that lack least."""
+    """Return the padding of a table's cells and the widths of its columns, none below the width of
+    a word in it; None if the words do not fit. Spare width goes to the columns that lack least."""
     columns = ["\n".join(column) for column in zip(*rows)]
     widths = [max(map(cell_len, column.split()), default=0) for column in columns]
     lacking = [
@@ -281,25 +283,19 @@ def _safe(text: str, console: Console) -> str:
     return shown
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{float(value):,.4g}"
-
-
 def _sorted_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
-    order = {"test": 0, "val": 1}
-    numbers = [(name, value) for name, value in metrics.items() if isinstance(value, (int, float))]
-    return sorted(numbers, key=lambda item: order.get(item[0].split("/")[0], 2))
+    numbers = [(name, value) for name, value in metrics.items() if value is not None]
+    return sorted(numbers, key=lambda item: split_order(item[0]))
 
 
 def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
-    said = []
+    texts = []
     for slow in (rank for rank in ranks if rank["slow"] >= _OFTEN):
         name = f"rank {slow['rank']}" + (f" on {slow['host']}" if slow.get("host") else "")
         others = median(rank["busy"] for rank in ranks if rank is not slow)
-        said.append(f"{name}: busy for {slow['busy']:.3f} s a batch, the others for {others:.3f} s")
-    return "; ".join(said)
+        busy = f"busy for {slow['busy']:.3f} s a batch"
+        texts.append(f"{name}: {busy}, the other ranks for {others:.3f} s")
+    return "; ".join(texts)
 
 
 def _split(seconds: Mapping[str, float]) -> str:

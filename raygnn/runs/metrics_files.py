@@ -244,10 +244,14 @@ def _bytes_until(path: Path, step: int) -> int:
     return end
 
 
+def split_order(metric: str) -> int:
+    """Return a sort key: test metrics first, then those of validation."""
+    return {"test": 0, "val": 1}.get(metric.partition("/")[0], 2)
+
+
 def of_class(metric: str, summary: Mapping[str, Any]) -> str:
     """Return `` of 'fraud'`` for a metric of one class, such as ``test/average_precision``; else
     an empty text."""
     split, _, name = metric.rpartition("/")
-    words = summary.get("positive")
-    word = words.get(split.partition("/")[2]) if isinstance(words, Mapping) else None
-    return f" of {word!r}" if word is not None and name.startswith(_OF_ONE_CLASS) else ""
+    positive = (summary.get("positive") or {}).get(split.partition("/")[2])
+    return f" of {positive!r}" if positive is not None and name.startswith(_OF_ONE_CLASS) else ""

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import IO, Any
 
 from raygnn.errors import Interrupted
@@ -25,7 +26,7 @@ class OutputLost(Interrupted):
     def __init__(self, error: OSError):
         super().__init__(
             f"standard output cannot be written: {error.strerror}",
-            remedy="send it to where there is room, and somebody who reads it",
+            remedy="free space, or send it to a process that reads it",
         )
         # True if the reader (head, less) has exited, which needs no message
         self.quiet = error.errno == errno.EPIPE
@@ -65,6 +66,14 @@ class Output:
 def printable(text: str) -> str:
     """Return the text with escapes in place of control characters, which could be a terminal's."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def as_text(value: Any) -> str:
+    """Format a value for a table: numbers grouped by thousands, others as text, nothing for
+    None."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return "" if value is None else value if isinstance(value, str) else str(value)
+    return f"{value:,.0f}" if isinstance(value, Integral) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def say(text: str, end: str = "\n") -> None:

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def files(self) -> Path:
-        """The directory, with all files that the run has written so far."""
+        """Directory with all files that the run has written so far."""
         if self.replica is not None:
             self.replica.refresh()
         return self.path
@@ -76,8 +76,8 @@ class Run:
         return self.path.parent if self.replica is None else self.replica.uri.parent
 
     def checkpoints(self, *names: str) -> Path:
-        """Return the directory of checkpoints and weights, after fetching those of these names.
-        Raises DataError if they cannot be read."""
+        """Return the directory of checkpoints and weights, with the named ones fetched. Raises
+        DataError if they cannot be read."""
         directory = self.path / CHECKPOINTS
         if self.replica is not None:
             for name in names:
@@ -172,21 +172,10 @@ class Run:
     ) -> pandas.DataFrame:
         """Predict with the tested weights: a row per node or graph, in order of the id.
 
-        Runs ``raygnn predict`` in a separate process. For predictions that do not fit into this
-        one's memory, write a file with `raygnn.predict`.
-
-        Args:
-            split: ``train``, ``val``, ``test`` or ``all``; None: see `raygnn.predict`.
-            ids, rows: as of `raygnn.predict`, or a list and a data frame.
-            overrides: such as ``cluster.workers=1``.
-            timeout: seconds.
-            task, scores, calibrated, fanout, at, since, new_data, trust: see `raygnn.predict`.
-
-        Returns:
-            Columns of `raygnn.predict`; an unknown label is NaN.
-
-        Raises:
-            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
+        Runs ``raygnn predict`` in a separate process. Options, columns and errors are those of
+        `raygnn.predict`, which writes a file, for predictions that do not fit into memory. ``ids``
+        can also be a list, and ``rows`` a data frame; an unknown label is NaN. ``overrides``: keys
+        of the run, such as ``cluster.workers=1``; ``timeout``: seconds.
         """
         return self._rows("predict", **_options(locals()))
 
@@ -206,14 +195,14 @@ class Run:
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
         """Return the ``k`` best targets of each source, by a run of link prediction; options,
-        columns and errors as of `raygnn.recommend`, with lists of ids in place of files, and
-        ``overrides`` and ``timeout`` as of `predict`."""
+        columns and errors as in `raygnn.recommend`, with lists of ids in place of files,
+        ``overrides`` and ``timeout`` as in `predict`."""
         return self._rows("recommend", **_options(locals()))
 
     def explain(self, *ids: int | str, **options: Any) -> pandas.DataFrame:
         """Return how much features, neighbours and edges contribute to predictions for nodes;
-        ``options`` (``k``, ``fanout``, ``task``, ``at``, ``trust``) and columns as of
-        `raygnn.explain`, with ``overrides`` and ``timeout`` as of `predict`."""
+        ``options`` (``k``, ``fanout``, ``task``, ``at``, ``trust``) and columns as in
+        `raygnn.explain`, ``overrides`` and ``timeout`` as in `predict`."""
         return self._rows("explain", ids=ids, **options)
 
     def embed(
@@ -228,7 +217,7 @@ class Run:
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
         """Compute embeddings of nodes or graphs, the tested model's output before its last layer;
-        options, columns and errors as of `raygnn.embed`, ``overrides`` and ``timeout`` as of
+        options, columns and errors as in `raygnn.embed`, ``overrides`` and ``timeout`` as in
         `predict`."""
         return self._rows("embed", **_options(locals()))
 
@@ -245,7 +234,7 @@ class Run:
         timeout: float = 3600.0,
     ) -> dict[str, float]:
         """Evaluate the tested weights on a split; metrics are named as in `summary`. Options and
-        errors as of `raygnn.evaluate`, ``rows``, ``overrides`` and ``timeout`` as of `predict`."""
+        errors as in `raygnn.evaluate`, ``rows``, ``overrides`` and ``timeout`` as in `predict`."""
         metrics: dict[str, float] = self._ask("evaluate", **_options(locals()))["metrics"]
         return metrics
 
@@ -282,9 +271,8 @@ class Run:
     def _facts(self) -> dict[str, str]:
         summary = self.summary
         facts = {"status": self.status}
-        metrics = summary.get("metrics")
-        items = metrics.items() if isinstance(metrics, dict) else ()
-        facts |= {key: f"{value:.4g}" for key, value in items if isinstance(value, (int, float))}
+        metrics = (summary.get("metrics") or {}).items()
+        facts |= {key: f"{value:.4g}" for key, value in metrics if value is not None}
         if "steps" in summary:
             facts["steps"] = f"{summary['steps']:,}"
         return facts
@@ -319,7 +307,7 @@ def _as_file(name: str, value: Any, file: Path) -> Path:
     try:
         pandas.DataFrame({"id": list(value)}).to_parquet(file)
     except (TypeError, ValueError) as error:  # Arrow's
-        what, remedy = f"these are no ids: {error}", "give numbers or texts, not both"
+        what, remedy = f"these are no ids: {error}", "pass numbers or texts, not both"
         raise InputError(what, where=name, remedy=remedy) from None
     return file
 

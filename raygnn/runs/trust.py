@@ -1,12 +1,11 @@
-"""Whose run it is: decides whether code that a run names may be imported, and who says so.
+"""Trust in runs: decides whether code that a run names may be imported.
 
 A run directory can come from anyone, and its ``config.yaml`` names classes to import. Training
-records the digest of each configuration that it writes and of where its classes were, outside of
-the run, in the user's own ``$XDG_STATE_HOME/raygnn/runs`` (default: ``~/.local/state``). Neither an
-owner nor a path nor anything inside the run directory would do: a directory that was downloaded
-belongs to the user, and its author chose the rest. A run that was moved is still known by its
-configuration; one whose configuration was changed, or whose classes are now found in other files,
-is not.
+therefore records a digest of each configuration and of the files of its classes in the user's
+``$XDG_STATE_HOME/raygnn/runs`` (default: ``~/.local/state``). No owner, path or file of the run
+directory would do: a downloaded directory belongs to the user, and its author chose the rest. A run
+that was moved is still known by its configuration; a run with a changed configuration, or whose
+classes are now found in other files, is not.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from raygnn.config.problems import KeyPath, dotted
 from raygnn.config.schema import Config
 from raygnn.config.values import CLASS_PATTERN, find_module
 from raygnn.config.yaml_text import read_yaml
-from raygnn.errors import ConfigError, DataError, InputError, RaygnnError
+from raygnn.errors import ConfigError, InputError, RaygnnError
 
 # sections whose `args` are data, as are the variables of comm.env
 _WITH_ARGS = (("graph",), ("model",), ("task",))
@@ -74,7 +73,7 @@ def classes(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _is_data(at: KeyPath) -> bool:
-    """Return True for arguments of classes and for variables, where a colon says nothing."""
+    """Return True for arguments of classes and for variables, which name no classes."""
     *section, key = at
     args = tuple(section) in _WITH_ARGS or (len(at) == 3 and at[0] == "tasks")
     return (
@@ -97,14 +96,13 @@ def check_classes(config: Config) -> None:
 def usable(
     config: Mapping[str, Any], shown: str, trust: bool, place: Path | None = None
 ) -> dict[str, Any]:
-    """Return a run's configuration without what must not come from it.
+    """Return the keys of a run's configuration that it may decide.
 
-    Environment variables are never taken from a run: ``PYTHONPATH`` or ``LD_PRELOAD`` would run
-    code in every worker. Of a run that is neither trusted nor the user's own, the address of a
-    cluster and the path of copies are left out, too. Raises InputError if such a run names classes
-    or an object store, or has modules in the current directory, and DataError if it is damaged.
+    Environment variables of a run are never used: ``PYTHONPATH`` or ``LD_PRELOAD`` would run code
+    in every worker. Nor are the address of a cluster and the path of copies, unless the run is
+    trusted or the user's own. Raises InputError if another run names classes or an object store, or
+    has modules in the current directory.
     """
-    _check_sections(config, shown)
     trust = trust or is_own(config)
     if (found := dict.fromkeys(classes(config))) and not trust:
         named = [f"{spec} ({dotted(at)}) from {_file(spec)}" for at, spec in found]
@@ -125,14 +123,15 @@ def usable(
 
 
 def _check_reach(config: Mapping[str, Any], shown: str, place: Path | None) -> None:
-    """Refuse a stranger's run that names an object store, which would be sent the user's requests,
-    or an encoder of text, or whose modules Ray's workers would import, as they do from here."""
+    """Raise InputError for a stranger's run that names an object store, which would receive the
+    user's requests, or an encoder of text, or whose modules Ray's workers would import, since they
+    import from the current directory."""
     stored = str((config.get("partition") or {}).get("path"))
     what = f"connect to {stored!a} (partition.path)" if "://" in stored else ""
     for found in _reached_by_tables(config):
         what = f"import or connect to {found!a} (graph.path)"
     if place is not None and (partitions := place.parent / "partitions").is_symlink():
-        what = f"write its partition to {str(partitions.resolve())!a}, where a link leads"
+        what = f"write its partition to {str(partitions.resolve())!a}, through a link"
     here = Path.cwd()
     if place is not None and here.is_relative_to(place.resolve().parent):
         modules = [*here.glob("*.py"), *here.glob("*.so"), *here.glob("*/__init__.py")]
@@ -167,20 +166,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
-
-
-def _check_sections(config: Mapping[str, Any], shown: str) -> None:
-    sections = {name: config.get(name) for name in ("graph", "partition", "task", "tasks", "model")}
-    if isinstance(tasks := sections["tasks"], Mapping):
-        sections |= {f"tasks.{name}": task for name, task in tasks.items()}
-    for name, section in [*sections.items()]:
-        if name.startswith("task") and isinstance(section, Mapping):
-            sections[f"{name}.ranking"] = section.get("ranking")
-    for name, section in sections.items():
-        if section is not None and not isinstance(section, Mapping):
-            message = f"{name} of its configuration is no section"
-            remedy = "put back the config.yaml that training wrote"
-            raise DataError(message, where=shown, remedy=remedy)
 
 
 def _file(spec: str) -> str:

@@ -153,8 +153,8 @@ def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raygnn.jobs.upload.MOST_FILES", 3)
     with pytest.raises(InputError, match="too large"):
         prepare("job.yaml")
-    monkeypatch.setattr("raygnn.jobs.upload._COUNTED", 2)
-    with pytest.raises(InputError, match="more than"):
+    monkeypatch.setattr("raygnn.jobs.upload._COUNTED", 4)
+    with pytest.raises(InputError, match="at least"):
         prepare("job.yaml")
 
 

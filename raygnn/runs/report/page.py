@@ -18,6 +18,7 @@ from raygnn import __version__
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
+from raygnn.runs.output import as_text
 from raygnn.runs.report import charts, sections
 from raygnn.runs.report.charts import Chart
 from raygnn.runs.report.sections import Source
@@ -96,7 +97,7 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
         undefined=jinja2.ChainableUndefined,  # what a file lacks is left out
-        finalize=sections.text,
+        finalize=as_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 
 from raygnn.config.places import Uri, size
 from raygnn.errors import DataError
-from raygnn.runs.metrics_files import RANKS, Record, last_lines, number, of_class, parse
+from raygnn.runs.metrics_files import (
+    RANKS,
+    Record,
+    last_lines,
+    number,
+    of_class,
+    parse,
+    split_order,
+)
+from raygnn.runs.output import as_text
 from raygnn.runs.progress_line import clock
 from raygnn.runs.run_directory import (
     EVENTS,
@@ -33,7 +42,6 @@ from raygnn.util.files import open_regular, read_json
 
 _GOOD, _WARN, _BAD = "good", "warn", "bad"
 _STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
-_ORDER = {"test": 0, "val": 1}
 _MOST_METRICS = 6
 _MOST_SLOW = 8
 _MOST_PARTS = 512
@@ -150,8 +158,8 @@ def tiles(source: Source) -> Iterator[Tile]:
     yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
     metrics = {key: number(value) for key, value in (summary.get("metrics") or {}).items()}
     metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
-    ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
-    for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
+    names = [name for name in sorted(metrics, key=split_order) if not name.endswith("/loss")]
+    for key in names[:_MOST_METRICS]:
         usual = metrics[key] == 0 or 1e-3 <= abs(metrics[key]) < 1e4
         value = f"{metrics[key]:.4f}" if usual else f"{metrics[key]:,.5g}"
         yield Tile(key + of_class(key, summary), value)
@@ -162,7 +170,7 @@ def tiles(source: Source) -> Iterator[Tile]:
     step = summary.get("steps", last.get("step"))
     if step is not None:
         epochs = summary.get("epochs")
-        yield Tile("steps", text(step), f"{text(epochs)} epochs" if epochs else "")
+        yield Tile("steps", as_text(step), f"{as_text(epochs)} epochs" if epochs else "")
     speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
     if math.isfinite(speed):
         yield Tile("seeds/s", f"{speed:,.0f}")
@@ -175,7 +183,7 @@ def tiles(source: Source) -> Iterator[Tile]:
     if workers := summary.get("workers") or len(summary.get("ranks") or ()):
         starts = summary.get("starts") or 1
         note = f"{starts} starts" if starts > 1 else ""
-        yield Tile("workers", text(workers), note, _WARN if note else "")
+        yield Tile("workers", as_text(workers), note, _WARN if note else "")
     if skipped := (summary.get("skipped") or {}).get("steps"):
         yield Tile("skipped steps", f"{skipped:,}", "not finite", _WARN)
 
@@ -193,7 +201,7 @@ def nodes(source: Source) -> list[dict[str, str]]:
     """Return the table of nodes in the preflight's report, without empty columns."""
     rows = source.preflight.get("table") or []
     used = [key for key in (rows[0] if rows else ()) if any(row.get(key) for row in rows)]
-    return [{key: text(row.get(key)) for key in used} for row in rows]
+    return [{key: as_text(row.get(key)) for key in used} for row in rows]
 
 
 def events(source: Source) -> list[dict[str, str]]:
@@ -213,8 +221,8 @@ def slow_ranks(source: Source) -> list[dict[str, str]]:
     ranks = sorted(source.summary.get("ranks") or [], key=lambda rank: -rank["slow"])
     return [
         {
-            "rank": text(rank["rank"]),
-            "host": text(rank.get("host")),
+            "rank": as_text(rank["rank"]),
+            "host": as_text(rank.get("host")),
             "busy, ms a batch": f"{1e3 * rank['busy']:,.2f}",
             "waits for batches, ms": f"{1e3 * rank['wait']:,.2f}",
             "slow in": f"{rank['slow']:.0%} of the windows",
@@ -248,7 +256,7 @@ def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
 def hosts(source: Source) -> list[str]:
     """Return the host of each rank; none if they are unknown, or all the same."""
     ranks = source.summary.get("ranks") or []
-    by_rank = {rank["rank"]: text(rank.get("host")) for rank in ranks}
+    by_rank = {rank["rank"]: as_text(rank.get("host")) for rank in ranks}
     if len(set(by_rank.values())) < 2:
         return []
     return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
@@ -272,16 +280,7 @@ def part_table(source: Source) -> list[dict[str, Any]]:
 
 def when(moment: Any) -> str:
     """Format a time that is in ISO 8601."""
-    return text(moment).replace("T", " ").replace("+00:00", " UTC")
-
-
-def text(value: Any) -> str:
-    """Format a value: integers grouped by thousands, nothing for None."""
-    if value is None:
-        return ""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return value if isinstance(value, str) else str(value)  # the same: it may be markup
+    return as_text(moment).replace("T", " ").replace("+00:00", " UTC")
 
 
 def _floor(value: Any) -> str:
