@@ -73,7 +73,9 @@ def as_text(value: Any) -> str:
     None."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return "" if value is None else value if isinstance(value, str) else str(value)
-    return f"{value:,.0f}" if isinstance(value, Integral) or abs(value) >= 1000 else f"{value:.4g}"
+    number = float(value)
+    whole = isinstance(value, Integral) or abs(number) >= 1000
+    return f"{number:,.0f}" if whole else f"{number:.4g}"
 
 
 def say(text: str, end: str = "\n") -> None:

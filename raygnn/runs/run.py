@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from raygnn.config.places import Uri
-from raygnn.errors import InputError, TrainingError, error_of
+from raygnn.errors import DataError, InputError, TrainingError, error_of
 from raygnn.runs.metrics_files import RANKS, MetricsTail, long, newest, read_metrics
 from raygnn.runs.run_directory import (
     CHECKPOINTS,
@@ -265,8 +265,13 @@ class Run:
             return run_verb(verb, self.shown, *args, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``name``, ``path``, ``status`` and the summary as plain JSON types."""
-        return {**self.summary, "name": self.name, "path": self.shown, "status": self.status}
+        """Return ``name``, ``path``, ``status`` and the summary as plain JSON types; of a damaged
+        run an ``error`` in place of the summary."""
+        try:
+            facts = {**self.summary, "status": self.status}
+        except DataError as error:
+            facts = {"status": "damaged", "error": str(error)}
+        return {**facts, "name": self.name, "path": self.shown}
 
     def _facts(self) -> dict[str, str]:
         summary = self.summary

@@ -18,8 +18,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, ValidationError, create_model
 
 from raygnn.config.places import SCHEMES, Uri, without_users
 from raygnn.config.yaml_text import read_yaml, write_yaml
@@ -68,6 +70,20 @@ _LARGEST_CONFIG = 2**20  # bytes
 _LARGEST_SUMMARY = 4 * 2**20
 _MOST_WAITING = 2**20  # bytes of events
 RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # prefix of a rank's files in logs/
+
+# types of the entries of summary.json that are read
+_TYPES: dict[Any, str] = {
+    str: "status error job metric selected",
+    Annotated[str, AfterValidator(datetime.fromisoformat)]: "started",
+    int: "steps total_steps epochs workers starts best_epoch",
+    float: "seeds_per_second train_loss",
+    dict[str, float | None]: "metrics best_metrics last_metrics seconds skipped",
+    dict[str, Any]: "positive versions",
+    dict[str, list[dict[str, float | None]]]: "thresholds",
+    list[dict[str, Any]]: "ranks",
+}
+_FIELDS: Any = {n: (kind | None, None) for kind, names in _TYPES.items() for n in names.split()}
+_SUMMARY = create_model("_SUMMARY", **_FIELDS)
 
 # variable with the id of the Ray job that runs this command
 JOB = "RAYGNN_JOB"
@@ -163,7 +179,14 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_summary(path: Path) -> dict[str, Any]:
     """Return ``summary.json`` of the run at ``path``; ``{}`` if there is none. Raises DataError if
     the file is damaged, or larger than a run ever writes it."""
-    return read_json(path / SUMMARY, _LARGEST_SUMMARY)
+    summary = read_json(path / SUMMARY, _LARGEST_SUMMARY)
+    try:
+        _SUMMARY.model_validate(summary, strict=True)
+    except ValidationError as error:
+        (problem, *_) = error.errors()
+        what = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        raise DataError(what, where=str(path / SUMMARY)) from error
+    return summary
 
 
 def read_status(path: Path) -> str:

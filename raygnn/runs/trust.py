@@ -24,7 +24,7 @@ from raygnn.config.problems import KeyPath, dotted
 from raygnn.config.schema import Config
 from raygnn.config.values import CLASS_PATTERN, find_module
 from raygnn.config.yaml_text import read_yaml
-from raygnn.errors import ConfigError, InputError, RaygnnError
+from raygnn.errors import ConfigError, DataError, InputError, RaygnnError
 
 # sections whose `args` are data, as are the variables of comm.env
 _WITH_ARGS = (("graph",), ("model",), ("task",))
@@ -101,8 +101,9 @@ def usable(
     Environment variables of a run are never used: ``PYTHONPATH`` or ``LD_PRELOAD`` would run code
     in every worker. Nor are the address of a cluster and the path of copies, unless the run is
     trusted or the user's own. Raises InputError if another run names classes or an object store, or
-    has modules in the current directory.
+    has modules in the current directory, and DataError if it is damaged.
     """
+    _check_sections(config, shown)
     trust = trust or is_own(config)
     if (found := dict.fromkeys(classes(config))) and not trust:
         named = [f"{spec} ({dotted(at)}) from {_file(spec)}" for at, spec in found]
@@ -166,6 +167,20 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
+
+
+def _check_sections(config: Mapping[str, Any], shown: str) -> None:
+    sections = {name: config.get(name) for name in ("graph", "partition", "task", "tasks", "model")}
+    if isinstance(tasks := sections["tasks"], Mapping):
+        sections |= {f"tasks.{name}": task for name, task in tasks.items()}
+    for name, section in [*sections.items()]:
+        if name.startswith("task") and isinstance(section, Mapping):
+            sections[f"{name}.ranking"] = section.get("ranking")
+    for name, section in sections.items():
+        if section is not None and not isinstance(section, Mapping):
+            message = f"{name} of its configuration is no section"
+            remedy = "put back the config.yaml that training wrote"
+            raise DataError(message, where=shown, remedy=remedy)
 
 
 def _file(spec: str) -> str:

@@ -25,6 +25,7 @@ from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.prediction import request as asking
 from raygnn.runs import trust
+from raygnn.runs.report.sections import PART_COUNTS
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import MARK
 from tests.checkpoint.test_hostile_checkpoints import states
@@ -434,14 +435,14 @@ def test_names_that_are_markup_or_escapes(
     provides."""
     odd = ESCAPES
     change(foreign, **{odd: odd, "model": {odd: odd}, "graph": {"path": odd}, "tasks": {odd: odd}})
-    summary = {"status": odd, "error": odd, "started": odd, "metric": odd, "steps": 7}
+    summary = {"status": odd, "error": odd, "metric": odd, "steps": 7}
     summary |= {"metrics": {odd: 0.5, f"test/{odd}": 0.5}, "versions": {odd: odd}, "job": odd}
     records = [{"step": n, "epoch": 0, "time": n, "train/loss": 1, odd: 1} for n in (1, 2, 3)]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     events = "".join(json.dumps({"time": 1, "text": odd}) + "\n" for _ in range(3))
     finding = {"check": odd, "severity": odd, "what": odd, "remedy": odd, "node": odd}
     preflight = {"findings": [finding], "nodes": [{"node": odd, "host": odd, odd: odd}]}
-    part = {"directory": odd, "parts": [{odd: odd, "nodes": odd}]}
+    part = {"directory": odd, "parts": [{odd: odd, **dict.fromkeys((*PART_COUNTS, "bytes"), 7)}]}
     for name, content in {
         "summary.json": json.dumps(summary),
         "metrics.jsonl": lines,

@@ -32,6 +32,7 @@ from raygnn.runs.run_directory import (
     is_run,
     read_config,
     read_status,
+    read_summary,
 )
 from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
@@ -92,11 +93,15 @@ class _EvidenceReader:
 
     def evidence(self) -> Evidence:
         ranks, attempt = self._traces()
-        summary = self._json(SUMMARY) or {}
+        try:
+            status, error = read_status(self.path), read_summary(self.path).get("error") or ""
+        except DataError as damage:
+            status, error = "unknown", ""
+            self.notes.append(f"{SUMMARY} was skipped: {damage.what}")
         return Evidence(
             run=str(self.path),
-            status=self._status(),
-            error=str(summary.get("error") or ""),
+            status=status,
+            error=error,
             own=self._own_modules(),
             attempt=attempt,
             ranks=tuple(ranks),
@@ -136,12 +141,6 @@ class _EvidenceReader:
             box, crash = of_last_start(boxes.get(rank)), self._crash(rank, attempt)
             ranks.append(Traces(rank, state, box, failure, crash))
         return ranks, attempt
-
-    def _status(self) -> str:
-        try:
-            return read_status(self.path)
-        except DataError:  # noted where the summary is read
-            return "unknown"
 
     def _own_modules(self) -> tuple[str, ...]:
         try:
