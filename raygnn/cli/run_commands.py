@@ -180,7 +180,7 @@ def _runs(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from raygnn.runs.comparison import compare, show, write_html
+    from raygnn.runs.comparison import compare, tables, write_html
     from raygnn.runs.display import Display
     from raygnn.runs.run import open_run
     from raygnn.runs.run_directory import local_path
@@ -189,8 +189,8 @@ def _compare(args: argparse.Namespace) -> int:
     if args.html:
         write_html(compared, local_path(args.html, "--html"))
     print_json(args, compared)
-    if not args.json:
-        show(compared, Display())
+    for table in tables(compared) if not args.json else ():
+        Display().table(*table)
     return 0
 
 

@@ -29,6 +29,7 @@ _COLOURS = {
 }
 _LAST_LINES = 3
 _BETWEEN = 1.0  # seconds between updates
+_LAST = 5.0  # seconds for the last update
 
 
 class Handle(ABC):
@@ -183,26 +184,25 @@ class Card(Lines):
         self._last = draw()
         self._shown: Any = display(HTML(self._last), display_id=True)
         self._over = threading.Event()
-        self._lock = threading.Lock()
-        threading.Thread(target=self._redraw, name="raygnn-card", daemon=True).start()
+        self._thread = threading.Thread(target=self._redraw, name="raygnn-card", daemon=True)
+        self._thread.start()
 
     def line(self, text: str) -> None:
         pass  # the card has the last lines
 
     def end(self) -> None:
         self._over.set()
-        self._update()
+        self._thread.join(_LAST)
 
     def _redraw(self) -> None:
-        while not self._over.wait(_BETWEEN):
-            self._update()
-
-    def _update(self) -> None:
-        with self._lock, suppress(Exception):  # a failed update ends nothing
-            html = self._draw()
-            if html != self._last:
-                self._shown.update(self._html(html))
-                self._last = html
+        over = False
+        while not over:
+            over = self._over.wait(_BETWEEN)
+            with suppress(Exception):  # a failed update ends nothing
+                html = self._draw()
+                if html != self._last:
+                    self._shown.update(self._html(html))
+                    self._last = html
 
 
 def view(draw: Callable[[], str | None]) -> Lines:

@@ -8,11 +8,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from raygnn.config.places import without_users
@@ -45,8 +44,8 @@ RUN, STORAGE, VERSION = "raygnn.run", "raygnn.storage", "raygnn.version"
 # loggers with a line for each package and connection
 _TALKATIVE = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 
-# between requests for a job's output, in seconds; ten times what the last one took, since each
-# returns all of it
+# seconds between requests for a job's output, ten times the duration of the last one, since each
+# returns all output
 _OFTENEST, _RAREST = 1.0, 30.0
 
 T = TypeVar("T")
@@ -101,26 +100,10 @@ class JobServer:
                 )
         return texts
 
-    def submit(
-        self,
-        entrypoint: str,
-        directory: Path,
-        *,
-        job: str,
-        env: Mapping[str, str],
-        metadata: Mapping[str, str],
-    ) -> None:
-        """Upload the directory, and run the command in a copy of it on the head node, as a job of
-        this id. Raises PreflightError if the server refuses it."""
-        self._ask(
-            lambda: self._client.submit_job(
-                entrypoint=entrypoint,
-                submission_id=job,
-                metadata=dict(metadata),
-                runtime_env={"working_dir": str(directory), "env_vars": dict(env)},
-            ),
-            most=_UPLOAD,
-        )
+    def submit(self, **job: Any) -> None:
+        """Upload and start a job; ``job``: arguments of Ray's `submit_job`. Raises PreflightError
+        if the server refuses it."""
+        self._ask(lambda: self._client.submit_job(**job), most=_UPLOAD)
 
     def info(self, job: str) -> JobInfo:
         """Return the job of this id. Raises InputError if there is none."""
@@ -144,11 +127,12 @@ class JobServer:
             remedy=f"raygnn runs --address {self.address} lists them",
         )
 
-    def stop(self, job: str) -> bool:
-        """Stop a job; returns True if it was running."""
-        return self._ask(lambda: bool(self._client.stop_job(job)), job)
+    def stop(self, job: str) -> None:
+        """Interrupt a job."""
+        self._ask(lambda: self._client.stop_job(job), job)
 
     def log(self, job: str) -> str:
+        """Return the output of a job."""
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
 
     def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:

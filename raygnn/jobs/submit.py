@@ -47,8 +47,8 @@ class Package:
     """Job that is ready to be submitted."""
 
     config: Config
-    contents: upload.Contents  # the files that are uploaded with it
-    data: dict[str, Path]  # key → path of an input among them; others are on the cluster's storage
+    contents: upload.Contents  # the uploaded files
+    data: dict[str, Path]  # key → path of an uploaded input; others are on the cluster's storage
 
     @property
     def file(self) -> str:
@@ -68,17 +68,15 @@ class Package:
 def prepare(
     config: ConfigSource, overrides: Overrides | None = None, working_dir: str | Path | None = None
 ) -> Package:
-    """Check that a job can be uploaded; nothing is sent or written.
+    """Check that a job can be uploaded; nothing is sent or written. Raises ConfigError if the
+    configuration is wrong, or names paths that only this machine has, and InputError if the
+    directory is too large.
 
     Args:
         config: a YAML file in ``working_dir``, a mapping, or a `Config`.
         overrides: see `raygnn.load_config`.
         working_dir: files that are uploaded with the job: your modules, small data. None = the
-            current directory, or that of the YAML file if it is elsewhere.
-
-    Raises:
-        ConfigError: the configuration is wrong, or names paths that only this machine has.
-        InputError: the directory is too large.
+            current directory, or the directory of the YAML file if that is elsewhere.
     """
     directory = Path(os.path.abspath(working_dir or "."))
     job, relative = load_for_elsewhere(
@@ -120,18 +118,11 @@ def submit(
 ) -> SubmittedJob:
     """Submit a job to a cluster, and return at once.
 
-    The job and the files of ``working_dir`` (without data, version control, environments, and what
-    ``.gitignore`` and ``.rayignore`` name) are uploaded to the head node, which runs
-    `raygnn train`.
-
-    Args:
-        config, overrides, working_dir: see `prepare`.
-        address: see `JobServer`.
-        overwrite, resume: see `raygnn.train`.
-
-    Raises:
-        InputError: the job cannot be uploaded; nothing was sent.
-        PreflightError: the job server cannot be reached, or refuses.
+    The job and the files of ``working_dir`` (without data, version control, environments, and files
+    that ``.gitignore`` and ``.rayignore`` name) are uploaded to the head node, which runs
+    `raygnn train`. ``config``, ``overrides``, ``working_dir``: see `prepare`; ``address``: see
+    `JobServer`; ``overwrite``, ``resume``: see `raygnn.train`. Raises InputError if the job cannot
+    be uploaded, and PreflightError if the job server cannot be reached, or refuses it.
     """
     if overwrite and resume:
         raise InputError("overwrite and resume together", remedy="choose one of them")
@@ -159,13 +150,13 @@ def send(
     grace = round(config.fault.save_timeout.seconds) + _GRACE
     with tempfile.TemporaryDirectory(prefix="raygnn-submit-") as target:
         upload.pack(package.contents, package.document(), package.file, Path(target))
+        # grace of the job server for a job that it stops
+        env = {"RAY_JOB_STOP_WAIT_TIME_S": str(grace), JOB: job}
         server.submit(
-            _PYTHON + shlex.join(command),
-            Path(target),
-            job=job,
-            # grace of the job server for a job that it stops
-            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace), JOB: job},
+            entrypoint=_PYTHON + shlex.join(command),
+            submission_id=job,
             metadata={RUN: config.name, STORAGE: storage, VERSION: __version__},
+            runtime_env={"working_dir": target, "env_vars": env},
         )
     return SubmittedJob(server, job, config.name, storage)
 
@@ -176,8 +167,7 @@ class SubmittedJob(Handle):
     def __init__(self, server: JobServer, job: str, name: str, storage: str | None):
         self.id = job  # its submission id
         self.name = name
-        # location of its run on the cluster's nodes; None if it is not known
-        self.storage = storage
+        self.storage = storage  # location of its run on the cluster's nodes; None if unknown
         self._server = server
 
     @classmethod
@@ -293,32 +283,22 @@ def _carried(
 ) -> dict[str, Path]:
     """Return the inputs that are uploaded with the job, those with relative paths, by key. Raises
     ConfigError if one does not exist, or is not within the directory."""
-    document = config.to_dict()
-    keys = sorted(key for key in relative if key.partition(".")[0] in ("graph", "task", "tasks"))
-    paths = {key: Path(str(reduce(getitem, key.split("."), document))) for key in keys}
-    return {key: _within(key, path, directory, label) for key, path in paths.items()}
-
-
-def _within(key: str, path: Path, directory: Path, label: str) -> Path:
-    if not path.is_relative_to(directory):
-        raise ConfigError(
-            f"{key} leads out of the working directory {directory}, to {path}",
-            where=label,
-            remedy=f"give an absolute path that every node sees (--set {key}=/…), or a "
-            "--working-dir that holds it",
-        )
-    if not _files(path):
-        raise ConfigError(
-            f"{key}: there is no {path}",
-            where=label,
-            remedy=f"correct {key}, or get the data first",
-        )
-    data = Path(path.relative_to(directory))
-    folder = data if path.is_dir() else data.parent
-    if (directory / folder).resolve() != directory.resolve() / folder:
-        raise ConfigError(
-            f"{key}: {data} cannot travel: it is, or lies behind, a link to a directory",
-            where=label,
-            remedy=f"give an absolute path that every node sees (--set {key}=/…)",
-        )
-    return data
+    document, inputs = config.to_dict(), {}
+    for key in sorted(
+        key for key in relative if key.partition(".")[0] in ("graph", "task", "tasks")
+    ):
+        path = Path(str(reduce(getitem, key.split("."), document)))
+        remedy = f"give an absolute path that every node sees (--set {key}=/…)"
+        if not path.is_relative_to(directory):
+            what = f"{key} leads out of the working directory {directory}, to {path}"
+            remedy += ", or a --working-dir that contains it"
+            raise ConfigError(what, where=label, remedy=remedy)
+        if not _files(path):
+            remedy = f"correct {key}, or download the data first"
+            raise ConfigError(f"{key}: there is no {path}", where=label, remedy=remedy)
+        inputs[key] = data = path.relative_to(directory)
+        folder = data if path.is_dir() else data.parent
+        if (directory / folder).resolve() != directory.resolve() / folder:
+            what = f"{key}: {data} cannot be uploaded: it is, or is below, a link to a directory"
+            raise ConfigError(what, where=label, remedy=remedy)
+    return inputs

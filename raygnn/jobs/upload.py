@@ -44,6 +44,8 @@ _SECRETS = GitIgnoreSpec.from_lines(  # of paths in lower case
     + ["*.p12", "*.pfx", "*.jks", "*.keystore", "credentials.json", "client_secret*.json"]
     + ["*service_account*.json", "*service-account*.json", "application_default_credentials.json"]
 )
+_Rules = tuple[Path, GitIgnoreSpec]  # a directory, and the ignored files below it
+
 _LARGEST_KEY = 2**16  # bytes
 _KEY = re.compile(rb'(?:^|"private_key": ?")-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----', re.MULTILINE)
 
@@ -100,7 +102,7 @@ def contents_of(
     with _reading(directory):
         allowed = _allowed(directory)
         paths = chain(
-            _travelling(directory, [_Rules(directory, _NEVER)], without), *map(_below, data)
+            _travelling(directory, [_rules(directory, _NEVER)], without), *map(_below, data)
         )
         for path in paths:
             if len(files) == _COUNTED:
@@ -130,26 +132,20 @@ def pack(contents: Contents, job: dict[str, object], name: str, target: Path) ->
         (target / name).write_text(write_yaml(job), encoding="utf-8")
 
 
-class _Rules:
-    def __init__(self, base: Path, lines: Iterable[str]):
-        self._base = base
-        patterns = list[Any]()
-        for line in lines:
-            with suppress(ValueError):  # as git, ignore invalid patterns
-                patterns += GitIgnoreSpec.from_lines([line]).patterns
-        self._spec = GitIgnoreSpec(patterns)
-
-    def ignore(self, path: Path, *, directory: bool) -> bool:
-        """Return True if the file, or the complete directory, is ignored."""
-        name = path.relative_to(self._base).as_posix()
-        return self._spec.match_file(f"{name}/" if directory else name)
+def _rules(base: Path, lines: Iterable[str]) -> _Rules:
+    patterns = list[Any]()
+    for line in lines:
+        with suppress(ValueError):  # as git, ignore invalid patterns
+            patterns += GitIgnoreSpec.from_lines([line]).patterns
+    return base, GitIgnoreSpec(patterns)
 
 
 def _travelling(directory: Path, rules: list[_Rules], without: Path | None) -> Iterator[Path]:
-    rules = [*rules, *(_Rules(directory, lines) for lines in _ignore_files(directory))]
+    rules = [*rules, *(_rules(directory, lines) for lines in _ignore_files(directory))]
     for path in sorted(directory.iterdir()):
         descend = path.is_dir() and not path.is_symlink()
-        if path == without or any(rule.ignore(path, directory=descend) for rule in rules):
+        names = ((path.relative_to(base).as_posix() + "/" * descend, spec) for base, spec in rules)
+        if path == without or any(spec.match_file(name) for name, spec in names):
             continue
         if descend:
             yield from _travelling(path, rules, without)

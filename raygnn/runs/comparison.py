@@ -10,7 +10,6 @@ from typing import Any
 
 from raygnn.config.rules import leaves
 from raygnn.errors import DataError, InputError
-from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import newest
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import METRICS
@@ -91,12 +90,6 @@ def write_html(compared: Mapping[str, Any], file: Path) -> None:
     text = render("comparison.html", [], name="comparison", runs=compared["runs"], tables=shown)
     with storage_errors(file, InputError, "write it elsewhere"):
         write_atomic(file, text)
-
-
-def show(compared: Mapping[str, Any], display: Display) -> None:
-    """Print the tables of `compare`."""
-    for table in tables(compared):
-        display.table(*table)
 
 
 def mean_table(found: Mapping[str, Mapping[str, float]], count: int) -> ComparedValues:

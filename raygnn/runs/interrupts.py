@@ -1,12 +1,12 @@
 """Handling of SIGTERM, SIGHUP and Ctrl-C, from the signal to the end of the ranks.
 
-1. `stoppable` turns the signal into one `KeyboardInterrupt` in the main thread, which nothing on
-   the way may swallow. While a job is watched, `held` puts it off until the next `sleep`.
-2. `raygnn.driver.session` asks the ranks for a last checkpoint and waits for it and its upload, at
-   most ``fault.save_timeout``. The ranks make no step after it (`raygnn.checkpoint.lifecycle`). A
-   second signal, 3 s after the first or later, ends the wait.
-3. It stops the job: each rank's watch thread (`raygnn.worker.main`) writes the black box and exits,
-   whatever collective the rank waits in. What does not end in time is killed.
+1. `stoppable` turns the signal into one `KeyboardInterrupt` in the main thread. While a job is
+   watched, `held` delays it until the next `sleep`.
+2. `raygnn.driver.session` requests a last checkpoint and waits for it and its upload, at most
+   ``fault.save_timeout``. The ranks make no step after it (`raygnn.checkpoint.lifecycle`). A second
+   signal, 3 s after the first or later, ends the wait.
+3. It stops the job: each rank's watch thread (`raygnn.worker.main`) writes the crash dump and
+   exits, whatever collective the rank waits in. A process that does not end in time is killed.
 4. It records ``interrupted`` in the summary, shuts Ray down, and raises
    `raygnn.errors.Interrupted`, which is the command's message and exit code.
 """
@@ -24,15 +24,15 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AGAIN = signal.SIGURG  # ignored by what has no handler, and sorts after those of STOPS
+_AGAIN = signal.SIGURG  # ignored by processes without a handler, and sorts after those of STOPS
 _IMPATIENT = 3.0  # seconds
 _PAUSE, _JOIN = 0.2, 1.0  # seconds
 _MOST = 3000  # reminders
 _DEEPEST = 100  # of a chain of errors
-# an error at the wrong place in here leaves the import lock taken, and all threads hanging
+# an error in here can leave the import lock taken, and all threads hanging
 _IMPORTING = "importlib._bootstrap"
-_CALLED_FROM_C = "llvmlite.binding."  # a compiler that ends half-done where its callback raises
-_ONCE = "torch"  # imported again after an import that was left halfway, it ends the process
+_CALLED_FROM_C = "llvmlite.binding."  # a compiler that breaks if its callback raises
+_ONCE = "torch"  # an import after an interrupted one ends the process
 
 
 class _Stop:
@@ -40,7 +40,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.taken = True
-        self.over = True  # nothing is left to remind of
+        self.over = True  # no reminder is needed
         self.held = True  # the command has not begun, or has ended: an error would do harm
         self.last = -math.inf
 
@@ -51,9 +51,9 @@ class _Stop:
             self._raise(frame)
 
     def again(self, signum: int, frame: FrameType | None) -> None:
-        """Raise what was put off or swallowed; not where the main thread is on its way out."""
+        """Raise the interrupt that was delayed or swallowed, unless the main thread is ending."""
         self.over = self.taken = self.taken or _handled(KeyboardInterrupt)
-        # a loop that was left closes its generator before anything else knows why it was left
+        # a generator is closed before its loop's error is seen
         if not self.taken and not _handled(GeneratorExit):
             self._raise(frame)
 
@@ -62,7 +62,7 @@ class _Stop:
             raise KeyboardInterrupt
 
     def release(self) -> None:
-        """Let what comes from now on, or has come already, interrupt."""
+        """Let a signal interrupt, also one that has already arrived."""
         self.held = False
         if not self.taken:
             raise KeyboardInterrupt
@@ -75,12 +75,10 @@ _stop = _Stop()  # of the command of this process
 def stoppable() -> Iterator[None]:
     """Let SIGTERM (a job manager's stop) and SIGHUP (a closed terminal) do what Ctrl-C does.
 
-    A second signal at once, from an impatient hand or one that stops all processes of a group,
-    does not disturb the way out.
-
-    Python can lose a `KeyboardInterrupt`: one that is raised in a callback from C or a destructor
-    is printed and dropped, and a signal that comes just before a wait in C begins is seen only
-    after it. So the main thread is reminded until it is on its way out.
+    A second signal within 3 s, from an impatient user or sent to all processes of a group, does not
+    disturb the shutdown. Python can lose a `KeyboardInterrupt`: raised in a callback from C or a
+    destructor, it is printed and dropped, and a signal just before a wait in C is seen only after
+    it. So the main thread is reminded until it ends.
     """
     global _stop
     if threading.current_thread() is not threading.main_thread():
@@ -108,7 +106,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def taken() -> Iterator[None]:
-    """Let a stop end what is in here and no more."""
+    """Let an interrupt end the block and nothing else."""
     try:
         yield
     except KeyboardInterrupt:
@@ -117,8 +115,8 @@ def taken() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Let a stop only set a flag in here, which `sleep` reads: what goes on in a loop that calls
-    it often is not torn in the middle."""
+    """Delay an interrupt within the block to the next `sleep`, so that an iteration of a loop that
+    calls it is completed."""
     _stop.held = True
     try:
         yield
@@ -129,16 +127,15 @@ def held() -> Iterator[None]:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, as a loop in `held` does between two rounds. Raises KeyboardInterrupt if a stop was
-    asked for."""
+    """Sleep between two iterations of a loop in `held`. Raises KeyboardInterrupt after a signal."""
     time.sleep(seconds)
     if not _stop.taken:
         raise KeyboardInterrupt
 
 
 def take_pending() -> bool:
-    """Return True if a stop is unanswered, or the handled error was caused by one. No reminder
-    interrupts what reports it."""
+    """Return True if an interrupt is pending, or has caused the error that is being handled; it is
+    then no longer pending."""
     is_pending = not _stop.taken or _handled(KeyboardInterrupt)
     _stop.taken = True
     return is_pending
@@ -152,7 +149,7 @@ def _reminded(stop: _Stop) -> Iterator[None]:
         reminding = threading.Thread(
             target=_remind, args=(heard, stop), name="raygnn-signals", daemon=True
         )
-        with suppress(RuntimeError):  # no thread is to be had: it must do without
+        with suppress(RuntimeError):  # without a thread, there are no reminders
             reminding.start()
         others = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         try:
@@ -165,7 +162,7 @@ def _reminded(stop: _Stop) -> Iterator[None]:
 
 
 def _remind(heard: socket.socket, stop: _Stop) -> None:
-    """Wake the main thread as long as a stop has not been taken, until the other end closes."""
+    """Wake the main thread while an interrupt is pending, until the other end closes."""
     main = threading.main_thread().ident
     assert main is not None
     left = 0

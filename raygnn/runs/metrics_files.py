@@ -37,24 +37,14 @@ Record = dict[str, Any]
 
 RANKS = "ranks.jsonl"
 
-# in the training thread, in the order of a step; they sum to its time
-STEP = {
-    "wait": "wait for the next batch",
-    "transfer": "copy it to the device",
-    "forward": "forward pass and loss",
-    "backward": "backward pass, and the exchange of gradients hidden behind it",
-    "communicate": "exchange of gradients that nothing hides",
-    "peers": "wait for slower ranks in that exchange",
-    "optimizer": "checks and clipping of the gradient, optimizer",
-    "rest": "records, comparisons between ranks, other callbacks",
-}
+# Parts of a step in the training thread, in order; they sum to its time. `wait` is for the next
+# batch, `backward` includes the exchange of gradients that it hides, `communicate` is the rest of
+# that exchange, `peers` the wait for slower ranks in it, and `rest` records, comparisons between
+# ranks and other callbacks.
+STEP = ("wait", "transfer", "forward", "backward", "communicate", "peers", "optimizer", "rest")
 
-# in the thread that prepares batches, hidden as long as there is no wait
-LOADER = {
-    "sample": "choose seeds and draw neighbours",
-    "features": "gather features",
-    "exchange": "structure and features of other ranks",
-}
+# in the thread that prepares batches: seeds and neighbours, features, the exchange between ranks
+LOADER = ("sample", "features", "exchange")
 
 COMPUTE = ("transfer", "forward", "backward", "optimizer", "rest")  # a rank's own work
 GROUPS = ("seconds", "bytes", "use", "memory", "network")

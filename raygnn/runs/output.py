@@ -64,7 +64,7 @@ class Output:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes in place of control characters, which could be a terminal's."""
+    """Escape control characters, which a terminal could obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
@@ -87,7 +87,7 @@ def say(text: str, end: str = "\n") -> None:
 
 def open_streams() -> None:
     """Open the null device for standard streams that were closed at the start (``>&-``): the next
-    opened file would get their number, and receive what is printed."""
+    opened file would get their number, and the output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
@@ -95,6 +95,6 @@ def open_streams() -> None:
 
 
 def drop_output() -> None:
-    """Let the interpreter, which flushes standard output once more at its end, succeed."""
+    """Redirect standard output to the null device, since the interpreter flushes it at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

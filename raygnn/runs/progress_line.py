@@ -22,8 +22,8 @@ _GAP = "  "
 _LINE = re.compile(
     r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
 )
-# a column's first word → the order in which columns are left out, the highest first
-_LEFT_OUT = {"epoch": 0, "loss": 1, "step": 4}
+# first word of a column → order in which columns are dropped, the highest first
+_DROPPED = {"epoch": 0, "loss": 1, "step": 4}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProgressLine:
                 return 6
             if column in metrics[1:]:
                 return 5
-            return 2 if column.endswith(" left") else _LEFT_OUT.get(column.split(" ")[0], 3)
+            return 2 if column.endswith(" left") else _DROPPED.get(column.split(" ")[0], 3)
 
         while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
             columns.remove(max(reversed(columns), key=order))
@@ -79,8 +79,7 @@ class ProgressLine:
 
 class TrainingProgress:
     """State of a training, shown as one live line, or passed to ``on_line`` as plain lines.
-    ``steps_per_epoch``: optimizer steps in an epoch; ``total_steps``: optimizer steps of the
-    training."""
+    ``steps_per_epoch``, ``total_steps``: optimizer steps in an epoch, and in all."""
 
     def __init__(self, steps_per_epoch: int, total_steps: int):
         # called with each plain line: at an evaluation, at most every second, and every 5 seconds
@@ -98,11 +97,10 @@ class TrainingProgress:
         self._values: dict[str, float] = {}
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Update the state by one record: ``step`` and ``time``, and for display ``train/loss``,
-        ``val/…`` and ``seeds_per_second``."""
+        """Update the state by one record of ``metrics.jsonl``."""
         self._step, self._time = int(record["step"]), float(record["time"])
         if self._first is None:
-            # Rates count from the first record on: what came before was start-up.
+            # rates are measured from the first record on, without the startup
             self._first = (self._step, self._time)
         values = {
             key: value
@@ -126,7 +124,7 @@ class TrainingProgress:
         epochs = math.ceil(self._total / self._steps_per_epoch)
         epoch = min(epochs, max(1, math.ceil(self._step / self._steps_per_epoch)))
         columns = [f"epoch {epoch}/{epochs}"]
-        if self._steps_per_epoch > 1:  # else the epoch says it
+        if self._steps_per_epoch > 1:  # else the step is the epoch
             columns.append(f"step {self._step:,}/{self._total:,}")
         if "train/loss" in self._values:
             columns.append(f"loss {self._values['train/loss']:.4f}")
@@ -155,7 +153,7 @@ class TrainingProgress:
 
 
 def clock(seconds: float) -> str:
-    """``0:42``, ``12:05``, ``3:07:00``."""
+    """Format a duration: ``0:42``, ``12:05``, ``3:07:00``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

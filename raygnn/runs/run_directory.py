@@ -63,7 +63,7 @@ LOGGERS = "loggers.jsonl"  # of the logger threads
 TOLD = "told.jsonl"  # of the command, which repeats the other events
 _TOKEN = ".run-"
 _DRAFT = f".{CONFIG}.tmp-"  # as `raygnn.util.files.replacing` names it
-# files with the token of the newest command: in the store, and here until all is uploaded
+# files with the token of the newest command: in the store, and here until everything is uploaded
 _NEWEST, _UNSENT = ".newest", ".unsent"
 _SHOWN = 200  # characters of an invalid path
 _LARGEST_CONFIG = 2**20  # bytes
@@ -111,7 +111,7 @@ def read_storage(text: str) -> Path | Uri:
     if scheme == "file" and rest.removeprefix("localhost").startswith("/"):
         return Path(unquote(urlsplit(text).path))
     if scheme == "file" or scheme not in SCHEMES or "\0" in text:
-        message = f"{without_users(text)[:_SHOWN]!r} is no place for runs"
+        message = f"{without_users(text)[:_SHOWN]!r} is no storage for runs"
         remedy = f"give a directory, or a URI that begins with {', '.join(SCHEMES)}"
         raise InputError(message, where="storage", remedy=remedy)
     return Uri(text)
@@ -279,8 +279,8 @@ class RunDir:
         return run
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start the run: the old one removed (``overwrite``), the resolved configuration written,
-        status ``running``. Raises InputError if the directory cannot be written."""
+        """Start the run: remove the old one (``overwrite``), and write the resolved configuration
+        and the status ``running``. Raises InputError if the directory cannot be written."""
         text = MARK + write_yaml(plain(dict(config)))
         with storage_errors(self.path, InputError):
             if self._mode == "overwrite":
@@ -317,11 +317,11 @@ class RunDir:
         """Yield notes on the claim for the user."""
         if stale := self._lock.stale:
             yield (
-                f"process {stale.pid} on {stale.host}, which was writing into {self.path}, gives "
+                f"process {stale.pid} on {stale.host}, which was writing into {self.path}, sends "
                 "no heartbeat: this command takes over"
             )
         if self._claim is not None and self._claim.stale:
-            yield f"{self._claim.stale} held {self.place}, and sends no heartbeat any more"
+            yield f"{self._claim.stale}, which held {self.place}, sends no heartbeat"
 
     @property
     def lost(self) -> str | None:
@@ -336,11 +336,11 @@ class RunDir:
         """Raise TrainingError unless the directory is still the one that this command claimed."""
         if lost := self.lost:
             raise TrainingError(
-                f"the run directory was {lost} while the run trained, so its records and "
-                "checkpoints are no longer there",
+                f"the run directory was {lost} while the run trained, with its records and "
+                "checkpoints",
                 where=str(self.path),
-                remedy="put it back where it was and train with --resume, or start over; leave it "
-                "in its place while its run trains",
+                remedy="move it back and train with --resume, or start over; do not move it while "
+                "its run trains",
             )
 
     @property
@@ -354,8 +354,8 @@ class RunDir:
         return read_summary(self.path)
 
     def update_summary(self, wait: float = 0.0, **entries: Any) -> dict[str, Any]:
-        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``, waiting for storage
-        that is full or away; returns all. Raises TrainingError if it cannot be read or written."""
+        """Set entries of ``summary.json``, waiting at most ``wait`` seconds for storage that is
+        full or away; returns all entries. Raises TrainingError if it cannot be read or written."""
 
         def update() -> dict[str, Any]:
             summary = {**self.summary, **entries}
@@ -370,8 +370,8 @@ class RunDir:
             raise storage_error(error) or error from error
 
     def write(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and of its ``parts``
-        the counts over all types. Raises TrainingError if it cannot be written."""
+        """Write a JSON file, such as ``preflight.json``. Raises TrainingError if it cannot be
+        written."""
         with storage_errors(self.path / name):
             write_json(self.path / name, facts)
 
@@ -405,7 +405,7 @@ class RunDir:
         for name in (CHECKPOINTS, LOGS) if made else ():
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rmdir()
-        for directory in made:  # until one has something else in it by now
+        for directory in made:  # up to one that now has other entries
             directory.rmdir()
 
     def __enter__(self) -> RunDir:
@@ -447,8 +447,8 @@ class RunDir:
 
 
 def _is_free(path: Path) -> bool:
-    """Return True if ``path`` has no entries but those that a command leaves which is killed before
-    it has written its config."""
+    """Return True if ``path`` does not exist, or has only entries of a command that was killed
+    before it wrote its config."""
     if path.is_symlink() or not path.is_dir():
         return not (path.is_symlink() or path.exists())
     return all(
@@ -472,7 +472,7 @@ def _check(path: Path, mode: Mode, shown: str, kept: AnyPath) -> None:
         what = "something that is not a run directory lies here; nothing of it was touched"
     elif not free and mode == "new":
         what = f"the name {path.name!r} is taken by an earlier run"
-        remedy = "choose another name, or pass --overwrite to replace it, --resume to go on "
+        remedy = "choose another name, or pass --overwrite to replace it, --resume to resume it "
         remedy += "(in Python overwrite=True, resume=True)"
     elif mode == "overwrite" and any(kept.glob("*.json")):
         what = f"a service of this run has kept rows in {UPDATES}/, which would be removed"

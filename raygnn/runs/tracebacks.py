@@ -1,4 +1,4 @@
-"""Frames of tracebacks: whose code they are, and which one to report."""
+"""Frames of tracebacks, the owner of their code, and which frame to report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OURS = re.compile(
     r"/raygnn/(driver|worker|checkpoint|prediction|search|sampling|tasks|models|graph|runs|config|preflight)/"
 )
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
-# what comes before a package in the path of its file
+# the path of a file up to its package
 _BEFORE_PACKAGE = re.compile(
     r"^.*/(?:site|dist)-packages/|^.*/(?=raygnn/)|^.*/lib(?:64)?/python3[^/]*/"
 )
@@ -26,8 +26,8 @@ _PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/worker/planes/\w+_plane\.py")
 
 @dataclass(frozen=True)
 class Frame:
-    """Frame of a call stack; ``whose`` code: ``user``, ``raygnn`` or ``library``. As text, paths of
-    files that are not the user's begin with their package."""
+    """Frame of a call stack; ``whose``: owner of its code, ``user``, ``raygnn`` or ``library``. As
+    text, paths of files that are not the user's begin with their package."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class Frame:
 
 
 def whose_path(file: str, own: Sequence[str] = ()) -> str:
-    """Return whose code a file is, judged by its path on any machine; ``own``: path suffixes of the
+    """Return the owner of a file's code by its path on any machine; ``own``: path suffixes of the
     user's modules."""
     if any(file.endswith(end) for end in own):
         return "user"

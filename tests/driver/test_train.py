@@ -114,7 +114,7 @@ def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) ->
         train(config)
     thread.join()
     assert (caught.value.exit_code, caught.value.where) == (4, str(place))
-    assert "put it back where it was" in str(caught.value.remedy)
+    assert "move it back" in str(caught.value.remedy)
     assert [*place.glob("*")] == []
     assert raygnn.open_run(kept).status == "killed"  # the run can be recognised and resumed
 

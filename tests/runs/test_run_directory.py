@@ -441,7 +441,7 @@ def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
         with pytest.raises(TrainingError, match=f"was {what} while") as caught:
             run.update_summary(status="done")
         assert (caught.value.where, caught.value.exit_code) == (str(run.path), 4)
-        assert "put it back" in str(caught.value.remedy)
+        assert "move it back" in str(caught.value.remedy)
     assert [*tmp_path.rglob("*")] == ([run.path] if what == "replaced" else [])
 
 

@@ -14,35 +14,33 @@ FROZEN = "Frozen"  # the kind of the failure that the driver records for a froze
 REMEDIES = {
     "model": "correct the model or the loss there; the traceback is in the rank's log",
     "data": "correct the dataset or its transform there",
-    "ranks_differ": "make every rank do the same: no collective, parameter, dtype or early return "
-    "that depends on the rank or on its data; comm.debug: true stops at the "
-    "first difference in what raygnn and the gradients exchange",
+    "ranks_differ": "let no collective, parameter, dtype or early return depend on the rank or its "
+    "data; comm.debug: true stops at the first difference in raygnn's collectives and gradients",
     "unused_parameter": "let every parameter take part in the loss of every step, or set "
     "comm.find_unused_parameters: true",
     "not_finite": "lower train.lr, set train.clip, use precision fp32 or bf16, and look for bad "
     "values in the input",
     "memory": "lower sampling.batch_size, sampling.fanout or sampling.cache, start fewer "
     "cluster.workers on a node, or use more nodes",
-    "crash": "the frames show what was running: update or replace the native library there, or "
-    "run again with comm.debug: true",
+    "crash": "update or replace the native library that the frames show, or run again with "
+    "comm.debug: true",
     "died": "find out what ended it: the kernel's log (dmesg), the job manager, or os._exit in the "
     "code or its libraries; then train with --resume",
-    "node_lost": "find out why the node went down (power, network, preemption); then train "
-    "with --resume",
+    "node_lost": "find out why the node failed (power, network, preemption); then train with "
+    "--resume",
     "ray_died": "find out what ended it: the kernel's log (dmesg), the job manager, Ray's logs; "
     "then train with --resume",
-    "frozen": "see on that host whether the process is stopped (SIGSTOP, a debugger), the machine "
-    "is suspended or swapping, or native code holds the GIL, for which fault.heartbeat can "
-    "be raised",
-    "stuck": "see what the code waits for there: a lock, a queue, a file, the network, a sleep",
+    "frozen": "check there whether the process is stopped (SIGSTOP, a debugger), the machine "
+    "swaps or sleeps, or native code holds the GIL: then raise fault.heartbeat",
+    "stuck": "find out what the code waits for: a lock, a queue, a file, the network, a sleep",
     "storage": "free space or make it writable, or change storage; then train with --resume",
     "timeout": "if all ranks were only slow, raise comm.timeout; else check the network between "
     "the hosts with raygnn check",
     "input": "correct what the error names",
-    "error": "if this is not what your configuration asks for, it is a bug of raygnn or of the "
-    "library named; the traceback is in the rank's log",
+    "error": "if your configuration is right, report a bug of raygnn or of the library named; the "
+    "traceback is in the rank's log",
     "setup": "correct what the error names, and start again",
-    "command_gone": "the command itself was terminated from outside; train with --resume",
+    "command_gone": "train with --resume",
     "interrupted": "resume with raygnn train CONFIG --resume",
     "running": "wait, or follow logs/ and metrics.jsonl",
     "none": "",
@@ -71,14 +69,14 @@ _UNUSED = re.compile(
     re.I,
 )
 _NOT_FINITE = re.compile(r"not finite|non-?finite|\bnan\b|infinite gradient", re.I)
-# the network's words for "the other side has gone", beyond those that a rank itself knows
+# texts of a lost connection, more than a rank itself recognizes
 _COMMUNICATION = re.compile(
     r"gloo|nccl|c10d|ProcessGroup|DistNetwork|DistStore|DistBackend|socket|connection|broken pipe|"
     r"timed out waiting|could not prepare its batch",
     re.I,
 )
-# the network of training, rather than a connection of the user's: its library's names, its errors,
-# and how our alarm words it
+# the network of training, rather than a connection of the user's: names of its libraries, its
+# errors, and our alarm
 _TRANSPORT = re.compile(
     r"gloo|nccl|c10d|ProcessGroup|DistNetwork|DistStore|DistBackend|monitoredBarrier", re.I
 )
@@ -93,7 +91,7 @@ _NODE = re.compile(
 _KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
 
 
-# what Ray says when its memory monitor kills a process
+# Ray's text when its memory monitor kills a process
 _KILLED_ON = re.compile(
     r"Memory on the node \(IP: ([^,()]+).{0,200}? was ([\d.]+ ?\w+) used / ([\d.]+ ?\w+)"
 )

@@ -25,18 +25,11 @@ _MOST_METRICS = 12
 _FROM_ZERO = {"yaxis": {"rangemode": "tozero"}}
 
 COLORS = ("#3f7fd1", "#d9822b", "#3aa17e", "#c9485b", "#8a6fd1", "#b59a2a", "#3fa3b8", "#8a929c")
+_STEP_COLORS = "d9822b 8a6fd1 6aa5e8 3568b8 c7a52a c9485b 3aa17e 8a929c"
+_LOADER_COLORS = "3fa3b8 b06fc0 b59a2a"
 PART_COLORS = {
-    "wait": "#d9822b",
-    "transfer": "#8a6fd1",
-    "forward": "#6aa5e8",
-    "backward": "#3568b8",
-    "communicate": "#c7a52a",
-    "peers": "#c9485b",
-    "optimizer": "#3aa17e",
-    "rest": "#8a929c",
-    "sample": "#3fa3b8",
-    "features": "#b06fc0",
-    "exchange": "#b59a2a",
+    part: f"#{color}"
+    for part, color in zip((*STEP, *LOADER), f"{_STEP_COLORS} {_LOADER_COLORS}".split())
 }
 _MOST_BARS = 400  # windows of a stack
 _FIRST_WINDOWS = 3  # from which on the first one is left out
@@ -67,10 +60,6 @@ class Chart:
     height: int = 260
     layout: dict[str, Any] = field(default_factory=dict)  # additions to plotly's layout
     about: str = ""  # how to read it
-
-    def data(self) -> dict[str, Any]:
-        """Return the data for the page's script."""
-        return {"traces": self.traces, "layout": self.layout, "height": self.height}
 
 
 def training_charts(records: Sequence[Record]) -> list[Chart]:

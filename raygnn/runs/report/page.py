@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -108,7 +109,7 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(_plotly() if drawn else ""),
-        data=Markup(as_json({chart.name: chart.data() for chart in drawn})),
+        data=Markup(as_json({chart.name: asdict(chart) for chart in drawn})),
     )
 
 
