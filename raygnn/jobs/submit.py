@@ -284,9 +284,8 @@ def _carried(
     """Return the inputs that are uploaded with the job, those with relative paths, by key. Raises
     ConfigError if one does not exist, or is not within the directory."""
     document, inputs = config.to_dict(), {}
-    for key in sorted(
-        key for key in relative if key.partition(".")[0] in ("graph", "task", "tasks")
-    ):
+    keys = sorted(key for key in relative if key.partition(".")[0] in ("graph", "task", "tasks"))
+    for key in keys:
         path = Path(str(reduce(getitem, key.split("."), document)))
         remedy = f"give an absolute path that every node sees (--set {key}=/…)"
         if not path.is_relative_to(directory):

@@ -85,6 +85,8 @@ class _Judge:
         self.ranks = {rank.rank: rank for rank in ranks}
         self.traces = {traces.rank: traces for traces in evidence.ranks}
         self.difference = difference
+        # rank that did not reach a collective, or reached another one
+        self.late: int | None = difference["odd"] if difference else None
 
     def cause(self) -> Cause:
         for question in (
@@ -223,8 +225,8 @@ class _Judge:
         return Cause(kind, what, whose, at, evidence=lines, remedy=remedy)
 
     def _odd_rank(self) -> int | None:
-        if self.difference and self.difference["odd"] is not None:
-            return int(self.difference["odd"])
+        if self.late is not None:
+            return self.late
         own = self.evidence.own
         failures = {rank: t.failure for rank, t in self.traces.items() if t.failure}
         places = {rank: causes.kind_of(failure, own)[1] for rank, failure in failures.items()}
@@ -315,11 +317,10 @@ class _Judge:
         busy = [rank for rank in self.ranks.values() if rank.state == "busy"]
         if not busy or not self._others_wait():
             return None
-        late = self._late()
-        rank = next((r for r in busy if r.rank == late), busy[0])
+        rank = next((r for r in busy if r.rank == self.late), busy[0])
         place = rank.place
         kind = "stuck" if place is not None and place.whose == "user" else "timeout"
-        sure = kind == "stuck" and (late == rank.rank or len(busy) == 1)
+        sure = kind == "stuck" and (self.late == rank.rank or len(busy) == 1)
         doing = f"in {place.function}" if place else "in unknown code"
         what = f"rank {rank.rank} was {doing} while the other ranks waited for it"
         lines = [f"logs/rank-{rank.rank}.blackbox.json: {rank.training or rank.prefetch}"]
@@ -332,14 +333,13 @@ class _Judge:
         if not failed:
             return None
         first = _what(min(failed, key=lambda traces: (traces.failure or {})["time"]))
-        late, timed_out = self._late(), "time" in first.lower()
+        timed_out = "time" in first.lower()
         happened = "communication timed out" if timed_out else "the connection between ranks broke"
         lines = [f"logs/rank-{t.rank}.failure.json: {_short(_what(t))}" for t in failed]
         lines += self._of_collectives()
-        kind, confidence = "timeout" if timed_out else "unknown", "low"
-        if timed_out and late is not None:
-            confidence = "medium"
-        return Cause(kind, f"{happened}: {_short(first)}", late, None, confidence, lines)
+        kind, what = "timeout" if timed_out else "unknown", f"{happened}: {_short(first)}"
+        confidence = "medium" if timed_out and self.late is not None else "low"
+        return Cause(kind, what, self.late, None, confidence, lines)
 
     def _unstarted(self) -> Cause | None:
         if any(t.state or t.box for t in self.evidence.ranks) or not self.evidence.error:
@@ -349,10 +349,6 @@ class _Judge:
 
     def _others_wait(self) -> bool:
         return any(rank.state in ("waiting", "raised") for rank in self.ranks.values())
-
-    def _late(self) -> int | None:
-        """Return the rank that did not reach a collective, or reached another one."""
-        return self.difference["odd"] if self.difference else None
 
     def _at(self, rank: int) -> str | None:
         known = self.ranks[rank]

@@ -218,14 +218,14 @@ def events(source: Source) -> list[dict[str, str]]:
 
 def slow_ranks(source: Source) -> list[dict[str, str]]:
     """Return mean times of the ranks that were slow most often: column → cell."""
-    ranks = sorted(source.summary.get("ranks") or [], key=lambda rank: -rank["slow"])
+    ranks = sorted(source.summary.get("ranks") or [], key=lambda rank: -rank.get("slow", 0.0))
     return [
         {
             "rank": as_text(rank["rank"]),
             "host": as_text(rank.get("host")),
-            "busy, ms a batch": f"{1e3 * rank['busy']:,.2f}",
-            "waits for batches, ms": f"{1e3 * rank['wait']:,.2f}",
-            "slow in": f"{rank['slow']:.0%} of the windows",
+            "busy, ms a batch": f"{1e3 * rank.get('busy', 0.0):,.2f}",
+            "waits for batches, ms": f"{1e3 * rank.get('wait', 0.0):,.2f}",
+            "slow in": f"{rank.get('slow', 0.0):.0%} of the windows",
         }
         for rank in ranks[:_MOST_SLOW]
     ]
