@@ -173,11 +173,6 @@ class Stack(nn.Module):
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def first_width(self) -> int:
-        """Width of the first layer's output."""
-        return cast("Layer", self.layers[0]).width
-
     def computes(self, number: int) -> list[str]:
         """Return the node types that a layer computes, in a fixed order."""
         return cast("Layer", self.layers[number]).outputs()

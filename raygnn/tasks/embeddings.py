@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,18 +85,15 @@ class Embeddings:
         self._stale = False  # rows have changed since `publish`
         self._decay, self._dropout = config.weight_decay, config.dropout
         self._kept: Tensor | None = None  # dropout factors of the rows sent last
-        self._leaf: Tensor | None = None
-        self._routes: RowRoutes | None = None
+        self._joined: Any = None  # routes and rows of the batch
         self._came: list[tuple[RowRoutes, Tensor]] = []  # since the last step
         self.read = self.remote = 0
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """Optimizer of the rows; the learning rate is set before each step."""
-        rows = list(self.rows.values())
-        return (
-            torch.optim.Adagrad(rows) if self._kind == "adagrad" else torch.optim.SparseAdam(rows)
-        )
+        kind = torch.optim.Adagrad if self._kind == "adagrad" else torch.optim.SparseAdam
+        return kind(self.rows.values())
 
     def begin(self, device: torch.device) -> None:
         """Discard gradients of an unfinished step when training (re)starts on ``device``, and move
@@ -120,11 +118,11 @@ class Embeddings:
     def join(self, batch: Batch, device: torch.device) -> Batch:
         """Return the batch with its input nodes' embeddings appended to their features."""
         assert batch.routes is not None
-        self._routes = batch.routes.to(self._device)
-        rows = self._fetch(self._routes, batch.epoch, batch.step).to(device)
-        self._leaf = rows.requires_grad_()
+        routes = batch.routes.to(self._device)
+        leaf = self._fetch(routes, batch.epoch, batch.step).to(device).requires_grad_()
+        self._joined = routes, leaf
         x = dict(batch.x)
-        for ntype, piece in zip(self.rows, self._leaf.split(list(batch.routes.num.values()))):
+        for ntype, piece in zip(self.rows, leaf.split(list(batch.routes.num.values()))):
             piece = piece.to(self._dtype)
             x[ntype] = torch.cat([x[ntype], piece], dim=1) if ntype in x else piece
         return replace(batch, x=x)
@@ -135,10 +133,7 @@ class Embeddings:
         If a gradient of any rank is not finite, a parameter's gradient is set to NaN, where the
         check that skips such steps finds it.
         """
-        routes, leaf = self._routes, self._leaf
-        assert routes is not None
-        assert leaf is not None
-        self._routes = self._leaf = None
+        (routes, leaf), self._joined = self._joined, None
         own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         values = own.to(self._device).index_select(0, routes.order)
         came = values.new_empty((sum(routes.send), self.dim))
@@ -147,9 +142,8 @@ class Embeddings:
             came.mul_(self._kept)
         self._came.append((routes, came))
         if not np.isfinite(float(self.exchange.sum(_squares([came])))):
-            dense = next((p.grad for p in parameters if p.grad is not None), None)
-            assert dense is not None  # DDP refuses a model without parameters
-            dense.fill_(torch.nan)
+            # there is one, since DDP refuses a model without parameters
+            next(p.grad for p in parameters if p.grad is not None).fill_(torch.nan)
 
     def update(
         self, parameters: Iterable[nn.Parameter], clip: float | None, lr: float, scale: float | None
@@ -185,13 +179,9 @@ class Embeddings:
                 rows = parameter.detach()
                 decayed = rows.index_select(0, index).mul_(1 - lr * self._rate * self._decay)
                 rows.index_copy_(0, index, decayed)
-            parameter.grad = torch.sparse_coo_tensor(
-                index.unsqueeze(0),
-                values,
-                parameter.shape,
-                is_coalesced=True,
-                check_invariants=False,
-            )
+            known: dict[str, Any] = {"is_coalesced": True, "check_invariants": False}
+            at = index.unsqueeze(0)
+            parameter.grad = torch.sparse_coo_tensor(at, values, parameter.shape, **known)
         with warnings.catch_warnings():
             # raised for sparse tensors that the optimizers build from the valid indices above
             warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
@@ -202,10 +192,7 @@ class Embeddings:
     def keep(self) -> None:
         """Copy the rows as the best so far."""
         for ntype, rows in self.rows.items():
-            if ntype in self.best:
-                self.best[ntype].copy_(rows.detach())
-            else:
-                self.best[ntype] = rows.detach().clone()
+            self.best.setdefault(ntype, torch.empty_like(rows.detach())).copy_(rows.detach())
 
     def restore(self) -> None:
         """Restore the best rows, if there are any."""
@@ -222,13 +209,9 @@ class Embeddings:
         """Return a type's arrays ``[owned, dim]`` by name, not copied: the rows, the optimizer's
         state and the best rows."""
         rows = self.rows[ntype]
-        state = {
-            name: value
-            for name, value in self.optimizer.state.get(rows, {}).items()
-            if isinstance(value, Tensor) and value.shape == rows.shape
-        }
-        kept = {BEST: self.best[ntype]} if ntype in self.best else {}
-        return {ROW: rows.detach(), **state, **kept}
+        found = {ROW: rows.detach(), **self.optimizer.state.get(rows, {})}
+        found |= {BEST: self.best[ntype]} if ntype in self.best else {}
+        return {n: a for n, a in found.items() if getattr(a, "shape", None) == rows.shape}
 
     def begin_state(self, steps: int, names: Container[str]) -> None:
         """Allocate optimizer state after ``steps`` steps, and best rows if among ``names``, so that

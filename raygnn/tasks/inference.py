@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -80,8 +80,7 @@ class NodeRows:
         return self.rows[torch.from_numpy(at)]
 
 
-@dataclass(frozen=True)
-class LayerInput:
+class LayerInput(NamedTuple):
     """Arguments of `Stack.layer` for one chunk of nodes."""
 
     block: Block
@@ -153,7 +152,7 @@ class Inference:
         # a rank has the in-edges of its own nodes in either topology: no exchange is needed
         alone = Exchange(World(0, 1))
         self._own_sampler = NeighborSampler(shard, alone, timing=timing)
-        self._timed, self._at = timing is not None, at
+        self._timed, self._at = timing is not None, cast("int", at)
         self._represented: dict[str, NodeRows] | None = None
         self._kept: tuple[Frontier, list[LayerInput]] | None = None
         self._hops = hops or [dict.fromkeys(shard.etypes, ALL)] * num_layers
@@ -259,25 +258,22 @@ class Inference:
         (ascending)."""
         layers = model.num_layers if layers is None else layers
         needed = self._needed(model, nodes, layers)
-        inputs = self._first_inputs(model, needed[0], again)
+        inputs, tables = self._first_inputs(model, needed[0], again), Hidden()
         for number, ids in enumerate(needed):
-            tables: Hidden = {}
-            filled = dict.fromkeys(ids, 0)
-            for given in (some.to(self._device) for some in inputs):
-                done = given.combined, given.projected
-                out = model.layer(number, given.block, given.h, given.degree, *done)
+            if number:
+                fanout = self._hops[self._num_layers - 1 - number]
+                layer = cast("Layer", model.layers[number])
+                inputs = self._next_inputs(layer, tables, needed[number - 1], ids, fanout)
+            tables, filled = {}, dict.fromkeys(ids, 0)
+            for given in inputs:
+                out = model.layer(number, *given.to(self._device))
                 for t, start in filled.items():
                     if t not in tables:
                         width = out[t].shape[1:]
                         tables[t] = map_table(out[t].dtype, width, len(ids[t]), large=True)
                     filled[t] += len(out[t])
                     tables[t][start : filled[t]] = out[t]
-            if number + 1 == layers:
-                return {t: NodeRows(ids[t], rows.float()) for t, rows in tables.items()}
-            fanout = self._hops[self._num_layers - 2 - number]
-            layer = cast("Layer", model.layers[number + 1])
-            inputs = self._next_inputs(layer, tables, ids, needed[number + 1], fanout)
-        raise AssertionError("a network has at least one layer")
+        return {t: NodeRows(needed[-1][t], rows.float()) for t, rows in tables.items()}
 
     def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
         """Return the owned nodes (ascending) that each layer must compute, from the first on."""
@@ -315,7 +311,7 @@ class Inference:
         width = max(i.width(self._shard.node_data[t]) for t, i in self._inputs.items())
         how = model.first_combine if all(i.one_table for i in self._inputs.values()) else None
         # a layer that narrows its inputs does so before aggregation
-        if how is None or width > model.first_width:
+        if how is None or width > cast("Layer", model.layers[0]).width:
             for block, _, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
                 x, categories = assemble(rows, self._inputs, block.until)
                 moved = {t: _on(self._device, c) for t, c in categories.items()}
@@ -419,7 +415,6 @@ class Inference:
         """Yield blocks of owned nodes, their sources, and the rows of these."""
         bounds = None
         if self._timed:
-            assert self._at is not None  # nodes with times of their own use minibatches
             bounds = Bounds(np.array([self._at]), dict.fromkeys(self._shard.ntypes, 62))
         for chunk in self._chunks(ids, width):
             block, sources = self._own_sampler.hop(chunk, fanout, bounds=bounds)
@@ -457,14 +452,10 @@ class Inference:
                     edges[1:] += np.cumsum(degree)
             marks = np.arange(most, int(edges[-1]) + most, most)
             stops = np.searchsorted(edges, marks, side="right") - 1
-            pieces = max(1, self._exchange.max(len(stops)))
-            start = 0
-            for number in range(pieces):
-                # a node with more edges than a chunk still makes a chunk of its own
-                stop = int(stops[number]) if number < len(stops) else len(ids)
-                stop = len(ids) if number == pieces - 1 else stop
-                yield {**nobody, ntype: ids[start:stop]}
-                start = max(start, stop)
+            cuts = np.full(max(1, self._exchange.max(len(stops))), len(ids))
+            cuts[: len(stops)] = stops
+            for some in np.split(ids, cuts[:-1]):
+                yield {**nobody, ntype: some}
 
     def _by_batches(
         self,
@@ -479,16 +470,13 @@ class Inference:
         pieces: list[Tensor] = []
         for number in range(max(1, -(-self._exchange.max(len(owned)) // size))):
             chunk = slice(number * size, (number + 1) * size)
-            ids, when = owned[chunk], None if times is None else times[chunk]
-            real = len(ids)
-            if not real:  # the other ranks still need this one's rows
+            ids, when = owned[chunk], None if times is None else {ntype: times[chunk]}
+            if not (real := len(ids)):  # the other ranks still need this one's rows
                 shard = self._shard
                 ids = np.array([min(shard.first(ntype), shard.num_nodes(ntype) - 1)])
-                when = None if times is None else np.zeros(1, np.int64)
-            seeds = {ntype: ids}
-            given, _ = self.neighbourhood(seeds, fanouts, None if when is None else {ntype: when})
-            out = model(*given)
-            pieces.append(out[:real].float().cpu())
+                when = None if times is None else {ntype: np.zeros(1, np.int64)}
+            given, _ = self.neighbourhood({ntype: ids}, fanouts, when)
+            pieces.append(model(*given)[:real].float().cpu())
         return torch.cat(pieces)
 
     def neighbourhood(
@@ -521,7 +509,6 @@ class Inference:
         """Return the common time for all nodes, if they have times."""
         if not self._timed:
             return None
-        assert self._at is not None
         return {t: np.full(len(ids), self._at) for t, ids in nodes.items()}
 
 

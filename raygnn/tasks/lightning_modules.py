@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raygnn import compat
 from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
-from raygnn.models.heads import LinkScores, MultitaskModel
+from raygnn.models.heads import LinkScores
 from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
@@ -34,11 +34,6 @@ def exit_error(error: BaseException, where: str = "the model") -> TrainingError:
         f"{error_text(error)} was raised in {where}",
         remedy="raise another error; to end training early, set trainer.should_stop on every rank",
     )
-
-
-def rows_at(rows: Tensor, places: Tensor) -> Tensor:
-    """Return the rows ``[B, …]`` at ``places``, adding gradients in a fixed order."""
-    return nn.functional.embedding(places, rows if rows.dim() > 1 else rows.unsqueeze(1))
 
 
 def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -113,7 +108,7 @@ class TaskModule(pl.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., Tensor],
+        loss: Any,
         config: TrainConfig,
         world: int,
         out_features: int,
@@ -140,7 +135,10 @@ class TaskModule(pl.LightningModule):
         if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
             given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
             out = self.model(*given)
-            return out if batch.nodes is None else rows_at(out, batch.nodes)
+            if batch.nodes is None:
+                return out
+            out = out if out.dim() > 1 else out.unsqueeze(1)
+            return nn.functional.embedding(batch.nodes, out)  # adds gradients in a fixed order
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:
@@ -172,15 +170,12 @@ class TaskModule(pl.LightningModule):
 
     def losses_of(self, out: Any, part: Share | Part) -> Tensor:
         """Return the loss of each seed from the model's outputs for a batch or a task's part."""
-        found: Tensor
-        if isinstance(out, LinkScores):
-            absent = [scores.float() for scores in out.absent]
-            log_q = getattr(part, "log_q", None)
-            more = [list(log_q.values())] if log_q else []
-            found = self.loss(out.there.float(), absent, out.counts, *more)
-        else:
-            found = self.loss(self.shaped(out, len(part.weight)).float(), part.y)
-        return found
+        if not isinstance(out, LinkScores):
+            return self.loss(self.shaped(out, len(part.weight)).float(), part.y)
+        absent = [scores.float() for scores in out.absent]
+        log_q = getattr(part, "log_q", None)
+        more = [list(log_q.values())] if log_q else []
+        return self.loss(out.there.float(), absent, out.counts, *more)
 
     def mean(self, losses: Tensor, batch: Share) -> Tensor:
         """Return this rank's part of the mean over the real seeds of all ranks, scaled for the
@@ -267,12 +262,6 @@ class TaskModule(pl.LightningModule):
         optimizer = make_optimizer(named, self.config, self.planned, not mixed, self.construct)
         return with_schedules(optimizer, self.config, self.planned, self.total_steps)
 
-    @property
-    def _scale(self) -> float | None:
-        """Loss scale of the gradient scaler; None without a scaler."""
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        return None if scaler is None else float(scaler.get_scale())
-
     def transfer_batch_to_device(
         self, batch: Share, device: torch.device, dataloader_idx: int
     ) -> Share:
@@ -282,8 +271,7 @@ class TaskModule(pl.LightningModule):
         if isinstance(moved, Batch) and moved.awaited is not None:
             moved = moved.received()
             self.clock.lap("communicate")
-        if self.embeddings is not None:
-            assert isinstance(moved, Batch)
+        if isinstance(moved, Batch) and self.embeddings is not None:
             moved = self.embeddings.join(moved, device)
             self.clock.lap("communicate")
         return moved
@@ -310,7 +298,9 @@ class TaskModule(pl.LightningModule):
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         rate = float(optimizer.param_groups[0]["lr"])
-        self.embeddings.update(self.parameters(), gradient_clip_val, rate, self._scale)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        scale = None if scaler is None else float(scaler.get_scale())
+        self.embeddings.update(self.parameters(), gradient_clip_val, rate, scale)
 
 
 class LossWindow:
@@ -378,15 +368,15 @@ class MultitaskTask(TaskModule):
         world: int,
         planned: float,
     ):
-        super().__init__(model, self._no_loss, config, world, 0, planned)
+        super().__init__(model, None, config, world, 0, planned)
         self.weights = dict(weights)
         self.window = LossWindow(weights)
         self._tasks = dict(tasks)  # in a dictionary, so that torch does not register submodules
 
     def of(self, name: str) -> TaskModule:
         """Return one of the tasks with its current model."""
-        assert isinstance(self.model, MultitaskModel)
-        return compat.with_model(self._tasks[name], self.model.of(name))
+        model: Any = self.model
+        return compat.with_model(self._tasks[name], model.of(name))
 
     @property
     def class_losses(self) -> dict[str, ClassLoss]:
@@ -395,8 +385,7 @@ class MultitaskTask(TaskModule):
         return {name: loss[""] for name, loss in losses.items() if loss}
 
     @_step
-    def training_step(self, batch: Share, batch_idx: int) -> Tensor:
-        assert isinstance(batch, Batch)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         found = self.outputs(batch)  # task name → outputs
         sums, shares = {}, []
         for name, task in self._tasks.items():
@@ -406,7 +395,3 @@ class MultitaskTask(TaskModule):
             shares.append(own * (self.weights[name] / part.window))
         self.window.add(sums, batch)
         return self._scaled(torch.stack(shares).sum())
-
-    @staticmethod
-    def _no_loss(*_: object) -> Tensor:
-        raise TrainingError("multi-task learning has no loss of its own")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -140,12 +140,12 @@ class Ranking:
         if candidates is not None:
             most = 4 * candidates.number
         step = max(1, _SCORES // max(1, most * exchange.world.size))
-        found, among = [torch.empty(0, dtype=torch.float64)], candidates
+        found = [torch.empty(0, dtype=torch.float64)]
         for number in range(-(-exchange.max(len(own)) // step)):
-            some = own[number * step : (number + 1) * step]
-            if candidates is not None:
-                among = replace(candidates, keys=candidates.keys[number * step :][: len(some)])
-            found += self._round(decoder, some, sources(some), rows, device, among, ends)
+            some = slice(number * step, (number + 1) * step)
+            keys = (own if candidates is None else candidates.keys)[some]
+            given = own[some], keys, sources(own[some])
+            found += self._round(decoder, *given, rows, device, candidates, ends)
         return _means(torch.cat(found))
 
     @torch.no_grad()
@@ -237,6 +237,7 @@ class Ranking:
         self,
         decoder: Decoder,
         own: np.ndarray,
+        keys: np.ndarray,
         sources: Tensor,
         rows: Mapping[str, Tensor],
         device: torch.device,
@@ -246,24 +247,20 @@ class Ranking:
         """Return ranks, float64 ``[Q]`` for each replaced end, of a round of all ranks' edges."""
         exchange, edges = self._exchange, self._edges
         first = self._span("target")[0]
-        keys = own if candidates is None else candidates.keys
         facts = np.stack([edges.src[own], edges.dst[own], self._relation[own], keys], axis=1)
         everyones = exchange.gather_rows(torch.from_numpy(facts)).numpy()
         relation = torch.from_numpy(np.ascontiguousarray(everyones[:, 2])).to(device)
         found, nodes = [], None
         if candidates is not None:
             nodes = candidates.nodes(everyones[:, 3], everyones[:, :2].T)
+        stays = {"target": sources}
+        stays["source"] = rows["target"][torch.from_numpy(edges.dst[own] - first)]
         for column, end in enumerate(ENDS):
             if end not in (ends if nodes is None else nodes):
                 continue
             right, other = everyones[:, column], everyones[:, 1 - column]
             keys = other * self._relations + everyones[:, 2]
-            stays = (
-                sources
-                if end == "target"
-                else rows["target"][torch.from_numpy(edges.dst[own] - first)]
-            )
-            kept = exchange.gather_rows(stays.contiguous()).to(device)
+            kept = exchange.gather_rows(stays[end].contiguous()).to(device)
             if candidates is not None and nodes is not None:
                 score_of = partial(_scores, decoder, kept, rows[end], relation, end)
                 left = keys if candidates.filtered else None
@@ -276,31 +273,24 @@ class Ranking:
                 for some in rows[end].split(size)
             ]
             scores = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-            found.append(self._ranks_of_all(scores, right, self._known[end].find(keys), end))
+            low, high = self._span(end)
+            mine = np.flatnonzero((right >= low) & (right < high))
+            score = torch.zeros(len(right))
+            score[mine] = scores[mine, right[mine] - low]
+            query, known = self._known[end].find(keys)
+            scores[query, known - low] = -torch.inf
+            found.append(self._ranks(scores, score))
         return found
 
     def _ranks(self, scores: Tensor, score: Tensor) -> Tensor:
         """Return the ranks of the true nodes, with ``score [Q]`` on their owners and 0 elsewhere,
         among nodes with ``scores [Q, K]``; NaN if a score is NaN. Collective."""
         score = self._exchange.sum(score).unsqueeze(1)
-        above = (scores > score).sum(1)
-        equal = (scores == score).sum(1)
         # NaN compares as neither above nor equal
-        none = (scores.isnan() | score.isnan()).any(1)
-        counts = self._exchange.sum(torch.stack([above, equal, none]))
+        compared = scores > score, scores == score, scores.isnan() | score.isnan()
+        counts = self._exchange.sum(torch.stack([each.sum(1) for each in compared]))
         ranks = 1 + counts[0].double() + counts[1].double() / 2
         return ranks.masked_fill(counts[2] > 0, torch.nan)
-
-    def _ranks_of_all(
-        self, scores: Tensor, right: np.ndarray, known: tuple[np.ndarray, np.ndarray], end: str
-    ) -> Tensor:
-        """Return `_ranks` for scores of all owned nodes, which are modified."""
-        first, last = self._span(end)
-        mine = np.flatnonzero((right >= first) & (right < last))
-        score = torch.zeros(len(right))
-        score[mine] = scores[mine, right[mine] - first]
-        scores[known[0], known[1] - first] = -torch.inf
-        return self._ranks(scores, score)
 
     def _ranks_among(
         self,

@@ -34,8 +34,8 @@ def edge_rows(adj: Adjacency) -> Tensor:
 
 
 class Kernels:
-    """The operations by gather and scatter, for `torch.export`: torch's own and without reading
-    sizes. Messages are materialised, which costs memory.
+    """The operations by gather and scatter, for `torch.export`, without reading sizes. Messages are
+    materialised, which costs memory.
 
     Attributes:
         knows_sizes: sizes are numbers, and may be read.
@@ -63,14 +63,9 @@ class Kernels:
 
     def combine_edges(self, adj: Adjacency, rows: Tensor, reduce: Reduce = "sum") -> Tensor:
         """Aggregate the rows of edges, ``[E, F]`` → ``[D, F]``; otherwise as `aggregate`."""
-        out = rows.new_zeros(adj.num_dst, rows.shape[1])
-        if reduce == "max":
-            index = adj.dst.unsqueeze(1).expand_as(rows)
-            return out.scatter_reduce(0, index, rows, "amax", include_self=False)
-        out = out.index_add(0, adj.dst, rows)
-        if reduce == "mean":
-            out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
-        return out
+        from torch_geometric.utils import scatter  # type: ignore[import-untyped]
+
+        return scatter(rows, adj.dst, 0, adj.num_dst, reduce)
 
     def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
         """Return the source's row of each edge, ``[S, …]`` → ``[E, …]``."""
@@ -82,19 +77,14 @@ class Kernels:
 
     def edge_softmax(self, adj: Adjacency, score: Tensor) -> Tensor:
         """Apply softmax to ``score`` ``[E, H]`` over the in-edges of each destination."""
-        wide, dst = widened(score), adj.dst
-        index = dst.unsqueeze(1).expand_as(wide)
-        top = wide.new_full((adj.num_dst, wide.shape[1]), -torch.inf)
-        top = top.scatter_reduce(0, index, wide.detach(), "amax")
-        exp = (wide - top.index_select(0, dst)).exp()
-        total = exp.new_zeros(top.shape).index_add(0, dst, exp)
-        return (exp / total.index_select(0, dst)).to(score.dtype)
+        from torch_geometric.utils import softmax  # takes a second to import
+
+        return softmax(widened(score), adj.dst, num_nodes=adj.num_dst).to(score.dtype)
 
     def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
         """Sum source rows ``[S, H, F]`` weighted by ``[E, H]``: ``[D, H, F]`` in ``x``'s dtype."""
         messages = x.index_select(0, adj.src) * weight.to(x.dtype).unsqueeze(2)
-        out = x.new_zeros(adj.num_dst, *x.shape[1:])
-        return out.index_add(0, adj.dst, messages)
+        return self.combine_edges(adj, messages.flatten(1)).view(-1, *x.shape[1:])
 
 
 class _Native(Kernels):
