@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows, widened
 from raygnn.models.linear import transform
-from raygnn.models.typed_layers import (
-    ConvFactory,
-    Hidden,
-    Layer,
-    LayerSpec,
-    key,
-    linears,
-)
+from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key, linears
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 

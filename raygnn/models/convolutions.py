@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from raygnn.sampling.batch import Adjacency
 
 # how a linear convolution aggregates features; "gcn": see `GCNConv`
 CombineKind = Literal["sum", "mean", "max", "gcn"]
+
+# in-degrees of the destination type's nodes in the complete graph; None: no layer reads them
+Degree: TypeAlias = Tensor | None
 
 # cost of adding one number of a source row, in multiplications of a matrix product (one thread,
 # fp32: 0.3 ns and 0.02 ns)
@@ -64,14 +67,12 @@ class LinearConv(nn.Module, ABC):
         self.reduce = reduce
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
-    def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
+    def combine(self, adj: Adjacency, h_src: Tensor, degree: Degree) -> Tensor:
         """Aggregate ``h_src [S, F]``, with ``degree [≥ S]``, to ``[D, F]``; zero without edges."""
         return self.kernels.aggregate(adj, h_src, self.reduce)
 
     @abstractmethod
-    def finish(
-        self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
-    ) -> Tensor:
+    def finish(self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Degree) -> Tensor:
         """Return the input of ``weight``, ``[D, F]``.
 
         Args:
@@ -88,7 +89,7 @@ class LinearConv(nn.Module, ABC):
         more = (len(h_src) - adj.num_dst) * out * width
         return more < _GATHER_COST * len(adj.src) * (width - out)
 
-    def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Tensor | None) -> Tensor:
+    def _scaled_up(self, rows: Tensor, adj: Adjacency, degree: Degree) -> Tensor:
         """Return sums over sampled neighbours ``[D, F]`` times full / sampled degree, so that their
         expectation is the sum over all neighbours that may be sampled; others as they are."""
         if self.reduce != "sum" or degree is None:
@@ -97,10 +98,9 @@ class LinearConv(nn.Module, ABC):
         return rows * scale.to(rows.dtype).unsqueeze(1)
 
     def forward(
-        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
+        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Degree = None
     ) -> Tensor:
-        """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``; ``degree [≥ S]``: of
-        the destination type's nodes in the complete graph."""
+        """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``, with ``degree [≥ S]``."""
         if self.weight_first(adj, h_src):
             return self.of_projected(adj, self.project(h_src), degree)
         combined = self.combine(adj, h_src, degree)
@@ -114,7 +114,7 @@ class LinearConv(nn.Module, ABC):
         """Apply ``weight`` to rows of sources: ``[S, F_out]``."""
         return linear(h_src, self.weight)
 
-    def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
+    def of_projected(self, adj: Adjacency, z: Tensor, degree: Degree = None) -> Tensor:
         """Return the result of `forward` from projected rows of the sources."""
         return self.finish(self.combine(adj, z, degree), adj, z[: adj.num_dst], degree)
 
@@ -138,7 +138,7 @@ class GCNConv(LinearConv):
         self.same_type = same_type
         nn.init.xavier_uniform_(self.weight)
 
-    def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
+    def combine(self, adj: Adjacency, h_src: Tensor, degree: Degree) -> Tensor:
         weight = None
         if self.same_type:
             assert degree is not None
@@ -146,9 +146,7 @@ class GCNConv(LinearConv):
             weight = norm.index_select(0, adj.src)
         return self.kernels.aggregate(adj, h_src, "sum", weight)
 
-    def finish(
-        self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
-    ) -> Tensor:
+    def finish(self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Degree) -> Tensor:
         assert degree is not None
         full = full_degree(adj, degree, combined)
         scale = full / adj.degree.clamp(min=1)
@@ -175,9 +173,7 @@ class SAGEConv(LinearConv):
         self.edges = edges
         nn.init.xavier_uniform_(self.weight, gain=nn.init.calculate_gain("relu"))
 
-    def finish(
-        self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
-    ) -> Tensor:
+    def finish(self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Degree) -> Tensor:
         rows = join([combined, self._edges(adj, combined)]) if self.edges else combined
         return self._scaled_up(rows, adj, degree)
 
@@ -188,7 +184,7 @@ class SAGEConv(LinearConv):
     def project(self, h_src: Tensor) -> Tensor:
         return linear(h_src, self.weight[:, : self.weight.shape[1] - self.edges])
 
-    def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
+    def of_projected(self, adj: Adjacency, z: Tensor, degree: Degree = None) -> Tensor:
         messages = self.combine(adj, z, degree)
         if self.edges:
             messages = messages + linear(self._edges(adj, z), self.weight[:, -self.edges :])
@@ -238,7 +234,7 @@ class GATConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features if mean_heads else wide))
 
     def forward(
-        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
+        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Degree = None
     ) -> Tensor:
         """``h_src [S, F_src]``, ``h_dst [D, F_dst]`` → ``[D, heads·F]``, or ``[D, F]``."""
         left, ops = self._split(self.src, h_src), self.kernels
@@ -331,7 +327,7 @@ class GINConv(LinearConv):
         self.eps = nn.Parameter(torch.zeros(1)) if same_type else None
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # torch.nn.Linear's
 
-    def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
+    def combine(self, adj: Adjacency, h_src: Tensor, degree: Degree) -> Tensor:
         if self.edge is None:
             return super().combine(adj, h_src, degree)
         ops, edge = self.kernels, transform(self.edge, edge_rows(adj))
@@ -341,9 +337,7 @@ class GINConv(LinearConv):
     def projects(self) -> bool:
         return self.edge is None
 
-    def finish(
-        self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
-    ) -> Tensor:
+    def finish(self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Degree) -> Tensor:
         combined = self._scaled_up(combined, adj, degree)
         if self.eps is None:
             return combined

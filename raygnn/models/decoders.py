@@ -1,8 +1,7 @@
-"""Decoders: scores of edges from the rows of their two ends. B edges, K nodes, D numbers of each.
+"""Decoders: scores of edges from the rows of their two ends. B edges, K nodes of width D.
 
-A decoder computes a query from one end and the relation, and compares it with the other end. So the
-scores of B edges with each of K nodes in place of one end are one matrix product (dot, DistMult,
-ComplEx), or one table of distances.
+A decoder compares a query, computed from one end and the relation, with the other end. So scores of
+B edges with each of K nodes at one end are one matrix product, or one table of distances.
 """
 
 from __future__ import annotations
@@ -44,13 +43,8 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        """Return the rows that nodes at ``end`` are compared with, ``[B, D]``.
-
-        Args:
-            kept: rows of the other end, ``[B, D]``.
-            relation: int64 ``[B]``; None = 0 for each.
-            end: ``"source"`` or ``"target"``.
-        """
+        """Return the rows that nodes at ``end``, "source" or "target", are compared with, from
+        rows ``kept`` of the other end, ``[B, D]`` each; ``relation``: int64 ``[B]``; None = 0."""
 
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
         """Compare ``[B, D]`` with ``[B, D]`` → ``[B]``; inner products by default."""
@@ -207,7 +201,7 @@ class Mlp(Decoder):
         self.out = nn.Linear(hidden, out_features)
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
-        query: Tensor = (self.target if end == "source" else self.source)(kept)
+        query = (self.target if end == "source" else self.source)(kept)
         if self.relation is not None and relation is not None:
             query = query + F.embedding(relation, self.relation)
         return query
@@ -251,8 +245,8 @@ def make_decoder(
         made: Decoder = Mlp(width, relations, config.hidden, out, config.dropout, features)
     else:
         made = _SIMPLE[kind](width, relations)
-    made.arguments = {"kind": kind, "width": width, "relations": relations}
-    made.arguments |= {"out": out, "features": features}
+    given = {"width": width, "relations": relations, "out": out, "features": features}
+    made.arguments = {"kind": kind, **given}
     return made
 
 

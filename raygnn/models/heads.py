@@ -54,7 +54,6 @@ class EdgeModel(nn.Module):
         self.idle = None if list(self.parameters()) else nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> Any:
-        """See `decode`."""
         ntypes = {self.etype[0], self.etype[2]}
         return self.decode(rows_of(self.encoder, batch, ntypes, self.decoder.width), batch)
 

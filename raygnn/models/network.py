@@ -1,5 +1,4 @@
-"""Networks of typed layers, common to the built-in families, with outputs of nodes or of whole
-graphs, and the model without layers."""
+"""Networks of typed layers with outputs of nodes or graphs, and the model without layers."""
 
 from __future__ import annotations
 
@@ -97,6 +96,10 @@ class Schema(Typed):
     edge_shapes: dict[EdgeType, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
+class GraphSchema(Typed):
+    """Schema of a graph-level task."""
+
+
 class Stack(nn.Module):
     """Dropout → typed layer → (residual, normalisation, activation) for each layer.
 
@@ -133,25 +136,13 @@ class Stack(nn.Module):
         # an embedding table that the first layer does not read would get no gradient
         read = layers[0].inputs()
         self._categories = {t: named for t, named in schema.categories.items() if t in read}
-        self.embeddings = nn.ModuleDict(
-            {
-                key(t, name): nn.Embedding(count, width) if count else TimeEncoding(width)
-                for t, named in self._categories.items()
-                for name, (count, width) in named.items()
-            }
-        )
+        self.embeddings = _tables({(t,): named for t, named in self._categories.items()})
         for ntype, name in schema.buckets:
             if ntype in self._categories:  # without influence until it is trained
                 nn.init.zeros_(weight_of(self.embeddings, ntype, name)[0])
         into = {etype for layer in layers for etype in layer.etypes}
         self._edge_categories = {e: n for e, n in schema.edge_categories.items() if e in into}
-        self.edge_embeddings = nn.ModuleDict(
-            {
-                key(*etype, name): nn.Embedding(count, width)
-                for etype, named in self._edge_categories.items()
-                for name, (count, width) in named.items()
-            }
-        )
+        self.edge_embeddings = _tables(self._edge_categories)
         times = {e: width for e, width in schema.edge_times.items() if e in into}
         self._timed = set(times)
         self.clock: Any = TimeEncoding(max(times.values())) if times else None
@@ -187,16 +178,12 @@ class Stack(nn.Module):
         Args:
             x: node type → ``[S, F]``; no entry for a type with categories alone.
             categories: node type → name → int64 ``[S]``, from 0; None = ``x`` has them already.
-
-        Returns:
-            node type → ``[S, F + widths of the embeddings]``.
         """
         if categories is None:
             return x
         h = dict(x)
         for ntype, named in self._categories.items():
-            numbers = categories[ntype]
-            parts = [h[ntype]] if ntype in h else []
+            numbers, parts = categories[ntype], [h[ntype]] if ntype in h else []
             parts += [self.embeddings[key(ntype, name)](numbers[name]) for name in named]
             h[ntype] = join(parts)
         return h
@@ -216,10 +203,8 @@ class Stack(nn.Module):
         combined: Combined | None = None,
         projected: Combined | None = None,
     ) -> Hidden:
-        """Apply one layer, in training and in layer-wise inference.
-
-        With ``model.recompute`` only its input is stored for the backward pass (Chen et al.,
-        "Training deep nets with sublinear memory cost", 2016).
+        """Apply one layer. With ``model.recompute`` only its input is stored for the backward pass
+        (Chen et al., "Training deep nets with sublinear memory cost", 2016).
 
         Args:
             h: node type → ``[S, F]``; for the first layer from `inputs`.
@@ -234,10 +219,7 @@ class Stack(nn.Module):
         if not (self.recompute and self.training and torch.is_grad_enabled()):
             return self._layer(*given, projected)
         return checkpoint(
-            self._layer,
-            *given,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), repeated()),
+            self._layer, *given, use_reentrant=False, context_fn=lambda: (nullcontext(), repeated())
         )
 
     def _layer(
@@ -280,6 +262,16 @@ class Stack(nn.Module):
             if parts:
                 adj[etype] = given.with_rows(join(parts))
         return replace(block, adj=adj)
+
+
+def _tables(categories: Mapping[Any, Mapping[str, tuple[int, int]]]) -> nn.ModuleDict:
+    return nn.ModuleDict(
+        {
+            key(*names, name): nn.Embedding(count, width) if count else TimeEncoding(width)
+            for names, named in categories.items()
+            for name, (count, width) in named.items()
+        }
+    )
 
 
 class ColumnEncoder(nn.Module):
@@ -481,10 +473,6 @@ def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Kernels = NATIVE
         graphs: from `members`.
     """
     return kernels.aggregate(graphs, widened(h), reduce)
-
-
-class GraphSchema(Typed):
-    """Schema of a graph-level task."""
 
 
 class GraphNetwork(Stack):

@@ -21,12 +21,9 @@ Sum = Callable[[Tensor, str], Tensor]
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return an in-place activation; no layer before it needs its output in the backward pass."""
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "relu": partial(F.relu, inplace=True),
-        "elu": partial(F.elu, inplace=True),
-        "none": lambda x: x,
-    }
-    return functions[name]
+    if name == "none":
+        return lambda x: x
+    return partial(F.relu if name == "relu" else F.elu, inplace=True)
 
 
 def norm(kind: str, width: int) -> nn.Module:
@@ -83,6 +80,11 @@ class BatchNorm(nn.BatchNorm1d):
     is normalised by running statistics.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
     def __init__(self, width: int):
         super().__init__(width)
         self.join(0, 1, lambda values, part: values)
@@ -104,13 +106,11 @@ class BatchNorm(nn.BatchNorm1d):
         """
         if not self.training:
             return super().forward(x)
-        assert self.running_mean is not None
-        assert self.running_var is not None
         if counted is None and self._size == 1:
-            if len(x) > 1 and not _repeats.now:
+            several = len(x) > 1
+            if several and not _repeats.now:
                 return super().forward(x)
             mean, var = self.running_mean.clone(), self.running_var.clone()
-            several = len(x) > 1
             return F.batch_norm(x, mean, var, self.weight, self.bias, several, 0.0, self.eps)
         if not _repeats.now:
             self._moments = self._over_ranks(x.detach(), counted)
@@ -134,12 +134,9 @@ class BatchNorm(nn.BatchNorm1d):
 
     @torch.no_grad()
     def _track(self, count: float, mean: Tensor, var: Tensor) -> None:
-        assert self.momentum is not None
         unbiased = var * (count / (count - 1))
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
-            assert running is not None
             running.copy_(running.double().lerp_(value, self.momentum))
-        assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
 
 

@@ -86,7 +86,6 @@ class RGCNLayer(Layer):
         )
 
     def biases(self) -> list[str]:
-        """See `Layer`."""
         return [f"bias.{key(t)}" for t in self.outputs()]
 
     def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:

@@ -167,16 +167,13 @@ class TypedLayer(Layer):
         return [*(f"bias.{name}" for name in self.bias), *(f"convs.{name}.bias" for name in convs)]
 
     def biases(self) -> list[str]:
-        """See `Layer`."""
         return [f"rest.{name}.second.bias" for name in self.rest] or self._of_sums()
 
     def takes_relu(self) -> bool:
-        """See `Layer`."""
         self.relu = not self.rest
         return self.relu
 
     def narrows(self, width: int) -> bool:
-        """See `Layer`."""
         widths: dict[str, int] = {}
         for etype in self.etypes:
             conv = self.convs[key(*etype)]
@@ -275,7 +272,6 @@ class LightGCNLayer(Layer):
         self.width = self.dim if self.last else 2 * self.dim
 
     def narrows(self, width: int) -> bool:
-        """See `Layer`."""
         return self.dim < width
 
     def project(self, ntype: str, rows: Tensor) -> dict[EdgeType, Tensor]:
@@ -291,7 +287,6 @@ class LightGCNLayer(Layer):
         combined: Combined | None = None,
         projected: Combined | None = None,
     ) -> Hidden:
-        """See `TypedLayer`."""
         h, h_dst = self.heads(block, h)
         now = {} if projected else {t: self.project(t, rows) for t, rows in h.items()}
         messages: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}

@@ -380,7 +380,6 @@ class MultitaskTask(TaskModule):
 
     @property
     def class_losses(self) -> dict[str, ClassLoss]:
-        """See `TaskModule`."""
         losses = {name: task.class_losses for name, task in self._tasks.items()}
         return {name: loss[""] for name, loss in losses.items() if loss}
 
