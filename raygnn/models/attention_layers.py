@@ -17,12 +17,8 @@ from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
 class SemanticAttention(nn.Module):
-    """Softmax over P candidates of each node, by ``q · tanh(W z + b)``.
-
-    Args:
-        width: of ``z``.
-        hidden: width of ``q``.
-    """
+    """Softmax over P candidates of each node, by ``q · tanh(W z + b)``. ``width``: of ``z``;
+    ``hidden``: width of ``q``."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()

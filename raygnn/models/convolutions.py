@@ -54,11 +54,7 @@ def with_self_loops(adj: Adjacency, ops: Kernels = NATIVE) -> Adjacency:
 
 
 class LinearConv(nn.Module, ABC):
-    """A convolution ``finish(combine(h_src)) @ weight.T``.
-
-    Args:
-        reduce: aggregation of sources.
-    """
+    """A convolution ``finish(combine(h_src)) @ weight.T``. ``reduce``: aggregation of sources."""
 
     kernels: Kernels = NATIVE
 
@@ -345,11 +341,8 @@ class GINConv(LinearConv):
 
 
 class Rest(nn.Module):
-    """GIN's MLP after its first linear layer: ``[N, F_in]`` → ``[N, F_out]``.
-
-    Args:
-        kind: the config's ``model.norm``, between the first linear layer and the ReLU.
-    """
+    """GIN's MLP after its first linear layer: ``[N, F_in]`` → ``[N, F_out]``. ``kind``: the
+    config's ``model.norm``, between the first linear layer and the ReLU."""
 
     def __init__(self, in_features: int, kind: str, out_features: int):
         super().__init__()

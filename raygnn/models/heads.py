@@ -58,12 +58,8 @@ class EdgeModel(nn.Module):
         return self.decode(rows_of(self.encoder, batch, ntypes, self.decoder.width), batch)
 
     def decode(self, rows: Hidden, part: Any) -> Any:
-        """Return outputs of edges, ``[B, out_features]``.
-
-        Args:
-            rows: node type → encoder rows of the nodes that ``pairs`` and ``instead`` number.
-            part: a `Batch` or `Part`.
-        """
+        """Return outputs of edges, ``[B, out_features]``. ``rows``: node type → encoder rows of the
+        nodes that ``pairs`` and ``instead`` number; ``part``: a `Batch` or `Part`."""
         return self.decoder(
             F.embedding(part.pairs[0], rows[self.etype[0]]),  # adds gradients in a fixed order
             F.embedding(part.pairs[1], rows[self.etype[2]]),
@@ -126,11 +122,7 @@ class LinkModel(EdgeModel):
 
 
 class NodeHead(nn.Module):
-    """Head of a task on nodes: ReLU, dropout, a linear layer.
-
-    Args:
-        width: of a row.
-    """
+    """Head of a task on nodes: ReLU, dropout, a linear layer. ``width``: of a row."""
 
     def __init__(self, ntype: str, width: int, out_features: int, dropout: float):
         super().__init__()
@@ -162,11 +154,7 @@ class NodeModel(nn.Module):
 
 
 class EdgeHead(nn.Module):
-    """Head of a task on edges.
-
-    Args:
-        links: link prediction.
-    """
+    """Head of a task on edges. ``links``: link prediction."""
 
     def __init__(self, etype: EdgeType, decoder: Decoder, *, links: bool):
         super().__init__()
@@ -179,12 +167,8 @@ Head = NodeHead | EdgeHead
 
 
 class MultitaskModel(nn.Module):
-    """One encoder and a head for each task.
-
-    Args:
-        encoder: its rows have the width that the heads expect.
-        heads: task name → head.
-    """
+    """One encoder and a head for each task. ``encoder``: its rows have the width that the heads
+    expect; ``heads``: task name → head."""
 
     def __init__(self, encoder: Encoder, heads: Mapping[str, Head]):
         super().__init__()

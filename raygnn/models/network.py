@@ -429,11 +429,7 @@ def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
 
 class Direct(Encoder):
     """Model without message passing (``model.kind: none``): features and node embeddings, and a
-    linear layer.
-
-    Args:
-        head: add the linear layer, which `forward` needs.
-    """
+    linear layer. ``head``: add the linear layer, which `forward` needs."""
 
     def __init__(self, schema: Schema, *, head: bool = True):
         super().__init__()
@@ -516,12 +512,8 @@ class GraphNetwork(Stack):
         categories: Categories | None,
         graphs: Mapping[str, Adjacency],
     ) -> Tensor:
-        """See `represent`.
-
-        Args:
-            block: all graphs, as `GraphBatch.block`.
-            graphs: node type → from `members`.
-        """
+        """See `represent`. ``block``: all graphs, as `GraphBatch.block`; ``graphs``: node type →
+        from `members`."""
         # all neighbours are included, so the block's degrees are the graphs'
         degree = {etype: adj.degree for etype, adj in block.adj.items()}
         h = self.inputs(x, categories)

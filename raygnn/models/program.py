@@ -335,11 +335,8 @@ def _graph_inputs(schema: Typed) -> InputSpecs:
 
 
 def _block(schema: Typed, edges: Any, x: Any, categories: Any, *of_edges: Any) -> Block:
-    """Build the block of one graph, for every layer.
-
-    Args:
-        of_edges: further arguments of `Adjacency.of_edges`, each by edge type.
-    """
+    """Build the block of one graph, for every layer. ``of_edges``: further arguments of
+    `Adjacency.of_edges`, each by edge type."""
     nums = {t: next(iter(named.values())).shape[0] for t, named in (categories or {}).items()}
     nums |= {t: rows.shape[0] for t, rows in (x or {}).items()}
     adj = {}

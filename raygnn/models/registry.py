@@ -202,10 +202,7 @@ def needs_degree_sampled(
 ) -> bool:
     """Return True if sampled batches must carry degrees of the complete graph: also for sums over
     sampled neighbours, except with times, where the full neighbourhood differs for each seed.
-
-    Args:
-        requested: fanouts of a prediction.
-    """
+    ``requested``: fanouts of a prediction."""
     sums = config.kind == "gin" or getattr(config, "aggregator", None) == "sum"
     hops = [
         hop.values() if isinstance(hop, dict) else (hop,) for hop in (*sampling.fanout, *requested)

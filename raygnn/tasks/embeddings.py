@@ -266,12 +266,8 @@ def _fits(rows: Iterable[Tensor], device: torch.device) -> bool:
 
 def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Tensor) -> None:
     """Initialise rows, uniform within ``config.bound``: each number is a function of (seed, node
-    type, id, column) alone.
-
-    Args:
-        ids: original ids, int64 ``[n]``, on any device.
-        out: float32 ``[n, dim]``.
-    """
+    type, id, column) alone. ``ids``: original ids, int64 ``[n]``, on any device; ``out``: float32
+    ``[n, dim]``."""
     there = as_ids(ids) if isinstance(ids, Tensor) else ids  # memory-mapped, read in chunks
     columns = np.arange(1, config.dim + 1, dtype=np.uint64)
     key = np.uint64(derive_key(seed, *ntype.encode()))
@@ -285,12 +281,8 @@ def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Te
 
 def kept(ids: np.ndarray, key: int, dim: int, dropout: float) -> Tensor:
     """Return dropout factors (Srivastava et al., JMLR 2014) of rows, float32 ``[n, dim]``: 0, or
-    ``1 / (1 - dropout)``; each is a function of (key, id, column) alone.
-
-    Args:
-        ids: integers ``[n]``.
-        dropout: probability, rounded to 1/65,536, since 16 bits decide each number.
-    """
+    ``1 / (1 - dropout)``; each is a function of (key, id, column) alone. ``ids``: integers ``[n]``;
+    ``dropout``: probability, rounded to 1/65,536, since 16 bits decide each number."""
     words = np.arange(1, -(-dim // 4) + 1, dtype=np.uint64)  # of 64 bits, for four columns each
     mixed = mix(mix(ids.astype(np.uint64) ^ np.uint64(key))[:, None] ^ words)
     draws = mixed.astype("<u8", copy=False).view("<u2")[:, :dim]

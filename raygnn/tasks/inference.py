@@ -194,10 +194,7 @@ class Inference:
         self, model: Encoder, nodes: Mapping[str, np.ndarray], times: Mapping[str, np.ndarray]
     ) -> Hidden:
         """Return an encoder's outputs of any nodes, each at its own time: float32, on the device.
-
-        Args:
-            nodes, times: node type → int64 ``[n]``, distinct as pairs.
-        """
+        ``nodes``, ``times``: node type → int64 ``[n]``, distinct as pairs."""
         with evaluating(model):
             given, _ = self.neighbourhood(nodes, self._hops, times)
             return {t: rows.float() for t, rows in model.represent(*given).items()}
@@ -352,11 +349,8 @@ class Inference:
         self, layer: Layer, tables: Hidden, held: Frontier, ids: Frontier, fanout: Fanout
     ) -> Iterator[LayerInput]:
         """Yield a later layer's inputs, for chunks of owned nodes. A layer that narrows rows does
-        so before they are gathered and sent.
-
-        Args:
-            tables: node type → the previous layer's rows of the nodes ``held``.
-        """
+        so before they are gathered and sent. ``tables``: node type → the previous layer's rows of
+        the nodes ``held``."""
         shard = self._shard
         narrows = layer.narrows(max(rows.shape[1] for rows in tables.values()))
         columns = {t: {FEATURES: rows} for t, rows in tables.items()}

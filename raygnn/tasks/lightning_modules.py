@@ -305,11 +305,8 @@ class TaskModule(pl.LightningModule):
 
 class LossWindow:
     """Steps since the last log line, on one rank. Losses stay on their device until they are
-    requested, since reading them waits for a GPU.
-
-    Args:
-        weights: of the tasks' losses in multi-task learning.
-    """
+    requested, since reading them waits for a GPU. ``weights``: of the tasks' losses in multi-task
+    learning."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = weights or {"": 1.0}

@@ -35,13 +35,9 @@ def measure(
     positive: int | None = None,
     keep: dict[str, Evaluated] | None = None,
 ) -> dict[str, float]:
-    """Compute a task's metrics (`classification_metrics`, `label_metrics` or
-    `regression_metrics`), ``"loss"``, its mean over seeds, and a user's metric. Collective.
-
-    Args:
-        positive: number of the class ``task.positive``.
-        keep: receives this rank's outputs and targets, by "".
-    """
+    """Compute a task's metrics (`classification_metrics`, `label_metrics` or `regression_metrics`),
+    ``"loss"``, its mean over seeds, and a user's metric. Collective. ``positive``: number of the
+    class ``task.positive``; ``keep``: receives this rank's outputs and targets, by ""."""
     if keep is not None:
         keep[""] = Evaluated(outputs, targets, positive)
     chosen = config.chosen_metric

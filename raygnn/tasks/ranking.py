@@ -420,11 +420,7 @@ def _scores(
 
 def _means(ranks: Tensor, places: Tensor | None = None) -> dict[str, float]:
     """Return the metrics of ranks float64 ``[n]``, independent of their order; NaN if one is, 0
-    without ranks.
-
-    Args:
-        places: decide about hits instead of the ranks.
-    """
+    without ranks. ``places``: decide about hits instead of the ranks."""
     if bool(ranks.isnan().any()):
         return dict.fromkeys(_RANKS, math.nan)
     asked, places = max(1, len(ranks)), ranks if places is None else places
@@ -486,12 +482,8 @@ def metrics_of_lists(
     asked: Tensor, ranks: Tensor, tops: Sequence[int], exchange: Exchange
 ) -> dict[str, float]:
     """Compute the metrics of `Ranking.metrics_per_source`, averaged over sources, relations and
-    times. Collective.
-
-    Args:
-        asked: source, relation, time and target of this rank's edges, int64 ``[n, 4]``.
-        ranks: of these among all that is not true, float64 ``[n]``.
-    """
+    times. Collective. ``asked``: source, relation, time and target of this rank's edges, int64
+    ``[n, 4]``; ``ranks``: of these among all that is not true, float64 ``[n]``."""
     names = top_names(tops)
     everyones = exchange.gather_rows(ranks).numpy()
     if np.isnan(everyones).any():

@@ -115,12 +115,8 @@ class Search:
 
     def blocks(self, keys: np.ndarray, kept: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield the first column and the scores ``[Q, n]`` of blocks of candidates; -inf for known
-        edges.
-
-        Args:
-            keys: int64 ``[Q]``, see `KnownEdges`.
-            kept: rows of the sources, ``[Q, D]``.
-        """
+        edges. ``keys``: int64 ``[Q]``, see `KnownEdges`; ``kept``: rows of the sources,
+        ``[Q, D]``."""
         kept = kept.to(self._device)
         relation = torch.from_numpy(keys % self._relations).to(self._device)
         query, nodes = self._known.find(keys)
