@@ -23,7 +23,7 @@ from raygnn.sampling.batch import Adjacency
 # how a linear convolution aggregates features; "gcn": see `GCNConv`
 CombineKind = Literal["sum", "mean", "max", "gcn"]
 
-# in-degrees of the destination type's nodes in the complete graph; None: no layer reads them
+# in-degrees of the destination type's nodes in the complete graph, ``[≥ S]``; None if not needed
 Degree: TypeAlias = Tensor | None
 
 # cost of adding one number of a source row, in multiplications of a matrix product (one thread,
@@ -96,7 +96,7 @@ class LinearConv(nn.Module, ABC):
     def forward(
         self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Degree = None
     ) -> Tensor:
-        """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``, with ``degree [≥ S]``."""
+        """Map ``h_src [S, F]`` and ``h_dst [D, F_dst]`` to ``[D, F_out]``; see `Degree`."""
         if self.weight_first(adj, h_src):
             return self.of_projected(adj, self.project(h_src), degree)
         combined = self.combine(adj, h_src, degree)

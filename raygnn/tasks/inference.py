@@ -56,6 +56,7 @@ T = TypeVar("T")
 CHUNK_EDGES = 1_000_000  # limit of a chunk
 CHUNK_BYTES = 1 << 27  # limit of the rows of a chunk's sources, if each has one edge
 _HEAD_ROWS = 1 << 16  # rows that a head reads at a time
+_NOBODY = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,17 @@ class Inference:
         """
         owned = as_ids(owned)
         with evaluating(model):
-            if fanouts is None and times is None and isinstance(model, Network):
+            if (
+                fanouts is not None
+                or times is not None
+                or not isinstance(model, Network | NodeModel)
+            ):
+                return self._by_batches(model, ntype, owned, fanouts, times)
+            if isinstance(model, Network):
                 nodes = {ntype: np.sort(owned)}
                 return self._layer_by_layer(model, nodes, again=again)[ntype].select(owned)
-            if fanouts is None and times is None and isinstance(model, NodeModel):
-                rows = self.represent(model.encoder, {ntype: owned}, again=again)[ntype]
-                return self._headed(model, rows.select(owned))
-            return self._by_batches(model, ntype, owned, fanouts, times)
+            rows = self.represent(model.encoder, {ntype: owned}, again=again)[ntype]
+            return self._headed(model, rows.select(owned))
 
     @torch.no_grad()
     def encode(
@@ -224,12 +229,11 @@ class Inference:
         with evaluating(model):
             if isinstance(model, Network):
                 return self._layer_by_layer(model, own, again=again)
-            return {
-                t: NodeRows(
-                    ids, self._by_batches(lambda *inputs, t=t: model.represent(*inputs)[t], t, ids)
-                )
-                for t, ids in own.items()
-            }
+
+            def rows_of(t: str, ids: np.ndarray) -> Tensor:
+                return self._by_batches(lambda *given: model.represent(*given)[t], t, ids)
+
+            return {t: NodeRows(ids, rows_of(t, ids)) for t, ids in own.items()}
 
     @contextmanager
     def represented(
@@ -245,8 +249,7 @@ class Inference:
 
     def _headed(self, model: NodeModel, rows: Tensor) -> Tensor:
         head = copy.deepcopy(model.head).float().eval()
-        pieces = [head(piece.to(self._device)).cpu() for piece in rows.split(_HEAD_ROWS)]
-        return torch.cat(pieces) if pieces else head(rows.to(self._device)).cpu()
+        return torch.cat([head(some.to(self._device)).cpu() for some in rows.split(_HEAD_ROWS)])
 
     def _layer_by_layer(
         self, model: Network, nodes: Frontier, layers: int | None = None, *, again: bool = False
@@ -274,8 +277,7 @@ class Inference:
 
     def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
         """Return the owned nodes (ascending) that each layer must compute, from the first on."""
-        nobody = np.empty(0, np.int64)
-        needed = [{t: nodes.get(t, nobody) for t in model.computes(layers - 1)}]
+        needed = [{t: nodes.get(t, _NOBODY) for t in model.computes(layers - 1)}]
         for number in reversed(range(layers - 1)):
             needed.insert(0, self._read_by(needed[0], model.computes(number)))
         return needed
@@ -293,7 +295,7 @@ class Inference:
         mark(nodes)
         if self._exchange.max(int(not all(marked.all() for marked in marks.values()))):
             for chunk in self._chunks(nodes, 1):
-                others: dict[str, list[np.ndarray]] = {t: [np.empty(0, np.int64)] for t in marks}
+                others = {t: [_NOBODY] for t in marks}
                 for source, rows, chosen in (
                     (e[0], shard.topology[e], chunk[e[2]]) for e in shard.etypes if e[0] in marks
                 ):
@@ -340,7 +342,7 @@ class Inference:
             for t, nodes in ids.items()
         )
         for etype, rows in self._shard.topology.items():
-            nodes = ids.get(etype[2], np.empty(0, np.int64)) - rows.first
+            nodes = ids.get(etype[2], _NOBODY) - rows.first
             edges = int((rows.indptr[nodes + 1] - rows.indptr[nodes]).sum())
             total += edges * sum(row_bytes(column) for column in rows.carried.values())
         return not self._exchange.max(int(total > self._spare))
