@@ -22,19 +22,11 @@ ROWS = 512  # a multiple of products' rows: BLAS computes the last of others wit
 
 
 class Decoder(nn.Module):
-    """Scores edges; higher means likelier.
+    """Scores edges; higher means likelier. ``width``: D; ``relations``: their number, at least
+    1."""
 
-    Args:
-        width: D.
-        relations: their number, at least 1.
-
-    Attributes:
-        distance: scores are negated distances.
-        arguments: of `make_decoder`.
-    """
-
-    distance = False
-    arguments: dict[str, Any]
+    distance = False  # True if scores are negated distances
+    arguments: dict[str, Any]  # of `make_decoder`
 
     def __init__(self, width: int, relations: int):
         super().__init__()
@@ -94,11 +86,7 @@ class Cosine(Dot):
 
 
 class Relational(Decoder):
-    """One vector for each relation.
-
-    Args:
-        numbers: width of a vector; None = D.
-    """
+    """One vector for each relation, of width ``numbers``; None = D."""
 
     def __init__(self, width: int, relations: int, numbers: int | None = None):
         super().__init__(width, relations)

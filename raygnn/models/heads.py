@@ -20,11 +20,8 @@ _ENDS = ("source", "target")
 
 
 def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hidden:
-    """Return an encoder's rows of the last block's destinations.
-
-    Raises:
-        TrainingError: the rows of one of ``ntypes`` are missing or have another shape.
-    """
+    """Return an encoder's rows of the last block's destinations. Raises TrainingError if the rows
+    of one of ``ntypes`` are missing or have another shape."""
     given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
     h = encoder.represent(*given)
     for ntype in ntypes:

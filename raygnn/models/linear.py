@@ -116,11 +116,8 @@ def _is_plain_fp32(*tensors: Tensor | None) -> bool:
 
 
 class _Joint(torch.autograd.Function):
-    """`affine` in fp32 on few threads, with the fewest passes over tensors.
-
-    On one thread torch's separate passes for bias, ReLU and their gradients take half as long as
-    the products.
-    """
+    """`affine` in fp32 on few threads with the fewest passes: on one thread torch's separate passes
+    for bias, ReLU and their gradients take half as long as the products."""
 
     @staticmethod
     def forward(ctx: Any, relu: bool, weight: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
@@ -139,7 +136,6 @@ class _Joint(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, out, x = ctx.saved_tensors
         _, for_weight, for_bias, *for_rows = ctx.needs_input_grad
-        d_bias = None
         if out is None:
             d_bias = grad.sum(0) if ctx.has_bias and for_bias else None
         else:
@@ -152,10 +148,8 @@ class _Joint(torch.autograd.Function):
             # MKL takes down to half the time if the longer side of the result comes last
             tall = weight.shape[0] > weight.shape[1]
             d_weight = _crossed(x, grad).t().contiguous() if tall else _crossed(grad, x)
-        d_rows: list[Tensor | None] = [None] * len(for_rows)
-        if any(for_rows):
-            d_rows = _columns(_product(grad, weight.t()), ctx.widths, for_rows)
-        return (None, d_weight, d_bias, *d_rows)
+        d_x = _product(grad, weight.t()) if any(for_rows) else None
+        return (None, d_weight, d_bias, *_columns(d_x, ctx.widths, for_rows))
 
 
 @cache
@@ -208,8 +202,9 @@ def _even_rows(num: int) -> int:
     return -(-num // _EVEN) * _EVEN if num > _EVEN else max(_LEAST, 1 << (num - 1).bit_length())
 
 
-def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
-    return [each if some else None for each, some in zip(x.split(widths, 1), wanted)]
+def _columns(x: Tensor | None, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
+    columns = wanted if x is None else x.split(widths, 1)
+    return [each if some else None for each, some in zip(columns, wanted)]
 
 
 class _Even(torch.autograd.Function):
@@ -251,10 +246,9 @@ class _Even(torch.autograd.Function):
         if ctx.has_bias and for_bias:
             summed = g.sum(0) if total is None else torch.from_numpy(total)
             d_bias = summed.to(weight.dtype)
-        d_rows: list[Tensor | None] = [None] * len(for_rows)
-        if any(for_rows):
-            d_rows = _columns((g @ weight).resize_(num, weight.shape[1]), ctx.widths, for_rows)
-        return (None, g.t() @ x if for_weight else None, d_bias, *d_rows)
+        d_x = (g @ weight).resize_(num, weight.shape[1]) if any(for_rows) else None
+        d_weight = g.t() @ x if for_weight else None
+        return (None, d_weight, d_bias, *_columns(d_x, ctx.widths, for_rows))
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
@@ -317,12 +311,9 @@ _RANGE = 1 << 16
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout`, about three times as fast on a CPU.
-
-    There torch draws one Bernoulli number for each element, one after the other. Here 64 random
-    bits serve four elements, so that ``p`` is rounded to a multiple of 1/65536. The bits come from
-    torch's generator and are the same for any number of threads.
-    """
+    """`torch.nn.Dropout`, about three times as fast on a CPU: 64 random bits of torch's generator
+    serve four elements, so that ``p`` is rounded to a multiple of 1/65536. Results are the same for
+    any number of threads."""
 
     def __init__(self, p: float):
         super().__init__()

@@ -366,11 +366,8 @@ class Network(Stack, Encoder):
 
     @property
     def first_combine(self) -> CombineKind | None:
-        """Aggregation of the first layer's sources that may precede `forward`; None if it may not.
-
-        "mean", "sum" or "max" of the features of each destination's sampled sources, or "gcn",
-        their weighted sum as in `raygnn.models.convolutions.GCNConv`, for every edge type.
-        """
+        """Aggregation of every edge type's sampled sources that may precede `forward`; None if it
+        may not. "gcn" is the weighted sum of `raygnn.models.convolutions.GCNConv`."""
         if self._categories or len(self.encoders) or (self.training and self.input_dropout.p):
             return None
         return self._combine
@@ -417,10 +414,8 @@ def _layers(
 
 
 def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
-    """Return the node types that each layer must compute: only those that the target depends on.
-
-    A parameter that no output uses would get no gradient, which data-parallel training rejects.
-    """
+    """Return the node types that each layer must compute: those that the target depends on. A
+    parameter that no output uses would get no gradient, which data-parallel training rejects."""
     wanted = [{schema.target, *schema.others}]
     for _ in range(num_layers - 1):
         wanted.insert(0, wanted[0] | {e[0] for e in schema.etypes if e[2] in wanted[0]})
@@ -447,27 +442,15 @@ class Direct(Encoder):
         return x
 
 
-# --- tasks on whole graphs
-
-
 def members(sizes: Tensor, num: int) -> Adjacency:
-    """Build edges from each node to its graph.
-
-    Args:
-        sizes: number of nodes of each graph, int64 ``[B]``; nodes are ordered by graph.
-        num: their sum.
-    """
+    """Build edges from each of ``num`` nodes, ordered by graph, to its graph; ``sizes``: number of
+    nodes of each, int64 ``[B]``."""
     return Adjacency(F.pad(sizes.cumsum(0), (1, 0)), torch.arange(num, device=sizes.device))
 
 
 def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Kernels = NATIVE) -> Tensor:
-    """Pool the nodes of each graph by sum, mean or maximum: ``[N, F]`` → ``[B, F]``.
-
-    fp16 and bf16 are summed and returned in fp32. A graph without nodes gives 0.
-
-    Args:
-        graphs: from `members`.
-    """
+    """Pool the nodes of each graph, ``[N, F]`` → ``[B, F]``: 0 without nodes. fp16 and bf16 are
+    summed and returned in fp32. ``graphs``: from `members`."""
     return kernels.aggregate(graphs, widened(h), reduce)
 
 

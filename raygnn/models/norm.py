@@ -42,11 +42,8 @@ def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
 
 def drop_biases(module: nn.Module, names: Iterable[str]) -> None:
     """Remove biases that add the same row to all nodes of a type, which batch normalisation then
-    subtracts.
-
-    The gradient of such a bias is rounding error, which Adam turns into full-size steps; running
-    means lag behind, so that evaluation would depend on rounding.
-    """
+    subtracts. The gradient of such a bias is rounding error, which Adam turns into full-size steps;
+    running means lag behind, so that evaluation would depend on rounding."""
     for name in dict.fromkeys(names):
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -91,19 +88,13 @@ class BatchNorm(nn.BatchNorm1d):
         self._moments = torch.empty(0)  # of the last batch, for `repeated`
 
     def join(self, rank: int, size: int, over_ranks: Sum) -> None:
-        """Normalise over the rows of ``size`` ranks.
-
-        Args:
-            over_ranks: collective; called by the training thread only.
-        """
+        """Normalise over the rows of ``size`` ranks; ``over_ranks`` is collective, and called by
+        the training thread only."""
         self._rank, self._size, self._sum = rank, size, over_ranks
 
     def forward(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Normalise rows ``[N, F]``. Collective in training.
-
-        Args:
-            counted: bool ``[N]``, rows of this rank that statistics include; None = all.
-        """
+        """Normalise rows ``[N, F]``. Collective in training. ``counted``: rows of this rank that
+        statistics include, bool ``[N]``; None = all."""
         if not self.training:
             return super().forward(x)
         if counted is None and self._size == 1:

@@ -66,21 +66,14 @@ class InputSpec:
 
 
 class Program(nn.Module):
-    """Program of one file, in fp32 and without dropout, for inputs of any size.
+    """Program of one file, in fp32 and without dropout, for inputs of any size."""
 
-    Attributes:
-        inputs: keyword arguments of ``forward``.
-    """
-
-    inputs: InputSpecs
+    inputs: InputSpecs  # keyword arguments of `forward`
 
 
 class _EncoderProgram(Program):
-    """Network on one graph: rows of its nodes by type, or of the target type only.
-
-    A node's row is exact if all in-edges within as many hops as there are layers are passed;
-    otherwise it is that of the passed neighbours.
-    """
+    """Network on one graph: rows of its nodes by type, or of the target type only. They are exact
+    if all in-edges within as many hops as there are layers are passed."""
 
     def __init__(self, network: Network, *, by_type: bool):
         super().__init__()
@@ -171,10 +164,8 @@ class _HeadProgram(Program):
 
 def programs(model: nn.Module) -> dict[str, Program]:
     """Return the programs of a built-in model by name: a single ``model``, or an ``encoder`` of
-    nodes and a ``decoder`` of its rows (``decoder-<task>`` for several tasks).
-
-    Without layers the rows are the features, and there is no encoder.
-    """
+    nodes, if there are layers, and a ``decoder`` of its rows (``decoder-<task>`` for several
+    tasks)."""
     model = copy.deepcopy(model).float().eval().requires_grad_(False)
     if isinstance(model, GraphNetwork):
         return {"model": _GraphProgram(model)}
@@ -243,14 +234,8 @@ def trace(program: Program) -> ExportedProgram:
 
 
 def check(program: Program, exported: Callable[..., Any]) -> Any:
-    """Compare an exported program with the network's own kernels, for several sizes.
-
-    Returns:
-        See `write`.
-
-    Raises:
-        AssertionError: outputs differ by more than 1e-4 of the largest.
-    """
+    """Compare an exported program with the network's own kernels, for several sizes; returns as
+    `write`. Raises AssertionError if outputs differ by more than 1e-4 of the largest."""
     _use(program, NATIVE)
     random = torch.Generator().manual_seed(1)
     names = _sizes(program)
@@ -289,12 +274,9 @@ def _each(inputs: InputSpecs, function: Callable[[InputSpec], Any]) -> dict[str,
 
 
 def _sizes(program: Program) -> list[str]:
-    found: dict[str, None] = {}
-    _each(
-        program.inputs,
-        lambda leaf: found.update({n: None for n in leaf.shape if isinstance(n, str)}),
-    )
-    return list(found)
+    found: list[str] = []
+    _each(program.inputs, lambda leaf: found.extend(n for n in leaf.shape if isinstance(n, str)))
+    return list(dict.fromkeys(found))
 
 
 def _drawn(program: Program, sizes: Mapping[str, int], random: torch.Generator) -> dict[str, Any]:

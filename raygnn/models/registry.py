@@ -95,11 +95,7 @@ def build_edge_model(
 
 
 def _check_widths(widths: Mapping[str, int], reader: str) -> int:
-    """Return the only width of rows.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """Return the only width of rows. Raises ConfigError if there are several."""
     if len(set(widths.values())) > 1:
         raise ConfigError(
             f"nodes of {' and '.join(widths)} have rows of {sorted(set(widths.values()))} numbers, "
@@ -113,10 +109,7 @@ def _check_widths(widths: Mapping[str, int], reader: str) -> int:
 
 def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
     """Build the network of a graph-level task, which maps a `GraphBatch` to ``[B, out_features]``.
-
-    Raises:
-        ConfigError: a user's class cannot be imported or constructed.
-    """
+    Raises ConfigError if a user's class cannot be imported or constructed."""
     if isinstance(config, UserModelConfig):
         return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
     assert isinstance(config, FamilyConfig)
@@ -139,11 +132,8 @@ def describe(model: nn.Module) -> dict[str, Any]:
 
 
 def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
-    """Build the network that `describe` was given, with initial weights.
-
-    Raises:
-        ValueError: the values are invalid.
-    """
+    """Build the network that `describe` was given, with initial weights. Raises ValueError if the
+    values are invalid."""
     try:
         schema = _read_schema(values["schema"])
         heads = {n: _read_head(config, one) for n, one in values["heads"].items()}

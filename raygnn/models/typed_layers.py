@@ -1,7 +1,4 @@
-"""Layers on a typed graph, such as a sum of one convolution per edge type.
-
-A homogeneous graph is a typed graph with one edge type.
-"""
+"""Layers on a typed graph, which a homogeneous graph is, too, with one edge type."""
 
 from __future__ import annotations
 
@@ -340,13 +337,9 @@ def weight_of(modules: nn.ModuleDict, *names: str) -> Tensor:
 
 
 def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``x [S, F]`` and ``x[:rows]``.
-
-    Like slicing, but the backward pass adds the head's gradient to that of ``x`` in place: a
-    slice's own gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than
-    the sum. So the gradient of ``x`` must not be shared: only convolutions may read it, not, say,
-    ``x + y``, which passes one gradient on to both.
-    """
+    """Return ``x [S, F]`` and ``x[:rows]``, whose gradient is added to that of ``x`` in place: a
+    slice's own gradient, as large as ``x``, costs more than the sum. So the gradient of ``x`` must
+    not be shared: only convolutions may read it, not, say, ``x + y``."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x, x[:rows]
     whole, head = _WithHead.apply(x, rows)

@@ -198,15 +198,9 @@ class PygGraphModel(_PygModule):
 
 
 def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[C]:
-    """Import ``"package.module:Class"``; the working directory is on the path.
-
-    Args:
-        base: required base class; name_of_base: its public name.
-        where: the key that names it.
-
-    Raises:
-        ClassError: no such module or class, or not derived from ``base``.
-    """
+    """Import ``"package.module:Class"``, named by the key ``where``; the working directory is on
+    the path. Raises ClassError if there is no such class, or it is not derived from ``base``, whose
+    public name is ``name_of_base``."""
     cls = _load(spec, where)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         remedy = f"derive the class from {name_of_base}"
@@ -216,10 +210,7 @@ def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[
 
 def load_function(spec: str, where: str) -> Callable[..., Any]:
     """Import ``"package.module:function"``, named by the key ``where``, as `load_class` does.
-
-    Raises:
-        ClassError: no such module or function.
-    """
+    Raises ClassError if there is no such module or function."""
     function = _load(spec, where)
     if not callable(function) or isinstance(function, type):
         found = type(function).__name__
@@ -239,14 +230,8 @@ def _load(spec: str, where: str) -> object:
 
 
 def construct(cls: Callable[..., C], where: str, given: str, /, *first: Any, **args: Any) -> C:
-    """Construct an object of a user's class.
-
-    Args:
-        where: the key of its arguments; given: description of the arguments.
-
-    Raises:
-        ConfigError: it has other parameters.
-    """
+    """Construct an object of a user's class from arguments of the key ``where``, described by
+    ``given``. Raises ConfigError if it has other parameters."""
     try:
         return cls(*first, **args)
     except TypeError as error:

@@ -23,29 +23,18 @@ _ITERATIONS = 200
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Outputs and targets of one rank's seeds of a split.
+    """Outputs and targets of one rank's seeds of a split."""
 
-    Attributes:
-        outputs: float32 ``[n, C]``, as of `raygnn.tasks.metrics.measure`.
-        targets: ``[n]`` or ``[n, C]``; classes and labels are below 0 where unknown.
-        positive: number of the class ``task.positive``, if it is set.
-    """
-
-    outputs: Tensor
-    targets: Tensor
-    positive: int | None
+    outputs: Tensor  # float32 [n, C]
+    targets: Tensor  # [n] or [n, C]; classes and labels are below 0 where unknown
+    positive: int | None  # number of the class `task.positive`, if it is set
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Logits as ``scale * logits + bias``: temperature scaling (Guo et al. 2017) with a bias for
-    each class (Alexandari et al. 2020), which class weights need; of several labels a scale and a
-    bias for each (Platt 1999).
-
-    Attributes:
-        scale: one number, or one for each label.
-        bias: one for each class or label.
-    """
+    each class (Alexandari et al. 2020), which class weights need; in multi-label classification a
+    scale and a bias for each label (Platt 1999)."""
 
     scale: tuple[float, ...]
     bias: tuple[float, ...]
@@ -185,17 +174,9 @@ def thresholds(
 
 
 def class_log_odds(outputs: Tensor) -> Tensor:
-    """Return ``log(p / (1 - p))`` of each class's probability p, in the order of the probabilities.
-
-    Probabilities of logits that differ by 37 or more round to 1, and their logarithms to 0; log
-    odds stay apart.
-
-    Args:
-        outputs: ``[n, C]`` logits.
-
-    Returns:
-        float64 ``[n, C]``.
-    """
+    """Return ``log(p / (1 - p))`` of each class's probability p from logits ``[n, C]``: float64
+    ``[n, C]``. Probabilities of logits that differ by 37 or more round to 1, and their logarithms
+    to 0; log odds stay apart."""
     wide = outputs.double()
     if wide.shape[1] == 2:
         return wide - wide.flip(1)

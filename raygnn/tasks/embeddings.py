@@ -128,11 +128,8 @@ class Embeddings:
         return replace(batch, x=x)
 
     def send_back(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Send the gradients of a backward pass to the rows' owners.
-
-        If a gradient of any rank is not finite, a parameter's gradient is set to NaN, where the
-        check that skips such steps finds it.
-        """
+        """Send the gradients of a backward pass to the rows' owners. If a gradient of any rank is
+        not finite, a parameter's is set to NaN, where the check that skips such steps finds it."""
         (routes, leaf), self._joined = self._joined, None
         own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         values = own.to(self._device).index_select(0, routes.order)

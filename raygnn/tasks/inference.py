@@ -61,15 +61,10 @@ _NOBODY = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class NodeRows:
-    """Rows that a model computed for nodes of this rank.
+    """Rows that a model computed for nodes of this rank."""
 
-    Attributes:
-        ids: int64 ``[n]``, global, ascending.
-        rows: float32 ``[n, D]``, on the CPU.
-    """
-
-    ids: np.ndarray
-    rows: Tensor
+    ids: np.ndarray  # int64 [n], global, ascending
+    rows: Tensor  # float32 [n, D], on the CPU
 
     def select(self, ids: Ids) -> Tensor:
         """Return the rows of ``ids``, in this order."""
@@ -428,13 +423,8 @@ class Inference:
 
     def _chunks(self, nodes: Frontier, width: int) -> Iterator[Frontier]:
         """Yield chunks of owned nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
-
-        Every rank yields the same number of chunks (some may be empty), as the work on each is
-        collective.
-
-        Args:
-            width: of the sources' rows, without edge features; the same on all ranks.
-        """
+        Every rank yields equally many (some may be empty), as the work on each is collective.
+        ``width``: of the sources' rows, without edge features; the same on all ranks."""
         shard = self._shard
         carried = [rows.carried.get(EDGE_FEATURES) for rows in shard.topology.values()]
         width = max(1, width) + max((c.shape[1] for c in carried if c is not None), default=0)
@@ -481,11 +471,8 @@ class Inference:
         fanouts: Sequence[Fanout],
         times: Mapping[str, np.ndarray] | None,
     ) -> tuple[tuple[Any, ...], Frontier]:
-        """Sample the neighbourhood of nodes, at their times.
-
-        Returns:
-            Arguments of `Encoder.forward`, and the global ids of the input nodes.
-        """
+        """Sample the neighbourhood of nodes, at their times. Return arguments of `Encoder.forward`,
+        and the global ids of the input nodes."""
         # one step for all batches, so that a node's sample does not depend on the batch
         blocks, sources = self._sampler.sample(
             seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)

@@ -146,11 +146,8 @@ class TaskModule(pl.LightningModule):
         return self.shaped(self.outputs(batch), len(batch.weight))
 
     def shaped(self, out: Any, num_seeds: int) -> Tensor:
-        """Check the shape of outputs of a user's module; ``[B]`` becomes ``[B, 1]``.
-
-        Raises:
-            TrainingError: the shape is wrong and might broadcast silently.
-        """
+        """Check the shape of outputs of a user's module; ``[B]`` becomes ``[B, 1]``. Raises
+        TrainingError if the shape is wrong and might broadcast silently."""
         wanted = (num_seeds, self.out_features)
         if isinstance(out, Tensor) and out.shape == wanted[:1] and self.out_features == 1:
             out = out.unsqueeze(1)
@@ -178,15 +175,9 @@ class TaskModule(pl.LightningModule):
         return self.loss(out.there.float(), absent, out.counts, *more)
 
     def mean(self, losses: Tensor, batch: Share) -> Tensor:
-        """Return this rank's part of the mean over the real seeds of all ranks, scaled for the
-        average of gradients, and record it for ``train/loss``.
-
-        Args:
-            losses: of each seed, float32 ``[B]``.
-
-        Raises:
-            TrainingError: they have another shape.
-        """
+        """Return this rank's part of the mean of ``losses``, float32 ``[B]``, over the real seeds
+        of all ranks, scaled for the average of gradients, and record it for ``train/loss``. Raises
+        TrainingError if they have another shape."""
         if losses.shape != batch.weight.shape:
             raise TrainingError(
                 f"training_step passed losses {list(losses.shape)} to self.mean, expected "
@@ -288,9 +279,7 @@ class TaskModule(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip gradients and update node embeddings, which are clipped together with parameters.
-
-        Lightning calls this hook last before each optimizer step, even without clipping.
-        """
+        Lightning calls this hook last before each optimizer step, even without clipping."""
         if gradient_clip_val is None:
             gradient_clip_val = self.trainer.gradient_clip_val
         if self.embeddings is None:

@@ -46,16 +46,12 @@ def make_loss(config: TaskConfig, weights: Sequence[float] | None = None) -> Los
 
 @dataclass
 class ClassLoss:
-    """`class_entropy` or `label_entropy` of ``outputs`` and targets.
-
-    Attributes:
-        weights: of classes, or of labels that are 1; None = 1.
-    """
+    """`class_entropy` or `label_entropy` of ``outputs`` and targets."""
 
     entropy: Callable[..., Tensor]
     gamma: float
     smoothing: float
-    weights: tuple[float, ...] | None
+    weights: tuple[float, ...] | None  # of classes, or of labels that are 1; None = 1
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         weights = None
@@ -224,21 +220,16 @@ _SHIFT = 9.0  # γ of Sun et al. (2019) for FB15k-237
 
 
 def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
-    """Build the link loss ``task.loss``.
-
-    Args:
-        distance: scores are negated distances; ``task.margin`` is added in losses that depend on
-            their sign.
-    """
+    """Build the link loss ``task.loss``. To negated distances (``distance``), ``task.margin`` is
+    added in losses that depend on their sign."""
     shift = (_SHIFT if config.margin is None else config.margin) if distance else 0.0
+    temperature = config.temperature or 1.0
     kinds: dict[str, LinkLoss] = {
         "bce": partial(binary_cross_entropy, shift=shift),
         "bpr": personalised_ranking,
-        "softmax": partial(softmax_cross_entropy, temperature=config.temperature or 1.0),
+        "softmax": partial(softmax_cross_entropy, temperature=temperature),
         "margin": partial(margin, gap=_MARGIN if config.margin is None else config.margin),
-        "self_adversarial": partial(
-            self_adversarial, shift=shift, temperature=config.temperature or 1.0
-        ),
+        "self_adversarial": partial(self_adversarial, shift=shift, temperature=temperature),
     }
     return kinds[config.chosen_loss]
 

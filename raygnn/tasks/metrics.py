@@ -60,11 +60,7 @@ def measure(
 
 def own_metric(config: TaskConfig, outputs: Tensor, targets: Tensor) -> float:
     """Call a user's function ``task.metric`` with all outputs, float32 ``[n, …]``, and their
-    `plain_targets`.
-
-    Raises:
-        TrainingError: it does not return a number.
-    """
+    `plain_targets`. Raises TrainingError if it does not return a number."""
     function = load_function(config.own["metric"], "task.metric")
     value = function(outputs, plain_targets(config, outputs, targets))
     try:
@@ -87,11 +83,8 @@ def every_class(task: TaskConfig, y: Tensor, num: int) -> Tensor:
 
 
 def regression_metrics(outputs: Tensor, targets: Tensor, exchange: Exchange) -> dict[str, float]:
-    """Compute regression metrics over all ranks. Collective.
-
-    Args:
-        outputs: float32 ``[n, K]`` of this rank's seeds; n may be 0.
-        targets: ``[n]`` or ``[n, K]``.
+    """Compute regression metrics over all ranks from outputs float32 ``[n, K]`` and targets ``[n]``
+    or ``[n, K]`` of this rank's seeds. Collective.
 
     Returns:
         ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers. ``"r2"`` is NaN if there are
@@ -166,7 +159,7 @@ def label_metrics(
     for column, holds in zip(scores.T, truth.T):
         known = holds >= 0
         columns.append((column[known], holds[known]))
-    metrics = {**_CURVES, "mcc": _label_correlation}
+    metrics = {**_CURVES, "mcc": lambda s, y: correlation(_agreement(y, (s > 0).long(), 2))}
     for name, (mean, of_label) in _over(columns, metrics, wanted).items():
         values[name] = mean
         if len(columns) > 1:
@@ -175,10 +168,8 @@ def label_metrics(
 
 
 def score_order(scores: Tensor) -> Tensor:
-    """Return the ranks of scores ``[n]`` among the distinct ones, float64 from 0 to 1.
-
-    torchmetrics applies a sigmoid to scores outside 0 to 1, which ties those above 37.
-    """
+    """Return the ranks of scores ``[n]`` among the distinct ones, float64 from 0 to 1: torchmetrics
+    applies a sigmoid to scores outside 0 to 1, which ties those above 37."""
     order = torch.unique(scores, return_inverse=True)[1].double()
     return order / order.max().clamp(min=1)
 
@@ -217,17 +208,12 @@ def correlation(agreement: Tensor) -> float:
     return float((num * right.sum() - of_class @ guessed) / spread.sqrt()) if spread else 0.0
 
 
-def _label_correlation(scores: Tensor, truth: Tensor) -> float:
-    return correlation(_agreement(truth, (scores > 0).long(), 2))
-
-
 def recall_at(k: int, scores: Tensor, truth: Tensor) -> Tensor:
-    """Return the share of rows with truth 1 that are among the k highest scores.
-
-    Rows that tie for the last places count in part, the mean over all their orders: torchmetrics
-    uses their order of arrival, which depends on the ranks.
-    """
-    last = scores.topk(min(k, len(scores))).values[-1]
+    """Return the share of rows with truth 1 that are among the k highest scores. Rows that tie for
+    the last places count in part, the mean over all their orders: torchmetrics uses their order of
+    arrival, which depends on the ranks."""
+    k = min(k, len(scores))
+    last = scores.topk(k).values[-1]
     above, tied = scores > last, scores == last
-    share = (min(k, len(scores)) - above.sum()) / tied.sum()
+    share = (k - above.sum()) / tied.sum()
     return (truth[above].sum() + share * truth[tied].sum()) / truth.sum()

@@ -29,14 +29,9 @@ def plain(
 
 
 def rate_scale(config: TrainConfig, planned: float) -> float:
-    """Return the factor of ``train.lr`` (``train.lr_scaling``).
-
-    Linear (Goyal et al., "Accurate, large minibatch SGD", 2017), or the square root, which keeps
-    the variance of a step (Krizhevsky, "One weird trick", 2014).
-
-    Args:
-        planned: number of ranks that the global batch is designed for.
-    """
+    """Return the factor of ``train.lr`` (``train.lr_scaling``): ``planned``, the number of ranks
+    that the global batch is designed for (Goyal et al., "Accurate, large minibatch SGD", 2017), or
+    its square root, which keeps the variance of a step (Krizhevsky, "One weird trick", 2014)."""
     return {"none": 1.0, "linear": planned, "sqrt": planned**0.5}[config.lr_scaling]
 
 
@@ -67,10 +62,10 @@ def make_optimizer(
             groups.setdefault(config.init.scale(name), []).append(parameter)
         parameters = [{"params": own, "lr": rate * by} for by, own in groups.items()]
     if config.optimizer == "sgd":
-        return construct(torch.optim.SGD, parameters, {**kwargs, "momentum": config.momentum})
-    if may_fuse:
+        kwargs["momentum"] = config.momentum
+    elif may_fuse:
         kwargs["fused"] = True
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return construct(kinds[config.optimizer], parameters, kwargs)
 
 
@@ -82,20 +77,13 @@ _FIRST, _LAST = 1 / 25, 1 / 25 / 1e4
 
 
 class Schedule(LRScheduler):
-    """Learning rate as a function of the step number.
-
-    Args:
-        curve: rate from the end of the warm-up on.
-        warmup: number of its steps.
-        start: initial rate of the warm-up, relative to the curve's.
-    """
+    """Learning rate as a function of the step number: after ``warmup`` steps ``curve``; they start
+    at the share ``start`` of its first rate."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, curve: Curve, *, warmup: int = 0, start: float = 1.0
     ):
-        self._curve = curve
-        self._warmup = warmup
-        self._start = start
+        self._curve, self._warmup, self._start = curve, warmup, start
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
@@ -172,8 +160,7 @@ def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
         every = _steps(schedule.every or 0.3, total)
         return lambda step: (schedule.gamma or 0.1) ** (step // every)
     if schedule.kind == "one_cycle":
-        rise = _steps(0.3 if schedule.warmup is None else schedule.warmup, total)
-        return one_cycle(rise, total)
+        return one_cycle(_steps(0.3 if schedule.warmup is None else schedule.warmup, total), total)
     return lambda step: 1.0
 
 

@@ -64,9 +64,8 @@ class Candidates:
 
 
 class Ranking:
-    """Ranks edges of one type. The constructor and each call are collective.
-
-    Memory: 32 bytes for each owned edge, and the scores of a round.
+    """Ranks edges of one type, with 32 bytes for each owned edge, and the scores of a round. The
+    constructor and each call are collective.
 
     Args:
         edges: all known edges of the type, of every split.
@@ -82,10 +81,8 @@ class Ranking:
         relation: str | None,
         relations: int,
     ):
-        self._edges = edges
-        self._exchange = edges.exchange
-        self._relations = relations
-        self._bounds = bounds
+        self._edges, self._exchange = edges, edges.exchange
+        self._relations, self._bounds = relations, bounds
         num = len(edges.src)
         given = np.zeros(num, np.int64) if relation is None else edges.column(relation)
         self._relation = given.astype(np.int64)
@@ -98,16 +95,13 @@ class Ranking:
     def _to_sources(self, own: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return source, target and relation of some owned edges to their sources' owners.
         Collective."""
-        exchange, bounds = self._exchange, self._bounds["source"]
-        order, send = group_by_owner(self._edges.src[own], bounds)
-        columns = [
-            torch.from_numpy(column[own[order]])
-            for column in (self._edges.src, self._edges.dst, self._relation)
-        ]
+        exchange, edges = self._exchange, self._edges
+        order, send = group_by_owner(edges.src[own], self._bounds["source"])
+        given = (edges.src, edges.dst, self._relation)
+        columns = [torch.from_numpy(column[own[order]]) for column in given]
         counts = np.repeat(send[:, None], 3, axis=1)
-        came = exchange.columns(columns, counts, exchange.counts(counts))
-        src, dst, kind = (column.numpy() for column in came)
-        return src, dst, kind
+        src, dst, kind = exchange.columns(columns, counts, exchange.counts(counts))
+        return src.numpy(), dst.numpy(), kind.numpy()
 
     @torch.no_grad()
     def metrics(
@@ -365,11 +359,8 @@ class Ranking:
         rows: Mapping[str, Tensor],
         device: torch.device,
     ) -> dict[str, float]:
-        """Compute `metrics` of each edge among the same negative edges, ``pairs [2, M]``.
-
-        An edge is a hit if its score is above that of the k-th best of these, as in OGB, so that
-        equal scores are no hits.
-        """
+        """Compute `metrics` of each edge among the same negative edges, ``pairs [2, M]``. An edge
+        is a hit if its score is above that of the k-th best of these, as in OGB."""
         edges, exchange = self._edges, self._exchange
         first, last = self._span("target")
         mine = pairs[:, (pairs[1] >= first) & (pairs[1] < last)]

@@ -349,9 +349,8 @@ def _poison(exchange: Exchange, job: Job) -> dict[str, Any]:
     def poisoned(self: Embeddings, parameters: Any) -> None:
         calls.append(1)
         if exchange.world.rank == 1 and len(calls) == 3:
-            assert self._leaf is not None
-            assert self._leaf.grad is not None
-            self._leaf.grad[0, 0] = torch.inf
+            _, leaf = self._joined
+            leaf.grad[0, 0] = torch.inf
         send(self, parameters)
 
     Embeddings.send_back = poisoned  # type: ignore[method-assign]
