@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows, widened
 from raygnn.models.linear import transform
-from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key, linears
+from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, key, linears
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
@@ -47,25 +48,19 @@ class HANLayer(Layer):
     weights: a mean over a minibatch would depend on sampling and on the number of workers.
 
     Args:
-        etypes, spec, self_types: see `Layer`.
+        given: arguments of `Layer`.
         conv: builds the GAT of an edge type.
         attention: width of the semantic attention.
     """
 
-    def __init__(
-        self,
-        etypes: Sequence[EdgeType],
-        spec: LayerSpec,
-        self_types: Sequence[str],
-        *,
-        conv: ConvFactory,
-        attention: int,
-    ):
-        super().__init__(etypes, spec, self_types)
-        self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in etypes})
-        self.own = linears({key(t): spec.in_features[t] for t in self_types}, self.width, bias=True)
+    def __init__(self, *given: Any, conv: ConvFactory, attention: int):
+        super().__init__(*given)
+        spec = self.spec
+        self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in self.etypes})
+        own = {key(t): spec.in_features[t] for t in self.self_types}
+        self.own = linears(own, self.width, bias=True)
         # a single candidate needs no weights
-        chosen = [t for t in self.outputs() if len(self.into(t)) + (t in self_types) > 1]
+        chosen = [t for t in self.outputs() if len(self.into(t)) + (t in self.self_types) > 1]
         self.semantic = nn.ModuleDict(
             {key(t): SemanticAttention(self.width, attention) for t in chosen}
         )
@@ -115,23 +110,16 @@ class HGTLayer(Layer):
     output transform.
 
     Args:
-        etypes, spec, self_types: see `Layer`.
+        given: arguments of `Layer`.
         hidden: width of the attention over all heads, in every layer.
         heads: H, divides ``hidden``.
     """
 
     kernels: Kernels = NATIVE
 
-    def __init__(
-        self,
-        etypes: Sequence[EdgeType],
-        spec: LayerSpec,
-        self_types: Sequence[str],
-        *,
-        hidden: int,
-        heads: int,
-    ):
-        super().__init__(etypes, spec, self_types)
+    def __init__(self, *given: Any, hidden: int, heads: int):
+        super().__init__(*given)
+        etypes, spec = self.etypes, self.spec
         self.num_heads, self.head_width = heads, hidden // heads
         widths = spec.in_features
         sources = {key(t): widths[t] for t in sorted({e[0] for e in etypes})}

@@ -135,12 +135,11 @@ class GCNConv(LinearConv):
         nn.init.xavier_uniform_(self.weight)
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Degree) -> Tensor:
-        weight = None
-        if self.same_type:
-            assert degree is not None
-            norm = (wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
-            weight = norm.index_select(0, adj.src)
-        return self.kernels.aggregate(adj, h_src, "sum", weight)
+        if not self.same_type:
+            return super().combine(adj, h_src, degree)
+        assert degree is not None
+        norm = (wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
+        return self.kernels.aggregate(adj, h_src, "sum", norm.index_select(0, adj.src))
 
     def finish(self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Degree) -> Tensor:
         assert degree is not None

@@ -190,9 +190,9 @@ class Mlp(Decoder):
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
         query = (self.target if end == "source" else self.source)(kept)
-        if self.relation is not None and relation is not None:
-            query = query + F.embedding(relation, self.relation)
-        return query
+        if self.relation is None or relation is None:
+            return query
+        return query + F.embedding(relation, self.relation)
 
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
         """Return ``[…, out_features]``; see `Decoder.compare`."""

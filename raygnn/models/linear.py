@@ -61,14 +61,9 @@ def affine(
             return _Even.apply(relu, weight, bias, *rows)
         passes = len(rows) > 1 or bias is not None or relu  # besides the product
         # for few columns torch's own gradient of the weight takes up to 15 times as long
-        passes = passes or weight.shape[1] < _NARROW
-        if (
-            (passes or _mkl_is_slow())
-            and _is_plain_fp32(*rows, weight, bias)
-            and torch.get_num_threads() <= _FEW
-        ):
-            out = _Joint.apply(relu, weight, bias, *rows)
-            return out
+        faster = passes or weight.shape[1] < _NARROW or _mkl_is_slow()
+        if faster and torch.get_num_threads() <= _FEW and _is_plain_fp32(*rows, weight, bias):
+            return _Joint.apply(relu, weight, bias, *rows)
     if here and narrow:
         with torch.autocast("cpu", enabled=False):
             wide = None if bias is None else bias.float()

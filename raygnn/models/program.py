@@ -293,8 +293,7 @@ _EDGES = "edges of "
 def _graph_inputs(schema: Typed) -> InputSpecs:
 
     def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> InputSpecs:
-        bounds = {name: (count,) if count else () for name, (count, _) in named.items()}
-        return {name: InputSpec((of,), below) for name, below in bounds.items()}
+        return {n: InputSpec((of,), (num,) if num else ()) for n, (num, _) in named.items()}
 
     edges = {e: f"{_EDGES}{etype_str(e)}" for e in schema.etypes}
     inputs = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 from torch import nn
@@ -112,8 +112,7 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
     Raises ConfigError if a user's class cannot be imported or constructed."""
     if isinstance(config, UserModelConfig):
         return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
-    assert isinstance(config, FamilyConfig)
-    return GraphNetwork(config, _family(config), schema)
+    return GraphNetwork(cast("FamilyConfig", config), _family(config), schema)
 
 
 def describe(model: nn.Module) -> dict[str, Any]:

@@ -6,8 +6,7 @@ edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import NATIVE, Kernels, edge_rows
 from raygnn.models.linear import affine, join, linear
-from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key, linears, weight_of
+from raygnn.models.typed_layers import Hidden, Layer, key, linears, weight_of
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]
@@ -40,7 +39,7 @@ class RGCNLayer(Layer):
     Edge features are appended to ``h(u)``.
 
     Args:
-        etypes, spec, self_types: see `Layer`.
+        given: arguments of `Layer`.
         bases: B, limited by the number of relations.
         mean_over: "relation" as above; "all": ``c`` counts v's edges of all relations of an edge
             type, as in the paper for link prediction.
@@ -48,17 +47,9 @@ class RGCNLayer(Layer):
 
     kernels: Kernels = NATIVE
 
-    def __init__(
-        self,
-        etypes: Sequence[EdgeType],
-        spec: LayerSpec,
-        self_types: Sequence[str],
-        *,
-        regularizer: Regularizer,
-        bases: int,
-        mean_over: MeanOver,
-    ):
-        super().__init__(etypes, spec, self_types)
+    def __init__(self, *given: Any, regularizer: Regularizer, bases: int, mean_over: MeanOver):
+        super().__init__(*given)
+        etypes, spec = self.etypes, self.spec
         self.mean_over = mean_over
         self.relations = {e: spec.relations.get(e, 1) for e in etypes}
         self.sources = {e: spec.in_features[e[0]] + spec.edges.get(e, 0) for e in etypes}
@@ -80,7 +71,7 @@ class RGCNLayer(Layer):
                 shape = -(-width // blocks), -(-self.width // blocks)
                 matrices = _matrices(num * blocks, *shape).detach()
                 self.blocks[key(*etype)] = nn.Parameter(matrices.view(num, blocks, *shape))
-        self.own = linears({key(t): spec.in_features[t] for t in self_types}, self.width)
+        self.own = linears({key(t): spec.in_features[t] for t in self.self_types}, self.width)
         self.bias = nn.ParameterDict(
             {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
         )
@@ -109,7 +100,7 @@ class RGCNLayer(Layer):
         """Return the input of `_weight`: ``[D, F]`` for one relation, ``[D, B·F]`` for several."""
         if self.relations[etype] == 1:
             return self._aggregate(etype, adj, h, "mean")
-        relation, coefficients = _relation(adj), self.coefficients[key(*etype)]
+        relation, coefficients = cast("Tensor", adj.relation), self.coefficients[key(*etype)]
         share = self._share(adj, relation).unsqueeze(1)
         weight = F.embedding(relation, coefficients) * share.to(coefficients.dtype)
         return join(
@@ -154,7 +145,7 @@ class RGCNLayer(Layer):
         blocks, ops = self.blocks[key(*etype)], self.kernels
         if self.relations[etype] == 1:
             return _times(self._aggregate(etype, adj, h, "mean"), blocks[0], self.width)
-        nodes, relation = adj.num_dst, _relation(adj)
+        nodes, relation = adj.num_dst, cast("Tensor", adj.relation)
         number = relation * nodes + adj.dst
         if not ops.knows_sizes:  # a row for each possible pair
             rows = h.index_select(0, adj.src)
@@ -191,11 +182,6 @@ class RGCNLayer(Layer):
         if self.mean_over == "all":
             out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
         return out
-
-
-def _relation(adj: Adjacency) -> Tensor:
-    assert adj.relation is not None
-    return adj.relation
 
 
 def _times(rows: Tensor, blocks: Tensor, columns: int) -> Tensor:

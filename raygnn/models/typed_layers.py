@@ -58,9 +58,8 @@ class Layer(nn.Module, ABC):
     def __init__(self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str]):
         super().__init__()
         self.relu = False
-        self.width = spec.out_features
-        self.etypes = list(etypes)
-        self.self_types = list(self_types)
+        self.spec, self.width = spec, spec.out_features
+        self.etypes, self.self_types = list(etypes), list(self_types)
 
     @abstractmethod
     def forward(
@@ -102,9 +101,6 @@ class Layer(nn.Module, ABC):
         return h, h_dst
 
 
-# etypes, spec, self_types → a layer
-LayerFactory = Callable[[Sequence[EdgeType], LayerSpec, Sequence[str]], Layer]
-
 # etype, spec → the convolution of that edge type
 ConvFactory = Callable[[EdgeType, LayerSpec], nn.Module]
 
@@ -114,14 +110,14 @@ class Family:
     """Properties of a built-in model family.
 
     Attributes:
-        layer: builds the layers.
+        layer: builds a layer from the arguments of `Layer`.
         own: their convolutions omit the node itself.
         activation: default activation of hidden layers.
         combine: how all convolutions of the first layer aggregate sources; None for those that
             need the sources themselves.
     """
 
-    layer: LayerFactory
+    layer: Callable[[Sequence[EdgeType], LayerSpec, Sequence[str]], Layer]
     own: bool
     activation: str
     combine: CombineKind | None = None
@@ -131,7 +127,7 @@ class TypedLayer(Layer):
     """One convolution per edge type, summed per destination type, plus the node itself.
 
     Args:
-        etypes, spec, self_types: see `Layer`.
+        given: arguments of `Layer`.
         conv: builds the convolutions.
         inner: width of the convolutions' sum; None: the layer's own.
         rest: maps ``out_features`` to a module applied to the sum and its `Block.counted`.
@@ -139,21 +135,21 @@ class TypedLayer(Layer):
 
     def __init__(
         self,
-        etypes: Sequence[EdgeType],
-        spec: LayerSpec,
-        self_types: Sequence[str],
-        *,
+        *given: Any,
         conv: ConvFactory,
         inner: int | None = None,
         rest: Callable[[int], nn.Module] | None = None,
     ):
-        super().__init__(etypes, spec, self_types)
-        inner = inner or self.width
+        super().__init__(*given)
+        etypes, spec, inner = self.etypes, self.spec, inner or self.width
         self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in etypes})
-        self.own = linears({key(t): spec.in_features[t] for t in self_types}, inner)
+        self.own = linears({key(t): spec.in_features[t] for t in self.self_types}, inner)
         joined = {e[2] for e in etypes if isinstance(self.convs[key(*e)], LinearConv)}
         self.bias = nn.ParameterDict(
-            {key(t): nn.Parameter(torch.zeros(inner)) for t in sorted(joined | set(self_types))}
+            {
+                key(t): nn.Parameter(torch.zeros(inner))
+                for t in sorted(joined | set(self.self_types))
+            }
         )
         self.rest = nn.ModuleDict({key(t): rest(self.width) for t in self.outputs() if rest})
         if any(isinstance(module, BatchNorm) for module in self.rest.modules()):
@@ -261,11 +257,9 @@ class LightGCNLayer(Layer):
 
     kernels: Kernels = NATIVE
 
-    def __init__(
-        self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str], *, layers: int
-    ):
-        super().__init__(etypes, spec, self_types)
-        self.dim, self.last, self.layers = spec.out_features, spec.last, layers
+    def __init__(self, *given: Any, layers: int):
+        super().__init__(*given)
+        self.dim, self.last, self.layers = self.spec.out_features, self.spec.last, layers
         self.width = self.dim if self.last else 2 * self.dim
 
     def narrows(self, width: int) -> bool:

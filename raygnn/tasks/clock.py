@@ -76,9 +76,8 @@ class StepClock:
             self._count(part, batch, begin.elapsed_time(end) / 1e3)
 
     def _count(self, part: str | None, batch: int, seconds: float) -> None:
-        if part is None:
-            return
-        self.spend(part, seconds)
+        if part is not None:
+            self.spend(part, seconds)
         if part == "communicate":
             self.reductions.append((batch, seconds))
 

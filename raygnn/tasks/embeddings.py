@@ -68,18 +68,12 @@ class Embeddings:
         seed: int = 0,
         on_gpu: bool = True,
     ):
-        self.tables = dict(tables)
-        self.ids = dict(ids)
+        self.tables, self.ids, self.exchange = dict(tables), dict(ids), exchange
         self.rows = {t: nn.Parameter(table[: len(ids[t])]) for t, table in tables.items()}
-        self.exchange = exchange
-        self._kind = config.optimizer
-        self.dim = config.dim
+        self._kind, self.dim = config.optimizer, config.dim
         self.best: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
-        self._dtype = dtype
-        self._rate = rate
-        self._seed = seed
-        self._on_gpu = on_gpu
+        self._dtype, self._rate, self._seed, self._on_gpu = dtype, rate, seed, on_gpu
         self._device = torch.device("cpu")  # of the rows
         self._moved = False  # the rows are not the tables' memory
         self._stale = False  # rows have changed since `publish`
@@ -189,7 +183,10 @@ class Embeddings:
     def keep(self) -> None:
         """Copy the rows as the best so far."""
         for ntype, rows in self.rows.items():
-            self.best.setdefault(ntype, torch.empty_like(rows.detach())).copy_(rows.detach())
+            if ntype in self.best:
+                self.best[ntype].copy_(rows.detach())
+            else:
+                self.best[ntype] = rows.detach().clone()
 
     def restore(self) -> None:
         """Restore the best rows, if there are any."""

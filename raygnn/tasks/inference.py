@@ -136,13 +136,9 @@ class Inference:
         spare: float = 0,
         once: bool = False,
     ):
-        self._shard = shard
-        self._exchange = exchange
-        self._store = store
-        self._inputs = inputs
-        self._num_layers = num_layers
-        self._batch_size = batch_size or 1024
-        self._device = device
+        self._shard, self._exchange, self._device = shard, exchange, device
+        self._store, self._inputs = store, inputs
+        self._num_layers, self._batch_size = num_layers, batch_size or 1024
         self._spare = spare
         self._sampler = NeighborSampler(shard, exchange, timing=timing, once=once)
         # a rank has the in-edges of its own nodes in either topology: no exchange is needed
@@ -162,6 +158,7 @@ class Inference:
         fanouts: Sequence[Fanout] | None = None,
         *,
         times: np.ndarray | None = None,
+        layers: int | None = None,
         again: bool = False,
     ) -> Tensor:
         """Return outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
@@ -172,6 +169,7 @@ class Inference:
             fanouts: neighbours per hop, sampled independently of the other requested nodes; None =
                 all, which is exact.
             times: int64 ``[n]``, time of each node; None = one time for all, or none.
+            layers: of a `Network`, after which its hidden rows are returned; None = all.
             again: the same nodes will be requested again: keep the first layer's aggregated inputs
                 if they need no parameters and fit.
         """
@@ -185,7 +183,7 @@ class Inference:
                 return self._by_batches(model, ntype, owned, fanouts, times)
             if isinstance(model, Network):
                 nodes = {ntype: np.sort(owned)}
-                return self._layer_by_layer(model, nodes, again=again)[ntype].select(owned)
+                return self._layer_by_layer(model, nodes, layers, again=again)[ntype].select(owned)
             rows = self.represent(model.encoder, {ntype: owned}, again=again)[ntype]
             return self._headed(model, rows.select(owned))
 
@@ -198,14 +196,6 @@ class Inference:
         with evaluating(model):
             given, _ = self.neighbourhood(nodes, self._hops, times)
             return {t: rows.float() for t, rows in model.represent(*given).items()}
-
-    @torch.no_grad()
-    def hidden(self, model: Network, ntype: str, owned: np.ndarray) -> Tensor:
-        """Return the input of a network's last layer, float32 ``[n, hidden]``, for nodes that this
-        rank owns, of a type that the previous layer computes."""
-        nodes = {ntype: np.sort(owned)}
-        with evaluating(model):
-            return self._layer_by_layer(model, nodes, model.num_layers - 1)[ntype].select(owned)
 
     @torch.no_grad()
     def represent(

@@ -116,13 +116,9 @@ class TaskModule(pl.LightningModule):
     ):
         super().__init__()
         self.out_features = out_features
-        self.model = model
-        self.loss = loss
-        self.config = config
-        self.world = world
-        self.planned = planned
-        self.window = LossWindow()
-        self.clock = StepClock()
+        self.model, self.loss = model, loss
+        self.config, self.world, self.planned = config, world, planned
+        self.window, self.clock = LossWindow(), StepClock()
         self.total_steps = 1
         self._is_mean = False  # whether the step under way has called `mean`
         self.construct: Construct = plain
@@ -137,8 +133,8 @@ class TaskModule(pl.LightningModule):
             out = self.model(*given)
             if batch.nodes is None:
                 return out
-            out = out if out.dim() > 1 else out.unsqueeze(1)
-            return nn.functional.embedding(batch.nodes, out)  # adds gradients in a fixed order
+            # adds gradients in a fixed order
+            return nn.functional.embedding(batch.nodes, out if out.dim() > 1 else out[:, None])
         return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:

@@ -11,8 +11,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +31,7 @@ _TINY = 1e-12
 def make_loss(config: TaskConfig, weights: Sequence[float] | None = None) -> Loss:
     """Build the loss ``task.loss``; ``weights``: see `balance`."""
     if "loss" in config.own:
-        return OwnLoss(config)
+        return own_loss(config)
     if isinstance(config, ClassTask):
         gamma = _GAMMA if config.gamma is None else config.gamma
         return ClassLoss(
@@ -149,36 +148,32 @@ def balance(config: ClassTask, labels: Tensor, num: int, exchange: Exchange) -> 
     return weights.tolist()
 
 
-class OwnLoss:
-    """A user's loss function of ``outputs [B, …]`` and `plain_targets`: a loss of each seed,
-    ``[B]``."""
+def own_loss(config: TaskConfig) -> Loss:
+    """Return the loss of a user's function of ``outputs [B, …]`` and `plain_targets`, which returns
+    a loss of each seed, ``[B]``. It is imported on first use, since predictions need none."""
+    spec = config.own["loss"]
+    load = cache(partial(load_function, spec, "task.loss"))
 
-    def __init__(self, config: TaskConfig):
-        self._config, self._spec = config, config.own["loss"]
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The function, imported on first use, since predictions need none."""
-        return load_function(self._spec, "task.loss")
-
-    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
         if not len(outputs):
             return outputs.new_zeros(0)
-        losses = self.function(outputs, plain_targets(self._config, outputs, y))
+        losses = load()(outputs, plain_targets(config, outputs, y))
         if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
             found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise TrainingError(
-                f"{self._spec} returned {found}, expected [{len(outputs)}]: a loss of each seed",
+                f"{spec} returned {found}, expected [{len(outputs)}]: a loss of each seed",
                 where="task.loss",
                 remedy="return the losses of single seeds; raygnn averages them over all workers",
             )
         if outputs.requires_grad and not losses.requires_grad:
             raise TrainingError(
-                f"the result of {self._spec} has no gradient",
+                f"the result of {spec} has no gradient",
                 where="task.loss",
                 remedy="compute it from the outputs with torch functions, without detach",
             )
         return losses.float()
+
+    return loss
 
 
 def plain_targets(config: TaskConfig, outputs: Tensor, y: Tensor) -> Tensor:

@@ -260,8 +260,7 @@ class _Attend(torch.autograd.Function):
             grad_x = _head_bags(start, src, dst, grad, weight.index_select(0, edge))
         if ctx.needs_input_grad[1]:
             head = torch.arange(heads, device=x.device)
-            rows = (adj.dst.unsqueeze(1) * heads + head).flatten()
-            others = (adj.src.unsqueeze(1) * heads + head).flatten()
+            rows, others = ((n.unsqueeze(1) * heads + head).flatten() for n in (adj.dst, adj.src))
             one_each = torch.arange(len(rows), device=x.device)
             dots = _dots(grad.flatten(0, 1), rows, x.flatten(0, 1), others, one_each)
             grad_weight = dots.view(weight.shape)

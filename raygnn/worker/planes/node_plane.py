@@ -154,7 +154,7 @@ class NodePlane(PartitionPlane):
 
         def rows_of(ids: np.ndarray) -> Tensor:
             if isinstance(model, Network):
-                return self.inference.hidden(model, ntype, ids)
+                return self.inference.outputs(model, ntype, ids, layers=model.num_layers - 1)
             return self.inference.represent(model, {ntype: ids})[ntype].select(ids)
 
         yield from embedded_nodes(self.job, request, self.shard, ntype, rows_of)
