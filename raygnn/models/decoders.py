@@ -30,8 +30,7 @@ class Decoder(nn.Module):
 
     def __init__(self, width: int, relations: int):
         super().__init__()
-        self.width = width
-        self.relations = relations
+        self.width, self.relations = width, relations
 
     @abstractmethod
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:

@@ -11,8 +11,6 @@ from torch import nn
 
 _PENDING = 1024  # unread laps on a GPU
 
-Mark = Any  # seconds on a CPU, an event on a GPU
-
 
 class StepClock:
     """Adds up laps: the time between two calls of `lap` belongs to the second one's part.
@@ -35,7 +33,7 @@ class StepClock:
         self.seconds: dict[str, float] = {}
         self.reductions: list[tuple[int, float]] = []
         self.batches = 0
-        self._pending: list[tuple[str | None, int, Mark, Mark]] = []
+        self._pending: list[tuple[str | None, int, Any, Any]] = []
         self._last = self._mark()
 
     def lap(self, part: str | None) -> None:
@@ -62,14 +60,15 @@ class StepClock:
         self.seconds, self.reductions, self.batches = {}, [], 0
         return taken
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> Any:
+        """Return seconds on a CPU, an event on a GPU."""
         if self._event is None:
             return time.perf_counter()
         event = self._event()
         event.record(self._stream)
         return event
 
-    def _count_events(self, laps: list[tuple[str | None, int, Mark, Mark]]) -> None:
+    def _count_events(self, laps: list[tuple[str | None, int, Any, Any]]) -> None:
         if laps:
             laps[-1][-1].synchronize()
         for part, batch, begin, end in laps:

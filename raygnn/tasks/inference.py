@@ -138,8 +138,7 @@ class Inference:
     ):
         self._shard, self._exchange, self._device = shard, exchange, device
         self._store, self._inputs = store, inputs
-        self._num_layers, self._batch_size = num_layers, batch_size or 1024
-        self._spare = spare
+        self._num_layers, self._batch_size, self._spare = num_layers, batch_size or 1024, spare
         self._sampler = NeighborSampler(shard, exchange, timing=timing, once=once)
         # a rank has the in-edges of its own nodes in either topology: no exchange is needed
         alone = Exchange(World(0, 1))
