@@ -20,7 +20,6 @@ from raygnn.errors import InputError, PreflightError, RaygnnError, wrong_token
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _VARIABLE = "RAY_API_SERVER_ADDRESS"
 
 _REACH, _ANSWER = 30.0, 120.0  # seconds for a first answer, and for each one after
@@ -184,7 +183,7 @@ def _url(address: str | None) -> str:
     given = address or os.environ.get(_VARIABLE)
     if not given and "://" in os.environ.get("RAY_ADDRESS", ""):
         given = os.environ["RAY_ADDRESS"]
-    url = (given or DEFAULT_ADDRESS).strip()
+    url = (given or "http://127.0.0.1:8265").strip()
     if "://" not in url:
         url = f"http://{url}"
     try:

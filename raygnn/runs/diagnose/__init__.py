@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raygnn.runs.diagnose.judge import Diagnosis
@@ -57,20 +58,14 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
             title += f", {_RANKS} of {len(shown)}"
         display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
     if (found := diagnosis.first_difference) is not None:
-        display.table(
-            f"the first collective that differs: {found['seq']} of group {found['group']}, "
-            f"{found['kind']}",
-            ("rank", "collective", "dtypes", "sizes", "called at"),
-            [
-                (
-                    r["rank"],
-                    r["op"] or "did not reach it",
-                    *map(_list, (r.get("dtypes"), r.get("sizes"))),
-                    r.get("at"),
-                )
-                for r in found["ranks"][:_RANKS]
-            ],
-        )
+        rows = []
+        for call in found["ranks"][:_RANKS]:
+            tensors = (_list(call, "dtypes"), _list(call, "sizes"))
+            op = call["op"] or "did not reach it"
+            rows.append((call["rank"], op, *tensors, call.get("at")))
+        name = f"{found['seq']} of group {found['group']}, {found['kind']}"
+        columns = ("rank", "collective", "dtypes", "sizes", "called at")
+        display.table(f"the first collective that differs: {name}", columns, rows)
     for note in diagnosis.notes:
         display.note(f"note: {note}")
 
@@ -81,5 +76,5 @@ def _row(rank: RankReport) -> tuple[object, ...]:
     return (rank.rank, rank.host, state, *at, rank.training, rank.prefetch)
 
 
-def _list(values: list[object] | None) -> str:
-    return " ".join(map(str, values or ()))
+def _list(call: Mapping[str, Any], key: str) -> str:
+    return " ".join(map(str, call.get(key) or ()))

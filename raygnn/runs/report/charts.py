@@ -25,12 +25,8 @@ _MOST_METRICS = 12
 _FROM_ZERO = {"yaxis": {"rangemode": "tozero"}}
 
 COLORS = ("#3f7fd1", "#d9822b", "#3aa17e", "#c9485b", "#8a6fd1", "#b59a2a", "#3fa3b8", "#8a929c")
-_STEP_COLORS = "d9822b 8a6fd1 6aa5e8 3568b8 c7a52a c9485b 3aa17e 8a929c"
-_LOADER_COLORS = "3fa3b8 b06fc0 b59a2a"
-PART_COLORS = {
-    part: f"#{color}"
-    for part, color in zip((*STEP, *LOADER), f"{_STEP_COLORS} {_LOADER_COLORS}".split())
-}
+_COLORS_OF_PARTS = "d9822b 8a6fd1 6aa5e8 3568b8 c7a52a c9485b 3aa17e 8a929c 3fa3b8 b06fc0 b59a2a"
+PART_COLORS = {part: f"#{color}" for part, color in zip((*STEP, *LOADER), _COLORS_OF_PARTS.split())}
 _MOST_BARS = 400  # windows of a stack
 _FIRST_WINDOWS = 3  # from which on the first one is left out
 _MOST_SHOWN = 512  # ranks
