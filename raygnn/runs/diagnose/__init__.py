@@ -58,14 +58,14 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
             title += f", {_RANKS} of {len(shown)}"
         display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
     if (found := diagnosis.first_difference) is not None:
-        rows = []
+        calls = []
         for call in found["ranks"][:_RANKS]:
             tensors = (_list(call, "dtypes"), _list(call, "sizes"))
             op = call["op"] or "did not reach it"
-            rows.append((call["rank"], op, *tensors, call.get("at")))
+            calls.append((call["rank"], op, *tensors, call.get("at")))
         name = f"{found['seq']} of group {found['group']}, {found['kind']}"
         columns = ("rank", "collective", "dtypes", "sizes", "called at")
-        display.table(f"the first collective that differs: {name}", columns, rows)
+        display.table(f"the first collective that differs: {name}", columns, calls)
     for note in diagnosis.notes:
         display.note(f"note: {note}")
 
