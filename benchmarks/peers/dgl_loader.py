@@ -93,6 +93,24 @@ def load(partition: Path) -> tuple[Any, Tensor, Tensor, dict[str, Tensor]]:
     return graph, feat, label.long(), nodes
 
 
+def inference(model: SAGE, graph: Any, feat: Tensor, workers: int = 0) -> Tensor:
+    """Return the outputs of all nodes, layer by layer in minibatches, as in DGL's example."""
+    everyone = torch.arange(len(feat))
+    for number, layer in enumerate(model.layers):
+        out = torch.empty(len(feat), model.widths[number + 1])
+        loader = dgl().dataloading.DataLoader(
+            graph,
+            everyone,
+            dgl().dataloading.MultiLayerFullNeighborSampler(1),
+            batch_size=EVALUATED,
+            num_workers=workers,
+        )
+        for inputs, rows, (block,) in loader:
+            out[rows] = layer(block, feat[inputs])
+        feat = out.relu() if number == 0 else out
+    return feat
+
+
 def train(partition: Path, steps: int, threads: int, workers: int, epochs: int) -> Report:
     """As in DGL's example, but that the features are fetched where it can be timed."""
     torch.set_num_threads(threads)
@@ -115,13 +133,7 @@ def train(partition: Path, steps: int, threads: int, workers: int, epochs: int) 
                 x, labels = fetch(input_nodes, seeds)
                 correct += int((model(blocks, x).argmax(1) == labels).sum())
             return correct / len(nodes["val_mask"])
-        h, everyone = feat, torch.arange(len(feat))
-        for number, layer in enumerate(model.layers):
-            out = torch.empty(len(feat), model.widths[number + 1])
-            whole = dgl().dataloading.MultiLayerFullNeighborSampler(1)
-            for input_nodes, rows, (block,) in batches(whole, everyone, batch_size=EVALUATED):
-                out[rows] = layer(block, h[input_nodes])
-            h = out.relu() if number == 0 else out
+        h = inference(model, graph, feat, workers)
         tested = nodes["test_mask"]
         return float((h[tested].argmax(1) == label[tested]).float().mean())
 

@@ -137,8 +137,8 @@ def in_memory(graph: DiskGraph) -> GraphData:
     arrays = [array for frame in data.nodes.values() for array in frame.data.values()]
     arrays += [array for frame in frames for array in (frame.src, frame.dst, *frame.data.values())]
     check_fits_memory(sum(a.nbytes for a in arrays), "the graph's arrays", data.where(""))
-    for nodes in data.nodes.values():
-        nodes.data = {name: np.array(array) for name, array in nodes.data.items()}
+    for ntype, stored in graph.node_arrays.items():  # read, as mapped pages would count twice
+        data.nodes[ntype].data = {name: one.read(0, len(one)) for name, one in stored.items()}
     for etype, frame in data.edges.items():
         if etype in back:
             one = data.edges[back[etype]]
