@@ -41,7 +41,7 @@ def make_partition(
         is
             returned. With more parts than nodes, some parts are empty.
         data: result of :func:`raygnn.graph.sources.load_graph`, with ids in range. progress: called
-        with the method, passes such as ``"stream, pass 3 of 11"``, and the progress
+        with the method, passes such as ``"stream, pass 3 of at most 11"``, and the progress
             of stages; see `Workspace`.
     """
     place, method, tell = missing.draft.absolute(), missing.method, progress or (lambda text: None)

@@ -31,9 +31,9 @@ def assign(
 
     ``metis`` cuts few edges; each part gets an equal share of the nodes of every type and of the
     training nodes, and at most 1.2 times its share of the edges if METIS manages that. ``stream``
-    cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05
-    times its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most
-    one node. With ``stream``, ``progress`` is called with ``"pass 3 of 11"``, and ``passes``
+    cuts about as few with far less memory (`assign_by_streaming`); no part has more than 1.05 times
+    its share. ``random`` deals a permutation sampled with ``seed``; parts differ by at most one
+    node. With ``stream``, ``progress`` is called with ``"pass 3 of at most 11"``, and ``passes``
     yields the edges, in order, if those of ``data`` are not in memory.
     """
     num_nodes = data.num_nodes

@@ -25,23 +25,34 @@ _FAILURES = {-2: "invalid input", -3: "out of memory"}
 
 
 def divide(
-    graph: tuple[IntArray, IntArray], parts: int, weights: IntArray, loads: IntArray, what: str
+    graph: tuple[IntArray, IntArray],
+    parts: int,
+    weights: IntArray,
+    loads: IntArray,
+    what: str,
+    edge_weights: IntArray | None = None,
 ) -> IntArray:
     """Partition with `metis`, again with a constraint on in-edges (``loads``, int64 ``[nodes]``) if
     a part has too many."""
     try:
-        assigned = metis(*graph, parts, weights)
+        assigned = metis(*graph, parts, weights, edge_weights)
         held = np.bincount(assigned, loads, parts)
         if held.max() > _EDGE_IMBALANCE * held.mean():
             weights = np.concatenate([weights, loads[:, None]], axis=1)
-            assigned = metis(*graph, parts, weights)
+            assigned = metis(*graph, parts, weights, edge_weights)
     except RuntimeError as error:
         message = f"METIS could not divide {what} into {parts} parts: {error}"
         raise DataError(message, remedy="use fewer parts, or partition.method: random") from error
     return assigned
 
 
-def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
+def metis(
+    indptr: IntArray,
+    indices: IntArray,
+    parts: int,
+    weights: IntArray,
+    edge_weights: IntArray | None = None,
+) -> IntArray:
     """Partition with METIS, minimising the edge cut. The same input yields the same parts.
 
     pymetis's Python function accepts one weight per node, METIS's several, so this calls METIS in
@@ -52,6 +63,7 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
             neighbours of node v are ``indices[indptr[v]:indptr[v+1]]``.
         parts: fewer than there are nodes.
         weights: int64 ``[nodes, constraints]``; each column is balanced.
+        edge_weights: int64, for each of ``indices``; None = all are 1.
 
     Returns each node's part, int64 ``[nodes]``. Raises RuntimeError if METIS failed.
     """
@@ -62,12 +74,17 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
     num_nodes, constraints = weights.shape
     number = np.ctypeslib.as_ctypes_type(index)
     assigned, cut = np.empty(num_nodes, index), number()
-    given = [np.ascontiguousarray(array, index) for array in (indptr, indices, weights)]
-    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in given]
+    given = [
+        None if array is None else np.ascontiguousarray(array, index)
+        for array in (indptr, indices, weights, edge_weights)
+    ]
+    xadj, adjncy, vwgt, adjwgt = (
+        None if array is None else array.ctypes.data_as(ctypes.c_void_p) for array in given
+    )
     sizes = [ctypes.byref(number(value)) for value in (num_nodes, constraints, parts)]
-    # None: sizes and weights of edges, shares of the parts, tolerances, options
+    # None: sizes of nodes, shares of the parts, tolerances, options
     status = function(
-        *sizes[:2], *pointers, None, None, sizes[2], None, None, None, ctypes.byref(cut),
+        *sizes[:2], xadj, adjncy, vwgt, None, adjwgt, sizes[2], None, None, None, ctypes.byref(cut),
         assigned.ctypes.data_as(ctypes.c_void_p),
     )  # fmt: skip
     if status != _OK:

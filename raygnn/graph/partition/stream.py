@@ -4,10 +4,10 @@ Edges are read in passes, in any order, and never kept. One pass counts degrees.
 clusters, each at most a small share of a part, by label propagation (Raghavan et al. 2007; with
 capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via size-constrained
 clustering", 2014; semi-external Akhremtsev, Sanders & Schulz, "(Semi-)external algorithms for graph
-partitioning and clustering", 2015). One pass samples edges between clusters, and METIS divides
-that graph. A few more passes move nodes to the part of most of their neighbours, within limits of
-balance (restreaming: Nishimura & Ugander 2013; balance as a price in the score: Fennel, Tsourakakis
-et al. 2014).
+partitioning and clustering", 2015). One pass samples edges between clusters, and METIS divides that
+graph. More passes move nodes to the part of most of their neighbours, until few nodes move, within
+limits of balance (restreaming: Nishimura & Ugander 2013; balance as a price in the score: Fennel,
+Tsourakakis et al. 2014).
 
 Each node keeps a sketch of its neighbours' labels (`edge_kernels`; label propagation with such
 sketches: Sahu 2024) and decides whenever it has seen all of its edges once. It begins to count at a
@@ -40,11 +40,13 @@ Passes = Callable[[], Iterable[tuple[Array, Array]]]
 IMBALANCE = 1.05
 
 _SLOTS = 8  # labels that a node counts at a time, 6 bytes each
-_CLUSTER_PASSES, _MOVE_PASSES = 5, 4
-# METIS gets at most so many nodes, or 200 per part, and so many edges, or half as many as there
-# are nodes. It must balance clusters that it cannot divide, so a cluster is at most 1/50 of a part
+_CLUSTER_PASSES, _MOVE_PASSES = 3, 6
+# Nodes stop moving when a pass moves fewer than this fraction of them.
+_FEW = 0.01
+# METIS gets at most so many nodes, or 200 per part, and so many edges, or as many as there are
+# nodes. It must balance clusters that it cannot divide, so a cluster is at most 1/50 of a part
 # and 1/4096 of the graph.
-_COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 17
+_COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 20
 _CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
 # Fewest nodes of the graph of clusters that METIS divides.
 _METIS_NODES = 1 << 10
@@ -64,7 +66,7 @@ def assign_by_streaming(
     threads: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Array:
-    """Assign every node to a part, reading the edges about eleven times.
+    """Assign every node to a part, reading the edges 6 to 11 times.
 
     Args:
         num_nodes: of all types, one type after the other.
@@ -73,7 +75,7 @@ def assign_by_streaming(
             edges and edges in both directions count several times.
         groups: small unsigned integers ``[num_nodes]``, see `balance_groups`; None = one group.
         threads: None = one per core, at most 8.
-        progress: called with ``"pass 3 of 11"``; a small graph needs six.
+        progress: called with ``"pass 3 of at most 11"``.
 
     Returns:
         uint8 ``[num_nodes]``, uint16 from 257 parts on. A part has at most 1.05 times the mean
@@ -94,13 +96,13 @@ def assign_by_streaming(
     most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
     reads = 2 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
     tell = progress or (lambda text: None)
-    announced = (tell(f"pass {number} of {reads}") for number in itertools.count(1))
+    announced = (tell(f"pass {number} of at most {reads}") for number in itertools.count(1))
     threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
     edges = _EdgePasses(num_nodes, passes, seed, threads, announced)
     balance = Balance(groups, edges.in_degrees, parts)
     clusters, count = _clusters(edges, parts, most)
     coarse = _coarse_graph(edges, clusters, count)
-    labels = _divide(*coarse, clusters, balance)[clusters].astype(edges.index)
+    labels = _divide(coarse, clusters, balance)[clusters].astype(edges.index)
     del clusters, coarse
     balance.count(labels)
     balance.enforce_limits(labels, edges.degrees)
@@ -167,11 +169,14 @@ class _EdgePasses:
         if self.num not in (-1, seen):
             raise ValueError(f"a pass has {seen} edges, the first had {self.num}")
 
-    def propagate(self, labels: Array, passes: int, decide: Callable[..., None]) -> None:
+    def propagate(
+        self, labels: Array, passes: int, decide: Callable[..., None], few: float = 0.0
+    ) -> None:
         """Propagate labels: show nodes their neighbours' labels, and let them decide on their own.
 
         ``decide(nodes, names, counts, left)`` is called between blocks with the nodes that have
         seen all of their edges, in ascending order; it sets their labels and resets their sketches.
+        A pass that changes fewer labels than this fraction of the nodes is the last one.
         """
         names = np.zeros((self.num_nodes, _SLOTS), self.index)
         names[:, 0] = labels
@@ -188,11 +193,16 @@ class _EdgePasses:
 
         with ThreadPoolExecutor(self._threads, "stream") as pool:
             for _ in range(passes):
+                changed = 0
                 for block in self.blocks(self._block):
                     shares = list(pool.map(see, range(self._threads), itertools.repeat(block)))
                     nodes = np.concatenate(shares)
                     nodes.sort()
+                    before = labels[nodes]
                     decide(nodes, names, counts, left)
+                    changed += np.count_nonzero(labels[nodes] != before)
+                if changed < few * self.num_nodes:
+                    break
 
 
 def _clusters(edges: _EdgePasses, parts: int, most: int) -> tuple[Array, int]:
@@ -238,11 +248,10 @@ def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -
     return bins[numbers], int(bins.max()) + 1
 
 
-def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntArray, IntArray]:
-    """Build the graph of the clusters in CSR form from a sample of the edges between them: those
-    with the smallest keys, which are hashes of their numbers. Parallel edges of the sample stay,
-    because this METIS does not support edge weights."""
-    kept = np.empty((2, max(_COARSE_EDGES, edges.num_nodes // 2)), edges.index)
+def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> csr_array:
+    """Build the graph of the clusters from a sample of the edges between them, those with the
+    smallest keys, which are hashes of their numbers. Weights count parallel edges."""
+    kept = np.empty((2, max(_COARSE_EDGES, edges.num_nodes)), edges.index)
     keys = np.empty(kept.shape[1], np.uint32)
     threshold, at, first = np.uint32(2**32 - 1), 0, 0
     for src, dst in edges.blocks(_BLOCK):
@@ -257,21 +266,16 @@ def _coarse_graph(edges: _EdgePasses, clusters: Array, count: int) -> tuple[IntA
                 at = len(small)
                 kept[:, :at], keys[:at] = kept[:, small], keys[small]
         first += len(src)
-    indptr = np.zeros(count + 1, np.int64)
-    edge_kernels.count_ends(kept[0, :at], kept[1, :at], 0, 0, indptr)
-    np.cumsum(indptr, out=indptr)
-    ids = np.empty(indptr[-1], np.int64)
-    edge_kernels.put_ends(kept[0, :at], kept[1, :at], 0, 0, indptr[:-1].copy(), ids)
-    return indptr, ids
+    src, dst = kept[:, :at]
+    ends = np.concatenate([src, dst]), np.concatenate([dst, src])
+    return csr_array((np.ones(2 * at, np.int64), ends), shape=(count, count))  # sums duplicates
 
 
-def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) -> IntArray:
-    parts, count = len(balance.sizes), len(indptr) - 1
+def _divide(coarse: csr_array, clusters: Array, balance: Balance) -> IntArray:
+    parts, count = len(balance.sizes), coarse.shape[0]
     loads = np.bincount(clusters, balance.in_degrees, count).astype(np.int64)
     if count < _METIS_NODES:
-        csr = np.ones(len(ids)), ids.astype(np.int32), indptr.astype(np.int32)
-        graph = csr_array(csr, shape=(count, count))
-        order = reverse_cuthill_mckee(graph, symmetric_mode=True)
+        order = reverse_cuthill_mckee(coarse, symmetric_mode=True)
         sizes = np.bincount(clusters, minlength=count)
         share = sizes / sizes.sum() + loads / max(loads.sum(), 1)
         assigned = np.empty(count, np.int64)
@@ -280,7 +284,8 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
         return assigned
     weights = np.zeros((count, len(balance.means)), np.int64)
     np.add.at(weights, (clusters, balance.groups), 1)
-    return divide((indptr, ids), parts, weights, loads, f"{count} clusters of nodes")
+    what = f"{count} clusters of nodes"
+    return divide((coarse.indptr, coarse.indices), parts, weights, loads, what, coarse.data)
 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
@@ -292,7 +297,7 @@ def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:
         counts = labels, balance.sizes, balance.loads
         edge_kernels.move_nodes(nodes, edges.degrees, edges.in_degrees, limits, *counts, *sketches)
 
-    edges.propagate(labels, _MOVE_PASSES, move)
+    edges.propagate(labels, _MOVE_PASSES, move, _FEW)
 
 
 class Balance:
