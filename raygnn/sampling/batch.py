@@ -118,9 +118,6 @@ class Adjacency:
         """Return DGL's CSC arguments with edge ids, which some of its kernels require."""
         return "csc", (self.indptr, self.src, torch.arange(len(self.src), device=self.src.device))
 
-    def to(self, device: torch.device) -> Adjacency:
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
-
 
 @dataclass(frozen=True)
 class Block:
@@ -150,15 +147,9 @@ class Block:
                 beside the categories.
         """
         data: Any = {etype: adj.csc() for etype, adj in self.adj.items()}
-        plain = list(self.num_src) == [DEFAULT_NTYPE] and len(data) == 1
-        if plain:
-            (csc,) = data.values()
-            num = self.num_src[DEFAULT_NTYPE], self.num_dst[DEFAULT_NTYPE]
-            graph = dgl().create_block(csc, *num)
-        else:
-            graph = dgl().create_block(data, self.num_src, self.num_dst)
+        graph = dgl().create_block(data, self.num_src, self.num_dst)
         for etype, adj in self.adj.items():
-            frame = graph.edata if plain else graph.edges[etype].data
+            frame = graph.edges[etype].data
             frame.update(adj.categories)
             named = (shapes or {}).get(etype, {})
             if adj.rows is not None:
@@ -169,8 +160,8 @@ class Block:
 
 
 @dataclass(kw_only=True)
-class Share:
-    """One rank's share of a step.
+class Targets:
+    """Seeds and their targets.
 
     Attributes:
         seeds: int64 ``[B]``: reshuffled global ids of nodes, positions of edges, or numbers of
@@ -180,8 +171,6 @@ class Share:
         total: number of real seeds of this batch over all ranks.
         window: the same over all batches of one optimizer step, including graphs that could not be
             loaded.
-        epoch, step: number of the batch; ``step`` counts within the epoch.
-        seconds: build times ``sample``, ``features`` and ``exchange``.
     """
 
     seeds: Tensor
@@ -189,15 +178,26 @@ class Share:
     weight: Tensor
     total: int
     window: int
-    epoch: int
-    step: int
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:
         """Move all but ``seeds`` to ``device``. Called by Lightning's transfer hook."""
         if device.type == "cpu":
             return self
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+@dataclass(kw_only=True)
+class Share(Targets):
+    """One rank's share of a step.
+
+    Attributes:
+        epoch, step: number of the batch; ``step`` counts within the epoch.
+        seconds: build times ``sample``, ``features`` and ``exchange``.
+    """
+
+    epoch: int
+    step: int
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def pinned(self, device: torch.device) -> Self:
         """Copy all but ``seeds`` to page-locked memory, from which ``device``, a GPU, copies while
@@ -218,19 +218,26 @@ class Share:
 
 
 @dataclass(kw_only=True)
-class Part:
-    """One task's part of a multi-task batch; fields as in `Share` and `Batch`.
+class Part(Targets):
+    """One task's part of a batch.
 
     Attributes:
         nodes: for nodes as seeds, int64 ``[B]``: indices among the last block's destinations of
-            their type; else None.
+            their type; None for edges, and if seed b is destination b.
+        pairs: for edges as seeds, int64 ``[2, B]``: source and destination of each, as indices
+            among the last block's destinations of their types; else None.
+        relation: of these edges, int64 ``[B]``; None if they have none.
+        pair_features: of these edges, ``[B, F]``; None if no decoder reads any.
+        instead: replaced end, ``"source"`` or ``"target"`` → negatives, int64 ``[K]``, numbered as
+            in ``pairs``, or ``[B, K]`` if each edge has its own; listed negatives are
+            ``"source_neg"`` and ``"target_neg"``.
+        known: replaced end → which sampled negatives form a training edge, and so do not count,
+            bool ``[B, K]``; empty = they count.
+        log_q: replaced end → logarithm of the sampling probability of the edges' own nodes there
+            and of the negatives, float32 ``[B + K]``; empty unless the loss reads it.
+        instead_features: likewise → ``pair_features`` of the negative edges, ``[B, K, F]``.
     """
 
-    seeds: Tensor
-    y: Tensor
-    weight: Tensor
-    total: int
-    window: int
     nodes: Tensor | None = None
     pairs: Tensor | None = None
     relation: Tensor | None = None
@@ -239,9 +246,6 @@ class Part:
     known: dict[str, Tensor] = field(default_factory=dict)
     log_q: dict[str, Tensor] = field(default_factory=dict)
     instead_features: dict[str, Tensor] = field(default_factory=dict)
-
-    def to(self, device: torch.device) -> Part:
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -269,8 +273,8 @@ class AwaitedRows:
 
 
 @dataclass(kw_only=True)
-class Batch(Share):
-    """Seeds with the blocks around them.
+class Batch(Part, Share):
+    """Seeds, of the only task or of several, with the blocks around them.
 
     Attributes:
         blocks: from the input nodes to the seeds, one per layer.
@@ -281,20 +285,6 @@ class Batch(Share):
         degree: edge type → number of in-edges, in the complete graph, of the input nodes of its
             destination type, int32 ``[S_0]``; empty unless the model reads it.
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
-        nodes: for rows of a training table as seeds, int64 ``[B]``: indices among the last block's
-            destinations of their type; None = seed b is destination b.
-        pairs: for edges as seeds, int64 ``[2, B]``: source and destination of each, as indices
-            among the last block's destinations of their types; else None.
-        relation: of these edges, int64 ``[B]``; None if they have none.
-        pair_features: of these edges, ``[B, F]``; None if no decoder reads any.
-        instead: replaced end, ``"source"`` or ``"target"`` → negatives, int64 ``[K]``, numbered as
-            in ``pairs``, or ``[B, K]`` if each edge has its own; listed negatives are
-            ``"source_neg"`` and ``"target_neg"``.
-        known: replaced end → which sampled negatives form a training edge, and so do not count,
-            bool ``[B, K]``; empty = they count.
-        log_q: replaced end → logarithm of the sampling probability of the edges' own nodes there
-            and of the negatives, float32 ``[B + K]``; empty unless the loss reads it.
-        instead_features: likewise → ``pair_features`` of the negative edges, ``[B, K, F]``.
         routes: routes of the input nodes' embeddings, which ``x`` does not have yet; None if no
             node type has embeddings.
         awaited: rows that other hosts have yet to send; until then ``x``, ``degree`` and
@@ -308,14 +298,6 @@ class Batch(Share):
     combined: dict[EdgeType, Tensor]
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
-    nodes: Tensor | None = None
-    pairs: Tensor | None = None
-    relation: Tensor | None = None
-    pair_features: Tensor | None = None
-    instead: dict[str, Tensor] = field(default_factory=dict)
-    known: dict[str, Tensor] = field(default_factory=dict)
-    log_q: dict[str, Tensor] = field(default_factory=dict)
-    instead_features: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
     awaited: AwaitedRows | None = None
     parts: dict[str, Part] = field(default_factory=dict)
@@ -412,7 +394,7 @@ def _mapped(value: _Value, function: Callable[[Tensor], Tensor]) -> _Value:
     mapped: Any = value
     if isinstance(value, Tensor):
         mapped = function(value)
-    elif isinstance(value, (Adjacency, AwaitedRows, Block, Part, Share)):
+    elif isinstance(value, (Adjacency, AwaitedRows, Block, Targets)):
         names = [f.name for f in fields(value) if f.name not in ("seeds", "routes")]
         mapped = replace(value, **{name: _mapped(getattr(value, name), function) for name in names})
     elif isinstance(value, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -264,10 +264,6 @@ class GraphBatchMaker:
             step=step,
             seconds={"sample": loaded - begin, "features": -loaded, "exchange": 0.0},
         )
-
-    def accumulating(self, batches: int) -> GraphBatchMaker:
-        """See `Maker`."""
-        return replace(self, plan=replace(self.plan, accumulate=batches))
 
     @cached_property
     def identity(self) -> str:

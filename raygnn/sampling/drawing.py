@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, uint64
 
-from raygnn.sampling.kernels import COMPILE, below, hash_slots, mix, prefetch
+from raygnn.sampling.kernels import COMPILE, below, hash_slots, mix, prefetch, take_lists
 
 ALL = -1  # a fanout that takes every neighbour
 
@@ -202,25 +202,19 @@ def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
     """
     distinct = np.unique(keys)
     table, first = hash_slots(distinct, 0)
+    indptr = np.full(distinct.shape[0] + 2, keys.shape[0], np.int64)  # the last list is empty
     starts = np.searchsorted(keys, distinct)
+    for i in range(starts.shape[0]):
+        indptr[i] = starts[i]
     mask = uint64(table.shape[0] - 1)
-    low, indptr = np.zeros(nodes.shape[0], np.int64), np.zeros(nodes.shape[0] + 1, np.int64)
+    numbers = np.full(nodes.shape[0], distinct.shape[0], np.int64)
     for i in range(nodes.shape[0]):
         at = mix(uint64(nodes[i])) & mask
         while table[at] >= 0 and table[at] != nodes[i]:
             at = (at + uint64(1)) & mask
-        count = 0
         if table[at] >= 0:
-            number = first[at]
-            low[i] = starts[number]
-            end = starts[number + 1] if number + 1 < starts.shape[0] else keys.shape[0]
-            count = end - low[i]
-        indptr[i + 1] = indptr[i] + count
-    out = np.empty(indptr[-1], values.dtype)
-    for i in range(nodes.shape[0]):
-        for j in range(indptr[i + 1] - indptr[i]):
-            out[indptr[i] + j] = values[low[i] + j]
-    return indptr, out
+            numbers[i] = first[at]
+    return take_lists(indptr, values, numbers)
 
 
 @njit(**COMPILE)

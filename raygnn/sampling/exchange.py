@@ -309,25 +309,24 @@ def offsets(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
+@dataclass(frozen=True)
 class FailureBroadcast:
     """Reports a failure in batch preparation to the other ranks.
 
     These wait in a collective that will never complete. So a failure is written to the process
     group's key-value store, which ranks waiting for a batch poll.
 
-    Args:
+    Attributes:
         store: a key-value store that all ranks share; None with one rank.
     """
 
-    def __init__(self, world: World, store: dist.Store | None):
-        self._world = world
-        self._store = store
+    world: World
+    store: dist.Store | None
 
     def announce(self, error: BaseException) -> None:
         """Report why this rank's batches have ended. The first report is kept."""
-        if self._store is None:
-            return
-        self._store.compare_set("cause", "", f"{self._world.rank}\n{error_text(error)}")
+        if self.store is not None:
+            self.store.compare_set("cause", "", f"{self.world.rank}\n{error_text(error)}")
 
     def check(self) -> None:
         """Raise if another rank has announced a failure.
@@ -335,10 +334,10 @@ class FailureBroadcast:
         Raises:
             TrainingError: naming that rank and the cause.
         """
-        if self._store is None or not self._store.check(["cause"]):
+        if self.store is None or not self.store.check(["cause"]):
             return
-        rank, _, cause = self._store.get("cause").decode().partition("\n")
-        if int(rank) != self._world.rank:
+        rank, _, cause = self.store.get("cause").decode().partition("\n")
+        if int(rank) != self.world.rank:
             raise TrainingError(
                 f"rank {rank} could not prepare its batch: {cause}",
                 where=f"rank {rank}",

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -41,11 +41,8 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from raygnn.sampling.device.device_features import DeviceFeatures
     from raygnn.sampling.device.device_sampler import DeviceSampler
-
 
 log = logging.getLogger("raygnn")
 
@@ -76,10 +73,6 @@ class Maker(Protocol[S]):
         ...
 
     def __call__(self, epoch: int, step: int) -> S: ...
-
-    def accumulating(self, batches: int) -> Self:
-        """Return a copy that accumulates so many batches per optimizer step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,10 +111,6 @@ class BatchMaker:
     def exchange(self) -> Exchange:
         """See `Maker`."""
         return self.store.exchange
-
-    def accumulating(self, batches: int) -> BatchMaker:
-        """See `Maker`."""
-        return replace(self, seeds=self.seeds.accumulating(batches))
 
     @property
     def learned(self) -> list[str]:
@@ -209,6 +198,7 @@ class BatchMaker:
         ]
 
 
+@dataclass(eq=False, kw_only=True)
 class BatchLoader(Generic[S]):
     """Training batches of one rank, resumable at any step.
 
@@ -216,7 +206,7 @@ class BatchLoader(Generic[S]):
     end of an epoch means the start of the next one, since a checkpoint may be written on an epoch's
     last batch.
 
-    Args:
+    Attributes:
         make: builds one batch.
         prefetch: batches prepared ahead of training.
         limit: number of batches of the run.
@@ -228,35 +218,24 @@ class BatchLoader(Generic[S]):
         pin: GPU for which batches are pinned; None = they are not.
         side: builds batches on a GPU, or copies them there; None = batches stay where they are
             built.
+        epoch, step: the position.
     """
 
-    def __init__(
-        self,
-        make: Maker[S],
-        *,
-        prefetch: int,
-        limit: int,
-        across: bool = True,
-        alarm: FailureBroadcast | None = None,
-        note: Note | None = None,
-        pin: torch.device | None = None,
-        side: SideStream | None = None,
-    ):
-        self._make = make
-        self._pin = pin
-        self._side = side
-        self._note = note
-        self._prefetch = prefetch
-        self._alarm = alarm
-        self._limit = limit
-        self._across = across
-        self._batches: Generator[S, None, None] | None = None  # from the position on
-        self._prefetcher: Prefetcher[tuple[S, Any]] | None = None
-        self.epoch = 0
-        self.step = 0
+    make: Maker[S] = field(kw_only=False)
+    prefetch: int
+    limit: int
+    across: bool = True
+    alarm: FailureBroadcast | None = None
+    note: Note = silent
+    pin: torch.device | None = None
+    side: SideStream | None = None
+    epoch: int = field(default=0, init=False)
+    step: int = field(default=0, init=False)
+    _batches: Generator[S, None, None] | None = field(default=None, init=False)
+    _prefetcher: Prefetcher[tuple[S, Any]] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
-        return self._make.plan.steps_per_epoch
+        return self.make.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[S]:
         """Yield the remaining batches of this epoch, or of the next one at the end of one."""
@@ -265,41 +244,41 @@ class BatchLoader(Generic[S]):
         length = len(self)
         if self.step >= length:
             self.epoch, self.step = self.epoch + 1, 0
-            if not self._across:
+            if not self.across:
                 self.close()
         if self._batches is None:
             self._batches = self._from(self.epoch * length + self.step)
-        while self.step < length and self.epoch * length + self.step < self._limit:
+        while self.step < length and self.epoch * length + self.step < self.limit:
             batch = next(self._batches)
             assert (batch.epoch, batch.step) == (self.epoch, self.step)
             self.step += 1
             yield batch
 
     def _from(self, number: int) -> Generator[S, None, None]:
-        length, last = len(self), self._limit
-        if not self._across:
+        length, last = len(self), self.limit
+        if not self.across:
             last = min(last, (number // length + 1) * length)
 
         def local(number: int) -> S:
-            batch = self._make(*divmod(number, length))
-            return batch if self._pin is None else batch.pinned(self._pin)
+            batch = self.make(*divmod(number, length))
+            return batch if self.pin is None else batch.pinned(self.pin)
 
         def made(number: int) -> tuple[S, Any]:
-            if self._side is None:
+            if self.side is None:
                 return local(number), None
-            return self._side.make(lambda: local(number))
+            return self.side.make(lambda: local(number))
 
         self._prefetcher = Prefetcher(
             made,
             range(number, last),
-            self._prefetch,
-            self._alarm,
-            self._note,
-            lambda: self._make.exchange.seconds,
+            self.prefetch,
+            self.alarm,
+            self.note,
+            lambda: self.make.exchange.seconds,
         )
         for batch, ready in self._prefetcher:
-            if self._side is not None:
-                self._side.hand_over(batch, ready)
+            if self.side is not None:
+                self.side.hand_over(batch, ready)
             yield batch
 
     def close(self) -> None:
@@ -322,8 +301,8 @@ class BatchLoader(Generic[S]):
         return {
             "epoch": self.epoch,
             "step": self.step,
-            **self._make.plan.state,
-            "data": self._make.identity,
+            **self.make.plan.state,
+            "data": self.make.identity,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -339,7 +318,7 @@ class BatchLoader(Generic[S]):
                 remedy="resume with the run's data; a dataset's own splits must be the same each "
                 "time it is loaded",
             )
-        for name in self._make.plan.state:
+        for name in self.make.plan.state:
             if state.get(name) == here[name]:
                 continue
             raise InputError(
@@ -401,67 +380,53 @@ _POLL = 0.5  # seconds; interval of checks whether the other thread is alive
 
 
 @dataclass(frozen=True)
-class _Failed:
-    error: BaseException
+class _End:
+    error: BaseException | None = None
 
 
-class _Exhausted:
-    pass
+_Ready: TypeAlias = "queue.Queue[T | _End]"
 
 
-_Ready: TypeAlias = "queue.Queue[T | _Failed | _Exhausted]"
-
-
+@dataclass(eq=False)
 class Prefetcher(Generic[T]):
     """Iterates ``make(step)`` over ``steps``, up to ``depth`` ahead of the consumer.
 
     With depth 0 everything runs in the caller's thread. Closing (or dropping) the iterator ends the
     thread after its current batch.
 
-    Args:
+    Attributes:
         alarm: notified of a failure here, and polled for other ranks' while a batch is awaited.
         note: called with ``"queue"`` when the thread waits for free space.
         waited: returns the seconds spent waiting for other ranks so far.
-
-    Attributes:
         failure: the error that ended the thread; raised in place of the batch.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], T],
-        steps: Iterable[int],
-        depth: int,
-        alarm: FailureBroadcast | None = None,
-        note: Note | None = None,
-        waited: Callable[[], float] = float,
-    ):
-        self._make = make
-        self._steps = steps
-        self._depth = depth
-        self._waited = waited
-        self._starves = False
-        self._left: Iterator[int] | None = None  # steps that a thread hands to a new one
-        self._alarm = alarm
-        self._note = note or silent
-        self.failure: BaseException | None = None
+    make: Callable[[int], T]
+    steps: Iterable[int]
+    depth: int
+    alarm: FailureBroadcast | None = None
+    note: Note = silent
+    waited: Callable[[], float] = float
+    failure: BaseException | None = field(default=None, init=False)
+    _starves: bool = field(default=False, init=False)
+    _left: Iterator[int] | None = field(default=None, init=False)  # steps for the next thread
 
     def __iter__(self) -> Iterator[T]:
-        if self._depth == 0:
-            yield from map(self._make, self._steps)
+        if self.depth == 0:
+            yield from map(self.make, self.steps)
             return
-        ready: _Ready[T] = queue.Queue(maxsize=self._depth)
+        ready: _Ready[T] = queue.Queue(maxsize=self.depth)
         stop = threading.Event()
-        self._start(ready, stop, iter(self._steps))
+        self._start(ready, stop, iter(self.steps))
         begun = waited = 0.0
         try:
             for number in itertools.count():
                 asked = time.perf_counter()
                 item = self._await_next(ready, stop)
-                if isinstance(item, _Exhausted):
+                if isinstance(item, _End):
+                    if item.error is not None:
+                        raise item.error
                     return
-                if isinstance(item, _Failed):
-                    raise item.error
                 now = time.perf_counter()
                 waited += now - asked
                 if number % _WINDOW == 0:
@@ -477,7 +442,7 @@ class Prefetcher(Generic[T]):
         )
         self._thread.start()
 
-    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _Failed | _Exhausted:
+    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _End:
         while True:
             if (steps := self._left) is not None:
                 self._left = None
@@ -485,13 +450,13 @@ class Prefetcher(Generic[T]):
             try:
                 return ready.get(timeout=_POLL)
             except queue.Empty:
-                if self._alarm is not None:
-                    self._alarm.check()
+                if self.alarm is not None:
+                    self.alarm.check()
                 if not self._thread.is_alive() and ready.empty() and self._left is None:
                     raise RuntimeError("the prefetch thread ended without a batch") from None
 
     def _run(self, ready: _Ready[T], stop: threading.Event, steps: Iterator[int]) -> None:
-        def put(item: T | _Failed | _Exhausted) -> bool:
+        def put(item: T | _End) -> bool:
             while not stop.is_set():
                 try:
                     ready.put(item, timeout=_POLL)
@@ -502,13 +467,13 @@ class Prefetcher(Generic[T]):
 
         os.nice(_NICE)  # on Linux, of this thread only
         try:
-            before, nicer = self._waited(), False
+            before, nicer = self.waited(), False
             for number, step in enumerate(steps):
-                made = self._make(step)
-                if not number and before == self._waited() and not self._starves:
+                made = self.make(step)
+                if not number and before == self.waited() and not self._starves:
                     os.nice(_NICE_ALONE - _NICE)
                     nicer = True
-                self._note("queue")
+                self.note("queue")
                 if not put(made):
                     return
                 if nicer and self._starves:  # niceness cannot be taken back
@@ -521,9 +486,9 @@ class Prefetcher(Generic[T]):
                 error = ended
             self.failure = error
             log.error("a batch could not be prepared", exc_info=error)
-            if self._alarm is not None:
+            if self.alarm is not None:
                 with contextlib.suppress(Exception):  # the other ranks will time out
-                    self._alarm.announce(error)
-            put(_Failed(error))
+                    self.alarm.announce(error)
+            put(_End(error))
         else:
-            put(_Exhausted())
+            put(_End())

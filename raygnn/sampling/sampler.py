@@ -133,10 +133,11 @@ class Banned:
         return Ragged(*drawing.lists_of(dst, src, nodes))
 
 
+@dataclass(eq=False)
 class NeighborSampler:
     """Samples the blocks of a minibatch.
 
-    Args:
+    Attributes:
         shard: this worker's graph; sampling is local if it holds all rows.
         exchange: the data plane's collectives. With a partitioned topology every rank calls
             the sampler the same number of times.
@@ -148,32 +149,23 @@ class NeighborSampler:
         count_banned: blocks have `Adjacency.excluded`, for models that read degrees.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        exchange: Exchange,
-        *,
-        seed: int = 0,
-        replace: bool = False,
-        weighted: bool = False,
-        timing: Timing | None = None,
-        once: bool = False,
-        count_banned: bool = False,
-    ):
-        self._shard = shard
-        self._exchange = exchange
-        self._seed = seed
-        self._once = once
-        self._count_banned = count_banned
-        self._replace = replace
-        self._weighted = weighted
-        self._timing = timing
+    shard: Shard
+    exchange: Exchange
+    seed: int = 0
+    replace: bool = False
+    weighted: bool = False
+    timing: Timing | None = None
+    once: bool = False
+    count_banned: bool = False
+
+    def __post_init__(self) -> None:
+        shard = self.shard
         self._bits = {t: max(1, shard.num_nodes(t)).bit_length() for t in shard.ntypes}
         fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
         # dtype of transmitted ids and times
-        self._wire = np.dtype(np.int32 if fits and timing is None else np.int64)
+        self._wire = np.dtype(np.int32 if fits and self.timing is None else np.int64)
         # equal on all ranks, since the exchanges of a partitioned topology are collective
-        self._remote = exchange.world.size > 1 and not shard.replicated
+        self._remote = self.exchange.world.size > 1 and not shard.replicated
 
     def sample(
         self,
@@ -221,7 +213,7 @@ class NeighborSampler:
         """
         *inner, outer = fanouts
         blocks, frontier, bounds = self._hops(seeds, inner, epoch, step, banned, times)
-        key = derive_key(self._seed, epoch, step, len(inner))
+        key = derive_key(self.seed, epoch, step, len(inner))
         drawn = self._draw(frontier, outer, key, banned, bounds)
         counts = {t: len(ids) for t, ids in frontier.items()}
         nothing = torch.empty(0, dtype=torch.int64)
@@ -238,17 +230,17 @@ class NeighborSampler:
         banned: Banned | None,
         times: Mapping[str, np.ndarray] | None,
     ) -> tuple[list[Block], Frontier, Bounds | None]:
-        assert (times is None) == (self._timing is None)
+        assert (times is None) == (self.timing is None)
         nobody = np.empty(0, np.int64)
-        frontier = {t: as_ids(seeds.get(t, nobody)) for t in self._shard.ntypes}
+        frontier = {t: as_ids(seeds.get(t, nobody)) for t in self.shard.ntypes}
         bounds = None
         if times is not None:
             given = {t: times.get(t, nobody) for t in frontier}
             bounds, frontier = Bounds.pair(frontier, given, self._bits)
         blocks: list[Block] = []
         for hop, fanout in enumerate(fanouts):
-            hop = 0 if self._once else hop
-            key = derive_key(self._seed, epoch, step, hop)
+            hop = 0 if self.once else hop
+            key = derive_key(self.seed, epoch, step, hop)
             block, frontier = self.hop(frontier, fanout, key, banned, bounds)
             blocks.insert(0, block)
         return blocks, frontier, bounds
@@ -282,7 +274,7 @@ class NeighborSampler:
                 adj[etype] = _adjacency(drawn, etype, torch.from_numpy(local[start:stop]))
                 start = stop
         until: Frontier = {}
-        if bounds is not None and self._timing is not None and self._timing.ages:
+        if bounds is not None and self.timing is not None and self.timing.ages:
             until = bounds.times_of(sources)
         block = Block(
             adj={e: adj[e] for e in draws},
@@ -322,22 +314,22 @@ class NeighborSampler:
         ids: Draws = {}
         columns: dict[EdgeType, dict[str, Tensor]] = {}
         excluded: dict[EdgeType, np.ndarray] = {}
-        for number, etype in enumerate(self._shard.etypes):
+        for number, etype in enumerate(self.shard.etypes):
             chosen = nodes[etype[2]]
-            rows = self._shard.topology[etype]
+            rows = self.shard.topology[etype]
             index, most = chosen - rows.first, fanout[etype]
             whole: tuple[np.ndarray, np.ndarray] = drawing.spans(rows.indptr, index)
             span = whole
             row_keys = rows.keys[index]
-            if self._timing is not None and times is not None and rows.times is not None:
+            if self.timing is not None and times is not None and rows.times is not None:
                 until = times[etype[2]]
-                span = _before(self._timing, rows, index, until, most)
-                most = ALL if self._timing.latest else most
+                span = _before(self.timing, rows, index, until, most)
+                most = ALL if self.timing.latest else most
                 row_keys = mix(row_keys.astype(np.uint64) ^ mix(until.astype(np.uint64)))
             lists = drawing.RowLists(*span, rows.src, row_keys)
             keyed = np.uint64(derive_key(key, number))
-            how = most, self._replace, keyed, bool(rows.carried)
-            weights = rows.weights if self._weighted else None
+            how = most, self.replace, keyed, bool(rows.carried)
+            weights = rows.weights if self.weighted else None
             if weights is None and etype not in bans:
                 drawn = drawing.sample_rows(lists, *how)
             else:
@@ -345,7 +337,7 @@ class NeighborSampler:
                 weight, alias = weights or (_ALIKE, _ALIKE.view(np.uint64))
                 bias = drawing.DrawBias(*whole, weight, alias, ban.indptr, ban.ids)
                 drawn = drawing.draw_rows(lists, bias, *how)
-            if self._count_banned and etype in bans:
+            if self.count_banned and etype in bans:
                 ban = bans[etype]
                 excluded[etype] = drawing.count_banned(*whole, rows.src, ban.indptr, ban.ids)
             indptr, sources, places = drawn
@@ -359,7 +351,7 @@ class NeighborSampler:
         """Sample at the owners of the rows: four all-to-alls for any number of edge types."""
         order, cuts = {}, {}
         for ntype, nodes in frontier.items():
-            order[ntype], counts = group_by_owner(nodes, self._shard.bounds[ntype])
+            order[ntype], counts = group_by_owner(nodes, self.shard.bounds[ntype])
             cuts[ntype] = offsets(counts)
         questions = [
             RaggedByRank(Ragged.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
@@ -367,7 +359,7 @@ class NeighborSampler:
         for t, until in (times or {}).items():
             questions.append(RaggedByRank(Ragged.of_one(until[order[t]]), cuts[t]))
         questions += [RaggedByRank(ban.take(order[e[2]]), cuts[e[2]]) for e, ban in bans.items()]
-        asked = exchange_ragged(self._exchange, questions, self._wire)
+        asked = exchange_ragged(self.exchange, questions, self._wire)
         rest = iter(asked)
         here = dict(zip(frontier, rest))
         named = {t: lists.lists.ids for t, lists in here.items()}
@@ -380,7 +372,7 @@ class NeighborSampler:
             RaggedByRank(Ragged.of_one(number), here[e[2]].cuts)
             for e, number in drawn.excluded.items()
         ]
-        came = exchange_ragged(self._exchange, [*answers, *numbers], self._wire)
+        came = exchange_ragged(self.exchange, [*answers, *numbers], self._wire)
         back = {t: inverse(order[t]) for t in order}
         ids = {e: lists.lists.take(back[e[2]]) for e, lists in zip(drawn.ids, came)}
         rest = iter(came[len(answers) :])
@@ -414,7 +406,7 @@ class NeighborSampler:
                 orders.append(order)
         if not values:
             return drawn.columns
-        columns = self._exchange.columns(values, np.stack(send, 1), np.stack(receive, 1))
+        columns = self.exchange.columns(values, np.stack(send, 1), np.stack(receive, 1))
         ordered = iter([column.index_select(0, order) for column, order in zip(columns, orders)])
         return {e: {n: next(ordered) for n in named} for e, named in drawn.columns.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -23,15 +23,13 @@ from raygnn.sampling import kernels
 from raygnn.sampling.batch import Part
 from raygnn.sampling.exchange import Exchange, Ids, World, as_ids, ask_owners
 from raygnn.sampling.negatives import ENDS, ListedNegatives, Negatives
-from raygnn.sampling.plan import MultitaskPlan, SeedPlan, Steps, rank_share
+from raygnn.sampling.plan import MultitaskPlan, SeedPlan, rank_share
 from raygnn.sampling.sampler import Banned
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 JOINED = "\0joined"  # array of edges: features side by side
 LISTED = "\0listed"  # array of edges: number of the list of negatives
+
+_EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -75,61 +73,44 @@ class SeedSlice:
         return self.chosen[self.mine]
 
 
-class Seeds(Protocol):
-    """Numbered seeds; the numbers are those of a `SeedPlan`."""
-
-    num: int
-
-    def ids(self, index: np.ndarray) -> np.ndarray:
-        """Return the ids of the seeds numbered ``index``; each rank owns contiguous ids."""
-        ...
-
-    def start(self, piece: SeedSlice) -> BatchStart:
-        """Return the start of a rank's batch, with ``y`` and, for edges, ``pairs``, ``relation``
-        and ``instead``. Collective."""
-        ...
-
-
 def _kept(ids: Ids) -> np.ndarray:
     """Return ids in CPU memory, in their own dtype: every rank stores those of all ranks."""
     return ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
 
 
+@dataclass(eq=False)
 class NodeSeeds:
     """Nodes of one type, in the order of their original ids.
 
-    Args:
-        ids: int64 ``[n]``, reshuffled global ids, on any device.
+    Attributes:
+        nodes: int64 ``[n]``, reshuffled global ids, on any device.
         targets: ``[n, …]``; integers of any dtype, which batches have as int64.
         times: int64 ``[n]``, see `BatchStart`.
         repeated: a node may be several seeds, of one time or of several.
     """
 
-    def __init__(
-        self,
-        ntype: str,
-        ids: Ids,
-        targets: Tensor,
-        times: Ids | None = None,
-        *,
-        repeated: bool = False,
-    ):
-        self.ntype = ntype
-        self._repeated = repeated
-        self.targets = targets
-        self._times = None if times is None else _kept(times)
-        self.num = len(ids)
-        self._ids = _kept(ids)
+    ntype: str
+    nodes: Ids
+    targets: Tensor
+    times: Ids | None = None
+    repeated: bool = False
+
+    def __post_init__(self) -> None:
+        self.num = len(self.nodes)
+        self.nodes = _kept(self.nodes)
+        self.times = None if self.times is None else _kept(self.times)
 
     def ids(self, index: Ids) -> np.ndarray:
-        return as_ids(self._ids[as_ids(index)])
+        """Return the ids of the seeds that a `SeedPlan` numbers ``index``."""
+        return as_ids(self.nodes[as_ids(index)])
 
     def start(self, piece: SeedSlice) -> BatchStart:
+        """Return the start of a rank's batch."""
         y = self.targets[torch.from_numpy(piece.index)]
         y = y if y.is_floating_point() else y.long()
         ids, fields = self.ids(piece.index), {"y": y}
-        times = None if self._times is None else self._times[piece.index]
-        if self._repeated:
+        times: Any = None if self.times is None else self.times[piece.index]
+        if self.repeated:
             ids, until, local = distinct(ids, times)
             times, fields["nodes"] = times if times is None else until, torch.from_numpy(local)
         return BatchStart(
@@ -266,10 +247,12 @@ class OwnedEdges:
         return torch.stack(columns[:2]).numpy(), columns[2:]
 
 
+@dataclass(eq=False, kw_only=True)
 class EdgeSeeds:
     """Edges of one type as seeds.
 
-    Args:
+    Attributes:
+        edges: their ends and arrays.
         positions: ``[n]``, the edges to train on, the same on every rank.
         exclude: edges that a batch may not sample, so that it does not see its targets: None,
             "self" (the seeds of all ranks) or "reverse" (also the same pairs reversed). They are
@@ -284,90 +267,85 @@ class EdgeSeeds:
         history: sources, targets, relations and times of edges → features of their pairs.
     """
 
-    def __init__(
-        self,
-        edges: OwnedEdges,
-        positions: Ids,
-        *,
-        exclude: Literal["self", "reverse"] | None = None,
-        reverse: EdgeType | None = None,
-        target: str | None = None,
-        relation: str | None = None,
-        negatives: Negatives | None = None,
-        listed: ListedNegatives | None = None,
-        time: str | None = None,
-        history: Callable[..., Tensor] | None = None,
-    ):
-        self.etype = edges.etype
-        self.num = len(positions)
-        self._edges = edges
-        self._positions = _kept(positions)
-        self._exclude = exclude
-        source, _, other = edges.etype
-        self._reverse = reverse or (edges.etype if source == other else None)
-        self._target = target
-        self._relation = relation
-        self._negatives = negatives
-        self._listed = listed
-        self._time = time
-        self._history = history
+    edges: OwnedEdges = field(kw_only=False)
+    positions: Ids = field(kw_only=False)
+    exclude: Literal["self", "reverse"] | None = None
+    reverse: EdgeType | None = None
+    target: str | None = None
+    relation: str | None = None
+    negatives: Negatives | None = None
+    listed: ListedNegatives | None = None
+    time: str | None = None
+    history: Callable[..., Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.num = len(self.positions)
+        self.positions = _kept(self.positions)
+        self.etype = source, _, target = self.edges.etype
+        self.reverse = self.reverse or (self.etype if source == target else None)
 
     def ids(self, index: Ids) -> np.ndarray:
-        return as_ids(self._positions[as_ids(index)])
+        """Return the positions of the seeds that a `SeedPlan` numbers ``index``; each rank owns
+        contiguous ones."""
+        return as_ids(self.positions[as_ids(index)])
 
     def start(self, piece: SeedSlice) -> BatchStart:
-        negatives = self._negatives
+        """Return the start of a rank's batch. Collective."""
+        negatives = self.negatives
         # of all ranks, so that a batch does not depend on their number
-        everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
+        everyone = self.exclude is not None or (negatives is not None and negatives.in_batch)
         positions = self.ids(piece.chosen if everyone else piece.index)
-        joined = JOINED if JOINED in self._edges else None
-        read = [self._target, self._relation, joined, self._time, self._time and NUMBER]
-        read += [None if self._listed is None else LISTED]
+        joined = JOINED if JOINED in self.edges else None
+        read = [self.target, self.relation, joined, self.time, self.time and NUMBER]
+        read += [None if self.listed is None else LISTED]
         names = [name for name in read if name is not None]
-        ends, columns = self._edges.rows(positions, names)
+        ends, columns = self.edges.rows(positions, names)
         drawn: dict[str, np.ndarray] = {}
-        if negatives is not None and self._time is None:
+        if negatives is not None and self.time is None:
             drawn = negatives.draw(piece.epoch, piece.step, dict(zip(ENDS, ends)))
         banned = self._banned(*ends)
         if everyone:
             ends = ends[:, piece.mine]
             columns = [column[torch.from_numpy(piece.mine)] for column in columns]
         data = dict(zip(names, columns))
-        when = None if self._time is None else data[self._time].long().numpy()
+        when = None if self.time is None else data[self.time].long().numpy()
         if negatives is not None and when is not None:
             drawn = negatives.draw_each(piece.epoch, piece.step, data[NUMBER].numpy())
-        if self._listed is not None:
-            listed = self._listed.nodes(data[LISTED].numpy(), ends)
+        if self.listed is not None:
+            listed = self.listed.nodes(data[LISTED].numpy(), ends)
             drawn |= {f"{end}_neg": given for end, given in listed.items()}
         nodes, times, pairs, instead = _nodes(self.etype, ends, drawn, when)
         features, others = data.get(JOINED), dict[str, Tensor]()
-        if self._history is not None and when is not None:
-            kind = np.zeros_like(when) if self._relation is None else data[self._relation].numpy()
-            features = self._history(*ends, kind, when)
+        if self.history is not None and when is not None:
+            kind = np.zeros_like(when) if self.relation is None else data[self.relation].numpy()
+            features = self.history(*ends, kind, when)
             for key, given in drawn.items():
                 both = dict(zip(ENDS, ends[:, :, None])) | {key.removesuffix("_neg"): given}
-                others[key] = self._history(*both.values(), kind[:, None], when[:, None])
+                others[key] = self.history(*both.values(), kind[:, None], when[:, None])
         fields = {
-            "y": torch.ones(len(piece.mine)) if self._target is None else data[self._target],
+            "y": torch.ones(len(piece.mine)) if self.target is None else data[self.target],
             "pairs": torch.from_numpy(pairs),
-            "relation": None if self._relation is None else data[self._relation].long(),
+            "relation": None if self.relation is None else data[self.relation].long(),
             "pair_features": features,
             "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
             "instead_features": others,
         }
         if negatives is not None and when is None:
-            kinds = None if self._relation is None else data[self._relation].long().numpy()
+            kinds = None if self.relation is None else data[self.relation].long().numpy()
             fields |= negatives.facts(drawn, ends, kinds)
         return BatchStart(nodes, fields, banned, self.etype, times)
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:
-        if self._exclude is None:
+        if self.exclude is None:
             return None
-        if self._exclude == "self" or self._reverse is None:
+        if self.exclude == "self" or self.reverse is None:
             return Banned({self.etype: (src, dst)})
-        if self._reverse != self.etype:
-            return Banned({self.etype: (src, dst), self._reverse: (dst, src)})
+        if self.reverse != self.etype:
+            return Banned({self.etype: (src, dst), self.reverse: (dst, src)})
         return Banned({self.etype: (np.concatenate([src, dst]), np.concatenate([dst, src]))})
+
+
+Seeds: TypeAlias = NodeSeeds | EdgeSeeds
 
 
 def in_order(edges: OwnedEdges, own: np.ndarray) -> np.ndarray:
@@ -443,28 +421,15 @@ def distinct(
 
 
 @dataclass(frozen=True)
-class SeedAssigner:
-    """Assigns each step's seeds to ranks, for one task or for several."""
+class TaskSeeds:
+    """Assigns the seeds of each step to ranks."""
 
-    plan: Steps
-
-    def accumulating(self, batches: int) -> Self:
-        """Return a copy that accumulates so many batches per optimizer step."""
-        plan = replace(self.plan, accumulate=batches)  # type: ignore[type-var]
-        return replace(self, plan=plan)
-
-    def __call__(self, epoch: int, step: int) -> BatchStart:
-        """Return this rank's seeds of a step. Collective."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class TaskSeeds(SeedAssigner):
     plan: SeedPlan
     seeds: Seeds
     world: World
 
     def __call__(self, epoch: int, step: int) -> BatchStart:
+        """Return this rank's seeds of a step. Collective."""
         return self.start(epoch, step, self.plan.seeds_in_window(step))
 
     def start(
@@ -494,8 +459,8 @@ class TaskSeeds(SeedAssigner):
 
 
 @dataclass(frozen=True)
-class MultitaskSeeds(SeedAssigner):
-    """Seeds of several tasks, which share one neighbourhood without the targets of any of them.
+class MultitaskSeeds:
+    """`TaskSeeds` of several tasks, which share one neighbourhood without the targets of any.
 
     Attributes:
         plan: of all tasks; tasks: of each, by name.
@@ -503,7 +468,6 @@ class MultitaskSeeds(SeedAssigner):
 
     plan: MultitaskPlan
     tasks: Mapping[str, TaskSeeds]
-    _empty: Tensor = field(default_factory=lambda: torch.empty(0), init=False)
 
     def __call__(self, epoch: int, step: int) -> BatchStart:
         starts = {
@@ -518,13 +482,16 @@ class MultitaskSeeds(SeedAssigner):
         nodes, times, numbers = _together(starts)
         parts = {name: _part(start, numbers[name]) for name, start in starts.items()}
         fields = {
-            **dict.fromkeys(("seeds", "y", "weight"), self._empty),
+            **dict.fromkeys(("seeds", "y", "weight"), _EMPTY),
             "total": sum(part.total for part in parts.values()),
             "window": sum(part.window for part in parts.values()),
             "parts": parts,
         }
         banned = _all_banned(start.banned for start in starts.values())
         return BatchStart(nodes, fields, banned, times=times)
+
+
+SeedAssigner: TypeAlias = TaskSeeds | MultitaskSeeds
 
 
 def _together(
