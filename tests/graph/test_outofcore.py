@@ -30,7 +30,7 @@ from raygnn.graph.outofcore.graph_stages import needs, read_graph, size_of
 from raygnn.graph.outofcore.workspace import Pool, Workspace, in_turn
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing
-from raygnn.graph.partition.metis import assign
+from raygnn.graph.partition.metis import assign, in_one_space
 from raygnn.graph.partition.read import part_facts
 from raygnn.graph.sources import digest as sources_digest
 from raygnn.graph.sources import load_graph
@@ -58,6 +58,10 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
+def joined(chunks: Iterable[tuple[Any, Any]]) -> list[np.ndarray]:
+    return [np.concatenate(ends) for ends in zip(*([*chunks] or [([], [])]), strict=True)]
+
+
 @settings(max_examples=20, deadline=None)
 @given(data=graphs(), parts=st.integers(1, 4), method=st.sampled_from(["random", "stream"]))
 def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: str) -> None:
@@ -65,6 +69,7 @@ def test_many_small_pieces_are_the_graph(data: GraphData, parts: int, method: st
         root = Path(place)
         (root / "disk").mkdir()
         graph = spill(data, root / "disk")
+        assert np.array_equal(joined(in_one_space(data)), joined(graph.in_one_space()))
         expected = assign(data, parts, method, 0)
         found = assign(graph.data(), parts, method, 0, passes=graph.in_one_space)
         assert all(np.array_equal(found[ntype], part) for ntype, part in expected.items())

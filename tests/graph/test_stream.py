@@ -151,9 +151,10 @@ def test_metis_cuts_light_edges() -> None:
         coarse = stream._coarse_graph(edges, np.arange(400), 400)
     assert coarse[0, 1] == coarse[1, 0] == 9
     assert coarse[1, 2] == 1
-    graph = coarse.indptr, coarse.indices
-    part = metis_library.metis(*graph, 4, np.ones((400, 1), np.int64), coarse.data)
-    assert (part[pairs] == part[pairs + 1]).all()
+    ones = np.ones((400, 1), np.int64)
+    for parts in (4, 5, 8, 10):
+        part = metis_library.metis(coarse.indptr, coarse.indices, parts, ones, coarse.data)
+        assert (part[pairs] == part[pairs + 1]).all()
 
 
 def test_many_parts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -53,6 +54,15 @@ def assign(
     return dict(zip(data.nodes, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
 
 
+def in_one_space(data: GraphData) -> Iterator[tuple[Array, Array]]:
+    """Yield sources and destinations of all edges in chunks. Ids are offset by type, in order."""
+    offsets = _offsets(data)
+    for (src_type, _, dst_type), edges in data.edges.items():
+        for first in range(0, edges.num, _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            yield edges.src[chunk] + offsets[src_type], edges.dst[chunk] + offsets[dst_type]
+
+
 def _stream(
     data: GraphData,
     parts: int,
@@ -60,19 +70,12 @@ def _stream(
     progress: Callable[[str], object] | None,
     passes: Passes | None,
 ) -> Array:
-    offsets = _offsets(data)
-
-    def in_memory() -> Iterator[tuple[Array, Array]]:
-        for (src_type, _, dst_type), edges in data.edges.items():
-            for first in range(0, edges.num, _CHUNK):
-                chunk = slice(first, first + _CHUNK)
-                yield edges.src[chunk] + offsets[src_type], edges.dst[chunk] + offsets[dst_type]
-
+    passes = passes or partial(in_one_space, data)
     masks = [(frame.num, frame.data.get("train_mask")) for frame in data.nodes.values()]
     types = [(num, None if mask is None else np.asarray(mask, bool)) for num, mask in masks]
     groups = balance_groups(types, parts)
     return assign_by_streaming(
-        data.num_nodes, passes or in_memory, parts, groups=groups, seed=seed, progress=progress
+        data.num_nodes, passes, parts, groups=groups, seed=seed, progress=progress
     )
 
 

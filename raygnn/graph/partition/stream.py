@@ -200,7 +200,7 @@ class _EdgePasses:
                     nodes.sort()
                     before = labels[nodes]
                     decide(nodes, names, counts, left)
-                    changed += np.count_nonzero(labels[nodes] != before)
+                    changed += int(np.count_nonzero(labels[nodes] != before))
                 if changed < few * self.num_nodes:
                     break
 
