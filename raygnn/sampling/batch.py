@@ -26,18 +26,7 @@ if TYPE_CHECKING:
 
     from raygnn.sampling.exchange import RowRoutes
 
-# models access the graph, and DGL, through this module alone
-__all__ = [
-    "DEFAULT_NTYPE",
-    "Adjacency",
-    "Batch",
-    "Block",
-    "EdgeType",
-    "GraphBatch",
-    "Share",
-    "dgl",
-    "etype_str",
-]
+__all__ = ["DEFAULT_NTYPE", "EdgeType", "dgl", "etype_str"]  # models import these from here alone
 
 
 @dataclass(frozen=True)

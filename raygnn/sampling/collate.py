@@ -267,7 +267,7 @@ class GraphBatchMaker:
 
     @cached_property
     def identity(self) -> str:
-        """See `Maker`."""
+        """Fingerprint of the data and their splits: see `BatchMaker`."""
         data = f"{self.samples.meta.digest} {self.samples.num} {self.collate.classes}"
         digest = hashlib.blake2b(data.encode(), digest_size=8)
         for split, numbers in sorted(self.samples.splits.items()):

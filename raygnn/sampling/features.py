@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ def weight_column(etype: EdgeType) -> str:
     return f"weight:{etype_str(etype)}"
 
 
+@dataclass(eq=False)
 class BufferRing:
     """Output buffers that are reused after ``depth`` gathers.
 
@@ -63,25 +64,24 @@ class BufferRing:
     before a GPU has copied from it.
     """
 
-    def __init__(self, depth: int, pinned: bool = False):
-        self._depth = depth
-        self._pinned = pinned
-        self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._turn: dict[str, int] = {}
+    depth: int
+    pinned: bool = False
+    _buffers: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _turn: dict[str, int] = field(default_factory=dict)
 
     def gather(self, name: str, table: Tensor, index: Tensor) -> Tensor:
         """Return ``table[index]``. ``name`` distinguishes buffers of different shapes."""
-        if not self._depth and not self._pinned:
+        if not self.depth and not self.pinned:
             return table.index_select(0, index)
         shape = (len(index), *table.shape[1:])
         return torch.index_select(table, 0, index, out=self.take(name, shape, table.dtype))
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next buffer called ``name`` to write rows to."""
-        if not self._depth:
-            return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+        if not self.depth:
+            return torch.empty(shape, dtype=dtype, pin_memory=self.pinned)
         turn, rows = self._turn.get(name, 0), shape[0]
-        self._turn[name] = (turn + 1) % self._depth
+        self._turn[name] = (turn + 1) % self.depth
         buffer = self._buffers.get((name, turn))
         if buffer is None or len(buffer) < rows:
             buffer = torch.empty((rows + rows // 4, *shape[1:]), dtype=dtype)
@@ -89,10 +89,11 @@ class BufferRing:
         return buffer[:rows]
 
 
+@dataclass(eq=False)
 class FeatureStore:
     """Tables of all node types, distributed over the ranks by ownership.
 
-    Args:
+    Attributes:
         bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
         exchange: the data plane's collectives, shared with the sampler.
         tables: node type → table; the same columns on every rank.
@@ -100,42 +101,40 @@ class FeatureStore:
         ring: gathers after which an output buffer is reused; 0 = never.
         beside: place the results of `combine` for a node and its neighbours side by side: see
             `_beside`. Not for batches that move to a GPU, which copies columns slowly.
-
-    Attributes:
-        ntypes: those of the tables, including types without columns.
+        ntypes: node types of the tables, including types without columns.
+        whole: all ranks' rows are on this host, so that none are fetched; the same on all ranks.
         remote, hits: distinct rows of other hosts that batches needed so far, and how many of
             them were cached.
     """
 
-    def __init__(
+    bounds: Mapping[str, np.ndarray]
+    exchange: Exchange
+    tables: InitVar[Mapping[str, FeatureTable]]
+    layouts: InitVar[Mapping[str, TableLayout] | None] = None
+    ring: InitVar[int] = 0
+    beside: bool = False
+    remote: int = field(default=0, init=False)
+    hits: int = field(default=0, init=False)
+
+    def __post_init__(
         self,
-        bounds: Mapping[str, np.ndarray],
-        exchange: Exchange,
         tables: Mapping[str, FeatureTable],
-        *,
-        layouts: Mapping[str, TableLayout] | None = None,
-        ring: int = 0,
-        beside: bool = False,
-    ):
-        self.bounds = bounds
-        self.exchange = exchange
+        layouts: Mapping[str, TableLayout] | None,
+        ring: int,
+    ) -> None:
+        bounds, rank = self.bounds, self.exchange.world.rank
         self.ntypes = list(tables)
         self._tables = {t: table for t, table in tables.items() if table}
         self._ring = BufferRing(ring)
         self._answers = BufferRing(1)
-        self._lay_beside = beside
-        rank = exchange.world.rank
         self._layouts = layouts or {t: TableLayout.local_only(b, rank) for t, b in bounds.items()}
         # slot of a local row minus its id
         self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
-        # the same on all ranks: no rank fetches if all are on one host
-        self._fetches = any((self._layouts[t].starts < 0).any() for t in self._tables)
+        self.whole = all((self._layouts[t].starts >= 0).all() for t in self._tables)
         # fetched rows are stored after the permanent ones
         self._base = {t: layout.room for t, layout in self._layouts.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
-        self.remote = 0
-        self.hits = 0
 
     def to_pinned(self) -> None:
         """Gather into page-locked memory, from which a GPU copies directly."""
@@ -144,11 +143,6 @@ class FeatureStore:
     def row_bytes(self, ntype: str) -> int:
         """Return the bytes of one row, over all columns."""
         return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
-
-    @property
-    def whole(self) -> bool:
-        """True if all ranks' rows are on this host, so that none are fetched."""
-        return not self._fetches
 
     def room(self, ntype: str) -> int:
         """Return the number of slots with rows of this host's ranks and cached rows."""
@@ -248,7 +242,7 @@ class FeatureStore:
         copies anyway.
         """
         halves = {}
-        for ntype, ids in nodes.items() if self._lay_beside else ():
+        for ntype, ids in nodes.items() if self.beside else ():
             into = [e for e in draws if e[2] == ntype]
             if len(into) != 1 or FEATURES not in self._tables.get(ntype, {}):
                 continue
@@ -311,7 +305,7 @@ class FeatureStore:
         return asked, {t: nodes + self._shift[t] for t, nodes in zip(missing, came)}
 
     def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
-        if not self._fetches:
+        if self.whole:
             return
         asked, index = self.request(missing, counts)
         numbers, answers, rooms = [], [], []

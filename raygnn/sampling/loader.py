@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,13 +41,13 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
 
 if TYPE_CHECKING:
+    from raygnn.sampling.collate import GraphBatchMaker
     from raygnn.sampling.device.device_features import DeviceFeatures
     from raygnn.sampling.device.device_sampler import DeviceSampler
 
 log = logging.getLogger("raygnn")
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Share, covariant=True)
 
 Note = Callable[..., None]  # reports a thread's phase: ``note(phase, epoch=…, step=…)``
 
@@ -56,23 +56,7 @@ def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> 
     """Discard a `Note`."""
 
 
-class Maker(Protocol[S]):
-    """Builds the batches of one rank: `BatchMaker` or `GraphBatchMaker`."""
-
-    @property
-    def plan(self) -> Steps: ...
-
-    @property
-    def identity(self) -> str:
-        """Fingerprint of the data and their splits, equal on all ranks and after a resume."""
-        ...
-
-    @property
-    def exchange(self) -> Exchange:
-        """Collectives that batches use."""
-        ...
-
-    def __call__(self, epoch: int, step: int) -> S: ...
+Maker: TypeAlias = "BatchMaker | GraphBatchMaker"
 
 
 @dataclass(frozen=True)
@@ -89,6 +73,7 @@ class BatchMaker:
             embeddings require.
         counted: add `Block.counted`, for models with statistics over the rows of all ranks.
         note: called with ``"sample"`` and ``"features"``.
+        identity: fingerprint of the data and their splits, equal on all ranks and after a resume.
     """
 
     seeds: SeedAssigner
@@ -104,12 +89,11 @@ class BatchMaker:
 
     @property
     def plan(self) -> Steps:
-        """See `Maker`."""
         return self.seeds.plan
 
     @property
     def exchange(self) -> Exchange:
-        """See `Maker`."""
+        """Collectives that batches use."""
         return self.store.exchange
 
     @property
@@ -199,7 +183,7 @@ class BatchMaker:
 
 
 @dataclass(eq=False, kw_only=True)
-class BatchLoader(Generic[S]):
+class BatchLoader:
     """Training batches of one rank, resumable at any step.
 
     The position is that of the *next* batch to train on, whatever was prefetched. A position at the
@@ -221,7 +205,7 @@ class BatchLoader(Generic[S]):
         epoch, step: the position.
     """
 
-    make: Maker[S] = field(kw_only=False)
+    make: Maker = field(kw_only=False)
     prefetch: int
     limit: int
     across: bool = True
@@ -231,13 +215,13 @@ class BatchLoader(Generic[S]):
     side: SideStream | None = None
     epoch: int = field(default=0, init=False)
     step: int = field(default=0, init=False)
-    _batches: Generator[S, None, None] | None = field(default=None, init=False)
-    _prefetcher: Prefetcher[tuple[S, Any]] | None = field(default=None, init=False)
+    _batches: Generator[Share, None, None] | None = field(default=None, init=False)
+    _prefetcher: Prefetcher[tuple[Share, Any]] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return self.make.plan.steps_per_epoch
 
-    def __iter__(self) -> Iterator[S]:
+    def __iter__(self) -> Iterator[Share]:
         """Yield the remaining batches of this epoch, or of the next one at the end of one."""
         # a generator, so that nothing happens before the first batch is requested: Lightning
         # creates one iterator too many before it restores the position
@@ -254,16 +238,16 @@ class BatchLoader(Generic[S]):
             self.step += 1
             yield batch
 
-    def _from(self, number: int) -> Generator[S, None, None]:
+    def _from(self, number: int) -> Generator[Share, None, None]:
         length, last = len(self), self.limit
         if not self.across:
             last = min(last, (number // length + 1) * length)
 
-        def local(number: int) -> S:
-            batch = self.make(*divmod(number, length))
+        def local(number: int) -> Share:
+            batch: Share = self.make(*divmod(number, length))
             return batch if self.pin is None else batch.pinned(self.pin)
 
-        def made(number: int) -> tuple[S, Any]:
+        def made(number: int) -> tuple[Share, Any]:
             if self.side is None:
                 return local(number), None
             return self.side.make(lambda: local(number))

@@ -9,7 +9,7 @@ original numbers. Only ``local`` depends on ownership.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -63,14 +63,15 @@ class KnownEdges:
         return mask
 
 
+@dataclass(eq=False)
 class Negatives:
     """Samples negatives for a step.
 
-    Args:
+    Attributes:
         ntypes: end → node type.
         config: ``task.negatives``.
-        number: nodes per sample; None = as in ``config``. An attribute, too.
         seed: of the run.
+        number: nodes per sample; 0 = as in ``config``.
         weights: end → int64 ``[N]``, number of training edges that a node is that end of, in the
             order of the user's graph; for ``degree``.
         ids: node type → global ids ``[N]`` in the order of the user's graph; for ``uniform`` and
@@ -82,27 +83,20 @@ class Negatives:
             correction of scores.
     """
 
-    def __init__(
-        self,
-        ntypes: Mapping[End, str],
-        config: NegativesConfig,
-        seed: int,
-        *,
-        number: int | None = None,
-        weights: Mapping[End, np.ndarray] | None = None,
-        ids: Mapping[str, np.ndarray] | None = None,
-        own: Mapping[str, tuple[int, int]] | None = None,
-        known: Mapping[End, KnownEdges] | None = None,
-        relations: int = 1,
-        log_q: Mapping[End, np.ndarray] | None = None,
-    ):
-        self._ntypes = ntypes
-        self._config = config
-        self.number = number or config.number
-        self._seed = seed
-        self._ids = ids or {}
-        self._own = own or {}
-        self._known, self._relations, self._log_q = known or {}, relations, log_q or {}
+    ntypes: Mapping[End, str]
+    config: NegativesConfig
+    seed: int
+    number: int = 0
+    weights: InitVar[Mapping[End, np.ndarray] | None] = None
+    ids: Mapping[str, np.ndarray] = field(default_factory=dict)
+    own: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    known: Mapping[End, KnownEdges] = field(default_factory=dict)
+    relations: int = 1
+    log_q: Mapping[End, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self, weights: Mapping[End, np.ndarray] | None) -> None:
+        self.number = self.number or self.config.number
+        self._ends = [end for end in ENDS if self.config.ends in ("both", end)]
         self._sums = {
             end: np.cumsum(w.astype(np.float64) ** _POWER) for end, w in (weights or {}).items()
         }
@@ -110,7 +104,7 @@ class Negatives:
     @property
     def in_batch(self) -> bool:
         """True if the ends of all ranks' edges serve as negatives."""
-        return self._config.kind == "in_batch"
+        return self.config.kind == "in_batch"
 
     def draw(self, epoch: int, step: int, ends: Mapping[End, np.ndarray]) -> dict[str, np.ndarray]:
         """Sample the nodes of a step.
@@ -121,11 +115,10 @@ class Negatives:
         Returns:
             end → global ids, int64 ``[K]``, with repetitions.
         """
-        wanted = [end for end in ENDS if self._config.ends in ("both", end)]
         if self.in_batch:
-            return {end: ends[end] for end in wanted}
+            return {end: ends[end] for end in self._ends}
         draws = np.arange(self.number, dtype=np.uint64)
-        return {end: self._sample(end, epoch, step, draws) for end in wanted}
+        return {end: self._sample(end, epoch, step, draws) for end in self._ends}
 
     def facts(
         self, drawn: Mapping[str, np.ndarray], ends: np.ndarray, relation: np.ndarray | None
@@ -137,12 +130,12 @@ class Negatives:
         """
         known, log_q = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for end, own, other in zip(ENDS, ends, ends[::-1]):
-            if end in drawn and end in self._known:
-                keys = other * self._relations + (0 if relation is None else relation)
-                known[end] = torch.from_numpy(self._known[end].among(keys, drawn[end]))
-            if end in drawn and end in self._log_q:
+            if end in drawn and end in self.known:
+                keys = other * self.relations + (0 if relation is None else relation)
+                known[end] = torch.from_numpy(self.known[end].among(keys, drawn[end]))
+            if end in drawn and end in self.log_q:
                 nodes = np.concatenate([own, drawn[end]])
-                log_q[end] = torch.from_numpy(self._log_q[end][nodes])
+                log_q[end] = torch.from_numpy(self.log_q[end][nodes])
         return {"known": known, "log_q": log_q}
 
     def draw_each(self, epoch: int, step: int, edges: np.ndarray) -> dict[str, np.ndarray]:
@@ -151,19 +144,18 @@ class Negatives:
         Args:
             edges: int64 ``[n]``, numbers of edges in the user's graph.
         """
-        draws = np.arange(self.number).astype(np.uint64)
+        draws = np.arange(self.number, dtype=np.uint64)
         keys = mix(edges.astype(np.uint64)).reshape(-1, 1) + draws
-        wanted = [end for end in ENDS if self._config.ends in ("both", end)]
-        return {end: self._sample(end, epoch, step, mix(keys)) for end in wanted}
+        return {end: self._sample(end, epoch, step, mix(keys)) for end in self._ends}
 
     def _sample(self, end: End, epoch: int, step: int, draws: np.ndarray) -> np.ndarray:
-        kind, ntype = self._config.kind, self._ntypes[end]
-        key = np.uint64(derive_key(self._seed, epoch, step, _PURPOSE, ENDS.index(end)))
+        kind, ntype = self.config.kind, self.ntypes[end]
+        key = np.uint64(derive_key(self.seed, epoch, step, _PURPOSE, ENDS.index(end)))
         place = uniform(mix(draws + key))
         if kind == "local":
-            first, owned = self._own[ntype]
+            first, owned = self.own[ntype]
             return first + (place * owned).astype(np.int64)
-        ids = self._ids[ntype]
+        ids = self.ids[ntype]
         if kind == "uniform":
             return ids[(place * len(ids)).astype(np.int64)].astype(np.int64)
         sums = self._sums[end]
@@ -178,7 +170,7 @@ def make_negatives(
     ntypes: Mapping[End, str],
     seed: int,
     ends: Mapping[End, np.ndarray],
-    number: int | None = None,
+    number: int = 0,
     known: Mapping[End, KnownEdges] | None = None,
     relations: int = 1,
 ) -> Negatives:
@@ -192,22 +184,22 @@ def make_negatives(
     """
     seed = seed if ends else derive_key(seed, _RANKED)
     degrees: dict[End, np.ndarray] = {}
+    log_q, ids = dict[End, np.ndarray](), dict[str, np.ndarray]()
+    weights, own = dict[End, np.ndarray](), dict[str, tuple[int, int]]()
     if config.kind == "degree" or config.correct:
         for end, ntype in ntypes.items():
             counts = np.bincount(ends[end], minlength=shard.num_nodes(ntype))
             degrees[end] = exchange.sum(torch.from_numpy(counts)).numpy()
-    more: dict[str, Any] = {"number": number, "known": known, "relations": relations}
     if config.correct:
         power = 1 if config.kind == "in_batch" else _POWER
-        more["log_q"] = {end: _log_shares(each, power) for end, each in degrees.items()}
-    if config.kind == "in_batch":
-        return Negatives(ntypes, config, seed, **more)
+        log_q = {end: _log_shares(each, power) for end, each in degrees.items()}
     if config.kind == "local":
         own = {t: _own(shard, t) for t in ntypes.values()}
-        return Negatives(ntypes, config, seed, own=own, **more)
-    ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
-    weights = {end: each[ids[ntypes[end]]] for end, each in degrees.items()}
-    return Negatives(ntypes, config, seed, weights=weights, ids=ids, **more)
+    elif config.kind != "in_batch":
+        ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
+        weights = {end: each[ids[ntypes[end]]] for end, each in degrees.items()}
+    draws = weights, ids, own
+    return Negatives(ntypes, config, seed, number, *draws, known or {}, relations, log_q)
 
 
 def gather_known(

@@ -9,7 +9,7 @@ numbered by their original ids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -103,12 +103,7 @@ class SeedPlan(Steps):
     @property
     def state(self) -> dict[str, Any]:
         """See `Steps`."""
-        return {
-            "num_seeds": self.num_seeds,
-            "global_batch": self.global_batch,
-            "seed": self.seed,
-            "accumulate": self.accumulate,
-        }
+        return asdict(self)
 
     def size(self, step: int) -> int:
         """Return the number of seeds of one step, over all ranks."""
@@ -150,11 +145,13 @@ class MultitaskPlan(Steps):
     @property
     def state(self) -> dict[str, Any]:
         """See `Steps`."""
-        states = {name: plan.state for name, plan in self.plans.items()}
-        first = next(iter(states.values()))
-        keys = dict.fromkeys(key for own in states.values() for key in own)
-        each = {key: {name: own.get(key) for name, own in states.items()} for key in keys}
-        return {**each, "seed": first["seed"], "accumulate": self.accumulate}
+        plans = self.plans.items()
+        return {
+            "num_seeds": {name: plan.num_seeds for name, plan in plans},
+            "global_batch": {name: plan.global_batch for name, plan in plans},
+            "seed": next(plan.seed for _, plan in plans),
+            "accumulate": self.accumulate,
+        }
 
     def position(self, name: str, epoch: int, step: int) -> tuple[int, int]:
         """Return a task's own epoch and the step within it."""

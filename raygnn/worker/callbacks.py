@@ -19,7 +19,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.models.user import construct, load_class
-from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.worker import blackbox
@@ -44,7 +43,7 @@ class Evaluation(pl.Callback):
         self,
         evaluate: Callable[[str], dict[str, float]],
         records: Records,
-        loader: BatchLoader[Share],
+        loader: BatchLoader,
         config: TrainConfig,
         *,
         metric: str,

@@ -15,7 +15,6 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn import compat
 from raygnn.runs.run_directory import EVENTS, Events
-from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.losses import own_sources
@@ -85,7 +84,7 @@ class RankSetup:
             cpus=self.config.cluster.cpus_per_worker,
         )
 
-    def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
+    def loader(self, maker: Maker) -> BatchLoader:
         train, plan = self.config.train, maker.plan
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:

@@ -45,37 +45,31 @@ class Lists:
     keys: Tensor
 
 
+@dataclass(eq=False)
 class DeviceSampler:
     """Samples blocks on a GPU.
 
-    Args:
+    Attributes:
         shard: with a replicated topology.
         device: the GPU; a CPU with Triton's interpreter.
         pinned: keep the structure in the host's memory, page-locked.
         seed, replace, once: see `NeighborSampler`.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        device: torch.device,
-        *,
-        pinned: bool = False,
-        seed: int = 0,
-        replace: bool = False,
-        once: bool = False,
-    ):
-        assert shard.replicated
-        self._device = device
-        self._seed = seed
-        self._replace = replace
-        self._once = once
-        self._ntypes = shard.ntypes
+    shard: Shard
+    device: torch.device
+    pinned: bool = False
+    seed: int = 0
+    replace: bool = False
+    once: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.shard.replicated
         self._lists = {}
-        for etype in shard.etypes:
-            rows = shard.topology[etype]
+        for etype in self.shard.etypes:
+            rows = self.shard.topology[etype]
             assert not rows.carried
-            arrays = [put(a, device, pinned) for a in (rows.indptr, rows.src, rows.keys)]
+            arrays = [put(a, self.device, self.pinned) for a in (rows.indptr, rows.src, rows.keys)]
             self._lists[etype] = Lists(rows.first, *arrays)
 
     def sample(
@@ -92,12 +86,12 @@ class DeviceSampler:
         assert banned is None
         assert times is None
         frontier = {}
-        for ntype in self._ntypes:
+        for ntype in self.shard.ntypes:
             ids = torch.from_numpy(as_ids(seeds.get(ntype, torch.empty(0))))
-            frontier[ntype] = ids.to(self._device, non_blocking=True)
+            frontier[ntype] = ids.to(self.device, non_blocking=True)
         blocks: list[Block] = []
         for hop, fanout in enumerate(fanouts):
-            key = derive_key(self._seed, epoch, step, 0 if self._once else hop)
+            key = derive_key(self.seed, epoch, step, 0 if self.once else hop)
             block, frontier = self.hop(frontier, fanout, key)
             blocks.insert(0, block)
         return blocks, frontier
@@ -134,7 +128,7 @@ class DeviceSampler:
     def _draw(self, nodes: DeviceFrontier, fanout: Fanout, key: int) -> DeviceDraws:
         rows = {e: nodes[e[2]] - lists.first for e, lists in self._lists.items()}
         spans = {
-            e: device_kernels.spans(lists.indptr, rows[e], fanout[e], self._replace)
+            e: device_kernels.spans(lists.indptr, rows[e], fanout[e], self.replace)
             for e, lists in self._lists.items()
         }
         whole = [e for e in spans if fanout[e] == ALL]
@@ -149,7 +143,7 @@ class DeviceSampler:
                 ids = device_kernels.all_of(lists.src, start, indptr, totals[etype])
             else:
                 given = lists.indptr, lists.src, lists.keys, rows[etype], indptr
-                how = fanout[etype], self._replace, derive_key(key, number)
+                how = fanout[etype], self.replace, derive_key(key, number)
                 ids = device_kernels.draw_rows(*given, *how)
             draws[etype] = indptr, ids
         return draws

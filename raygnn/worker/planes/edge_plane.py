@@ -218,7 +218,7 @@ class EdgePlane(PartitionPlane):
         negatives, listed = None, self._listed.get(TRAINING)
         if isinstance(config, LinkPrediction) and config.negatives.kind != "none":
             seed = self.config.train.seed
-            number = None if self.time is None else config.negatives.each
+            number = 0 if self.time is None else config.negatives.each
             known, relation = None, self.target.relation
             if config.filters and self.time is None:
                 kinds = None if relation is None else edges.column(relation)[own].astype(np.int64)

@@ -15,7 +15,6 @@ from raygnn.graph.dgl import dgl
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.models.user import construct, load_class
-from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.calibration import Evaluated
@@ -52,7 +51,7 @@ class Plane(Protocol):
         """Return the model, in the precision's dtype, with its loss; equal on all ranks."""
         ...
 
-    def batches(self, task: TaskModule) -> Maker[Share]:
+    def batches(self, task: TaskModule) -> Maker:
         """Return the builder of training batches."""
         ...
 
