@@ -239,7 +239,7 @@ class Part(Targets):
 
 @dataclass(frozen=True)
 class AwaitedRows:
-    """Rows for a GPU, some of which other hosts send when the batch is handed over to training.
+    """Rows for a GPU. Other hosts send some of them when the batch is handed over to training.
 
     Prepared when the batch is built, so that one all-to-all is left. W ranks, T node types.
 
@@ -270,7 +270,7 @@ class Batch(Part, Share):
         x: node type → features of the input nodes ``[S_0, F]``, in the compute dtype.
         combined: edge type → features of the first block's sources, aggregated per destination
             ``[D_0, F]``, for models that read nothing else of them; then sources are not numbered,
-            and ``x``, ``degree`` and ``categories`` are those of destinations only. Else empty.
+            and ``x``, ``degree`` and ``categories`` have destinations only. Else empty.
         degree: edge type → number of in-edges, in the complete graph, of the input nodes of its
             destination type, int32 ``[S_0]``; empty unless the model reads it.
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
@@ -305,7 +305,7 @@ class Batch(Part, Share):
 class GraphBatch(Share):
     """Batch of graphs joined into one, with graphs as seeds. N nodes and E edges in total.
 
-    The nodes and edges of graph ``i`` follow those of graph ``i - 1``, in its own order.
+    Graphs follow each other; nodes and edges keep their order within a graph.
 
     Attributes:
         sizes: node type → nodes of each graph, int64 ``[B]``.

@@ -168,7 +168,7 @@ def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _include(chance, log_missed):  # type: ignore[no-untyped-def]
-    """Add the probabilities of being sampled to those of nodes: see `_spread`."""
+    """Add the probabilities of being sampled to ``chance``: see `_spread`."""
     for i in range(chance.shape[0]):
         # 1 - x loses an x near 1
         chance[i] -= (np.float32(1) - chance[i]) * np.float32(np.expm1(log_missed[i]))

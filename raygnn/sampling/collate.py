@@ -37,7 +37,7 @@ class Collate:
         dtype: compute dtype.
         whole: include all arrays, for a user's module.
         classes: number of classes; None for regression and labels.
-        asked: the graphs are not those of the training; their targets may be unknown, -1 or NaN.
+        asked: the graphs are not the training graphs; targets may be unknown, -1 or NaN.
         labels: multi-label targets; see `as_labels`.
     """
 
@@ -176,7 +176,7 @@ def _target(sample: Sample) -> Tensor:
 def check_schema(
     samples: Collection, pattern: Sample, inputs: Mapping[Any, Inputs], *, exact: bool
 ) -> None:
-    """Check that graphs have the schema of those of the training.
+    """Check that graphs have the schema of the training graphs.
 
     Args:
         inputs: node or edge type → the arrays that the model reads.
@@ -277,8 +277,8 @@ class GraphBatchMaker:
     def join(
         self, numbers: np.ndarray, among: Collection | Sequence[Sample] | None = None
     ) -> GraphBatch:
-        """Build a batch for evaluation of the graphs of these numbers ``among`` others; None = the
-        collection's."""
+        """Build a batch for evaluation of the graphs numbered ``numbers`` in ``among``; None = in
+        the collection."""
         graphs, total = self.samples if among is None else among, len(numbers)
         samples = [graphs[number] for number in numbers.tolist()]
         return self._joined(numbers, samples, total=total, window=max(1, total), epoch=0, step=0)

@@ -20,7 +20,7 @@ _AHEAD = 16  # rows between prefetching entries and reading them
 _LINE = 8  # entries of 8 bytes in a cache line
 _TRIES = 4  # draws per wanted entry before the complete list is read
 _HALF = 0xFFFFFFFF  # mask of half of the bits of a random number
-_MOST = 64  # the same limit for lists of which only a part may be drawn
+_MOST = 64  # the same limit where times exclude a part of the list
 
 
 @njit(**COMPILE)
@@ -122,7 +122,7 @@ class DrawBias(NamedTuple):
     """Weights of entries and entries that may not be drawn.
 
     Attributes:
-        start, degree: int64 ``[B]``, the complete lists of which those of `RowLists` are parts.
+        start, degree: int64 ``[B]``, the complete lists, whose parts are in `RowLists`.
         weight: ``[E]``, at least 0; entries with 0 are never drawn. Empty = all alike.
         alias: uint64 ``[E]``, see `raygnn.graph.staging.parts.alias_tables`; empty with
             ``weight``.
@@ -142,7 +142,7 @@ def sample_rows(lists, fanout, replace, key, keep):  # type: ignore[no-untyped-d
     """Sample `RowLists` whose entries are equally likely.
 
     Without replacement by Floyd's method (Bentley & Floyd, "A sample of brilliance", 1987), so
-    the cost is that of the sample, not of the list.
+    the cost depends on the sample, not on the list.
 
     Args:
         fanout: entries per row, or -1 for all.

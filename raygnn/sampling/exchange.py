@@ -241,7 +241,7 @@ def group_by_owner(ids: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.
 def name_to_owners(
     ids: Mapping[str, np.ndarray], bounds: Mapping[str, np.ndarray], exchange: Exchange
 ) -> dict[str, np.ndarray]:
-    """Tell the owners of nodes which of them are needed. Collective.
+    """Report to the owners of nodes which of them are needed. Collective.
 
     Args:
         ids: node type → int64 ``[n]``, any global ids; the same types in one order on all ranks.

@@ -8,7 +8,7 @@ read. All node types and columns share one exchange of counts, one of ids and on
 
 Only constant rows are shared this way. Embedding tables and computed rows stay with the rank that
 owns them, which sends them to other ranks even on the same host: these could otherwise read a row
-of another step, or one that is half written.
+of another step, or a half-written one.
 
 Floating-point and plain integer arrays are joined into one table in the compute dtype when they
 are staged. int8 arrays with a scale (``NAME`` and ``NAME_scale``, one number per node) stay int8 in
@@ -376,7 +376,7 @@ class Inputs:
         scaled: int8 arrays with a scale.
         categories: integers that stand for categories.
         learned: the type's node embeddings, placed after the features; None = none.
-        ages: times, of ``categories``, of which the model reads the time since.
+        ages: the ``categories`` that are times; the model reads the time since each.
     """
 
     plain: tuple[str, ...]

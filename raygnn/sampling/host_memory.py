@@ -41,7 +41,7 @@ class Host:
 
     Attributes:
         exchange: over all ranks.
-        ranks: those of this host, ascending; the first leads.
+        ranks: the ranks of this host, ascending; the first leads.
         most: the largest number of ranks of any host.
     """
 
@@ -142,8 +142,8 @@ class Host:
         return shared
 
     def add_up(self, values: np.ndarray) -> np.ndarray:
-        """The sum of what the ranks of the host gave, ``[n]`` each: in memory once, and added in
-        the order of the ranks."""
+        """Return the sum of the ``values [n]`` of the host's ranks, added in rank order in shared
+        memory."""
         if self.most == 1:
             return values
         total = self.array(len(values), values.dtype)

@@ -1,7 +1,7 @@
 """Batches of a step, and the iterable of batches that Lightning trains on.
 
 Batches are built in one background thread while the model trains: exactly those that will be
-consumed, in order, so that the thread's collectives match those of the other ranks. Its errors are
+consumed, in order, so that its collectives match the other ranks' collectives. Its errors are
 raised where the batch is awaited, on this rank and, through the failure broadcast, on the ranks
 that would otherwise wait forever.
 """
@@ -165,8 +165,7 @@ class BatchMaker:
     def _with_counted(self, blocks: list[Block], frontier: Mapping[str, Ids]) -> list[Block]:
         """Add `Block.counted` if the model reads it. Collective.
 
-        A padding seed is a seed of another rank, so its neighbourhood adds no node to those of all
-        ranks.
+        A padding seed is a seed of another rank, so its neighbourhood adds no node to count.
 
         Args:
             frontier: starts with the first block's destinations.
@@ -186,9 +185,9 @@ class BatchMaker:
 class BatchLoader:
     """Training batches of one rank, resumable at any step.
 
-    The position is that of the *next* batch to train on, whatever was prefetched. A position at the
-    end of an epoch means the start of the next one, since a checkpoint may be written on an epoch's
-    last batch.
+    The position belongs to the *next* batch to train on, whatever was prefetched. The end of an
+    epoch means the start of the next one, since a checkpoint may be written on an epoch's last
+    batch.
 
     Attributes:
         make: builds one batch.

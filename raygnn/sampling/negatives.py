@@ -25,7 +25,7 @@ End = Literal["source", "target"]
 ENDS: tuple[End, End] = ("source", "target")
 
 _POWER = 0.75  # of word2vec (Mikolov et al., NeurIPS 2013)
-_PURPOSE = 0x6E6567  # separates these random numbers from those of neighbour sampling
+_PURPOSE = 0x6E6567  # separates these random numbers from neighbour sampling
 _RANKED = 0x6576616C  # separates the candidates of rankings from the negatives of training
 
 
@@ -260,9 +260,9 @@ class ListedNegatives:
             num = int(exchange.sum(torch.tensor(len(bare))))
             source, target = (int((i == n).argmax()) for i, n in zip(self.ids.values(), firsts[0]))
             raise self.lists.error(
-                f"{num:,} edges to train on have no list, such as that from {source} to {target}, "
-                "by their numbers",
-                "list some for each, or let negatives.kind draw others",
+                f"{num:,} training edges have no list, such as the edge from node {source} to "
+                f"node {target}",
+                "list some for each, or sample others with negatives.kind",
             )
 
     def nodes(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
@@ -316,7 +316,7 @@ def find_lists(
         message = "the graph has no edge from {} to {}, by their numbers".format(
             *lists.ends[:, bad]
         )
-        raise lists.error(message, "list edges that there are, with their own relation", bad)
+        raise lists.error(message, "list existing edges, with their own relation", bad)
     rows = np.append(mine, -1)[row]  # row -1, no list, selects the last
     return ListedNegatives(lists, ids, rows)
 

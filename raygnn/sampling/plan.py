@@ -66,7 +66,7 @@ class Steps:
         return -(-self.steps_per_epoch // self.accumulate)
 
     def batches_until(self, optimizer_steps: int) -> int:
-        """Return the number of batches, over all epochs, of so many optimizer steps."""
+        """Return the number of batches, over all epochs, of ``optimizer_steps``."""
         epochs, rest = divmod(optimizer_steps, self.updates_per_epoch)
         return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
 
@@ -128,8 +128,8 @@ class SeedPlan(Steps):
 class MultitaskPlan(Steps):
     """Seeds of several tasks, a batch of each in every step.
 
-    An epoch is as long as that of the task with most batches; the other tasks continue with their
-    own next epoch, in another order.
+    An epoch ends with the epoch of the task with the most batches; the other tasks continue with
+    their own next epoch, in another order.
 
     Attributes:
         plans: task name → its plan.
@@ -209,7 +209,7 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
     for name, meant in names.items():
         if name != _OTHERS and not meant:
             raise ConfigError(
-                f"{name!r} is no edge type of this graph; there are: {existing}",
+                f"{name!r} is no edge type of this graph, which has: {existing}",
                 where=where,
                 remedy="name one of them, or its relation",
             )
@@ -221,9 +221,9 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
         if etype not in numbers:
             if _OTHERS not in hop:
                 raise ConfigError(
-                    f"has no number for the edge type {etype_str(etype)}",
+                    f"no number is set for the edge type {etype_str(etype)}",
                     where=where,
-                    remedy=f"add it, or {_OTHERS!r} for all that are not named",
+                    remedy=f"add it, or {_OTHERS!r} for all edge types that are not named",
                 )
             numbers[etype] = hop[_OTHERS]
     return {etype: numbers[etype] for etype in etypes}

@@ -1,7 +1,7 @@
 """Seeds of a batch: nodes or edges, of one task or of several.
 
 Seeds are numbered the same on every rank, whichever rank computes them. An edge is identified by
-its position in the in-edge lists of its type, those of all parts one after the other. Edges as
+its position in the in-edge lists of its type, all parts one after the other. Edges as
 seeds are in the order of the user's graph, whatever the partition.
 """
 
@@ -74,7 +74,7 @@ class SeedSlice:
 
 
 def _kept(ids: Ids) -> np.ndarray:
-    """Return ids in CPU memory, in their own dtype: every rank stores those of all ranks."""
+    """Return ids in CPU memory, in their dtype: every rank stores the ids of all ranks."""
     return ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
 
 
@@ -374,7 +374,7 @@ def _nodes(
     """Return ``nodes`` and ``times`` of a `BatchStart`, and ``pairs`` and ``instead`` of a `Batch`.
 
     Args:
-        when: times of the edges, int64 ``[n]``; then what is drawn is ``[n, K]``.
+        when: times of the edges, int64 ``[n]``; then ``drawn`` has ``[n, K]`` for each end.
     """
     nobody = np.empty(0, np.int64)
     ids: dict[str, list[np.ndarray]] = {}
@@ -440,7 +440,7 @@ class TaskSeeds:
         Args:
             epoch, step: of the run.
             window: see `Share`.
-            of: epoch and step of the plan; default: those of the run.
+            of: epoch and step of the plan; default: ``(epoch, step)``.
         """
         chosen = self.plan.batch(*(of or (epoch, step)))
         mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
@@ -518,7 +518,7 @@ def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:
     """Build a task's part of a batch.
 
     Args:
-        numbers: node type → index of the nodes of ``start`` among those of all tasks.
+        numbers: node type → index of the nodes of ``start`` among the nodes of all tasks.
     """
     places = {ntype: torch.from_numpy(local) for ntype, local in numbers.items()}
     fields = dict(start.fields)

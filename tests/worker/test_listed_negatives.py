@@ -268,8 +268,8 @@ def test_lists_that_do_not_fit_the_graph(case: str, tmp_path: Path) -> None:
         some = frame["source"].eq(edges.src[train[0]]) & frame["target"].eq(edges.dst[train[0]])
         bare = some.sum()
         frame, kind = frame[~some], "none"
-        expected = [f"{bare} edges to train on have no list, such as that from "]
-        expected += [f"from {edges.src[train[0]]} to {edges.dst[train[0]]}, by their", "for each"]
+        expected = [f"{bare} training edges have no list, such as the edge from node "]
+        expected += [f"from node {edges.src[train[0]]} to node {edges.dst[train[0]]}", "for each"]
     elif case == "pairs to train":
         frame, expected = frame[["source", "target", "relation"]], ["lists for each edge"]
     else:

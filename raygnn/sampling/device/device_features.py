@@ -93,7 +93,7 @@ class DeviceColumn:
 class DeviceFeatures:
     """The rows of a `FeatureStore` on this host, for batches that are built on a GPU.
 
-    Slots are those of the store's tables. If all ranks are on this host, the GPU computes slots and
+    Slots number the rows of the store's tables. If all ranks are on this host, the GPU computes slots and
     the host waits for nothing. Otherwise the CPU computes them, to find the rows that other hosts
     must send; `begin` requests these over the store's exchange, and `finish` receives them.
 
@@ -164,7 +164,7 @@ class DeviceFeatures:
                 f"feature rows cannot be page-locked in place ({failure}), and the host has no "
                 "memory for a copy for each worker"
             )
-        log.warning("each worker page-locks a copy of the feature rows: in place %s", failure)
+        log.warning("each worker page-locks a copy of the feature rows; in place, %s", failure)
         return False
 
     def _placed(self, table: Tensor, slots: Tensor, chosen: object) -> DeviceColumn:
@@ -208,7 +208,7 @@ class DeviceFeatures:
         return rows, AwaitedRows(rows, places, order, given, receive=counts, send=asked)
 
     def finish(self, awaited: AwaitedRows) -> FeatureRows:
-        """Return all rows after receiving those of other hosts. Collective over ``over``."""
+        """Return all rows after receiving other hosts' rows. Collective over ``over``."""
         assert self._over is not None
         numbers, answers, rooms = [], [], []
         for number, (ntype, slots) in enumerate(awaited.given.items()):
