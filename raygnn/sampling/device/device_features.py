@@ -93,7 +93,7 @@ class DeviceColumn:
 class DeviceFeatures:
     """The rows of a `FeatureStore` on this host, for batches that are built on a GPU.
 
-    Slots number the rows of the store's tables. If all ranks are on this host, the GPU computes slots and
+    Slots are numbered as in the store. If all ranks are on this host, the GPU computes slots and
     the host waits for nothing. Otherwise the CPU computes them, to find the rows that other hosts
     must send; `begin` requests these over the store's exchange, and `finish` receives them.
 
