@@ -16,10 +16,9 @@ from torch import Tensor
 from raygnn.errors import DataError
 from raygnn.graph.collection.mapped_collection import Collection, Sample
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.sampling.batch import GraphBatch
+from raygnn.sampling.batch import GraphBatch, Note, silent
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs
-from raygnn.sampling.loader import Note, silent
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.seeds import as_labels
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
-from raygnn.sampling.batch import AwaitedRows, Batch, Block, Share
+from raygnn.sampling.batch import AwaitedRows, Batch, Block, Note, Share, silent
 from raygnn.sampling.exchange import (
     Exchange,
     FailureBroadcast,
@@ -48,13 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("raygnn")
 
 T = TypeVar("T")
-
-Note = Callable[..., None]  # reports a thread's phase: ``note(phase, epoch=…, step=…)``
-
-
-def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
-    """Discard a `Note`."""
-
 
 Maker: TypeAlias = "BatchMaker | GraphBatchMaker"
 
