@@ -21,18 +21,16 @@ from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.planes import vocabulary
 
-# suffixes of keys that are set for new data to what the training found
+# suffixes of keys that new data get from the training
 _SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
-# no weight depends on these
+# keys that no weight depends on
 _RANKED = tuple(f".ranking.{key}" for key in ("candidates", "edges", "file", "top"))
 _TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
 
 
 def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config:
-    """Return the run's configuration with its directory's current location.
-
-    Args:
-        trust: see `raygnn.runs.trust.usable`.
+    """Return the run's configuration with its directory's current location; ``trust``: see
+    `raygnn.runs.trust.usable`.
 
     Raises:
         ConfigError: an override is wrong, or changes what was trained.
@@ -50,7 +48,7 @@ def config_of(run: Run, overrides: Sequence[str], trust: bool = False) -> Config
 def _values(run: Run, trust: bool) -> dict[str, Any]:
     storage = run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
     recorded = usable(run.config, run.shown, trust, run.files)
-    # a prediction logs nothing, and runs of earlier versions name loggers that are gone
+    # a prediction logs nothing, and runs of earlier versions may name removed loggers
     return {**recorded, "storage": storage, "name": run.name, "logging": {"loggers": []}}
 
 
@@ -62,8 +60,8 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
 
 
 def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the sections for the partition that the run was trained on, or if it is gone for one
-    with as many parts. The graph's files are only needed without the partition, and for queries."""
+    """Return the sections for the partition of the training, or if it is missing for a new one with
+    as many parts. Only a missing partition and queries need the graph's files."""
     parts, place = read_json(run.files / PARTITION).get("parts"), trained_partition(run)
     if not isinstance(parts, list) or place is None:
         return {}  # a user's partition, or graphs
@@ -77,15 +75,8 @@ def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
 def config_for_others(
     run: Run, trained: Weights, overrides: Sequence[str], trust: bool = False
 ) -> Config:
-    """Return the run's configuration for new data of the same kind.
-
-    Args:
-        trust: see `raygnn.runs.trust.usable`.
-
-    Raises:
-        ConfigError: see `config_of`.
-        InputError: see `config_of`; no new data are named, or the model cannot be used for them.
-    """
+    """Return the run's configuration for new data of the same kind; see `config_of`. Raises
+    InputError, too, if no new data are named, or the model cannot be used for them."""
     task, model = (run.config.get(name) or {} for name in ("task", "model"))
     kind = str(task.get("kind"))
     what = remedy = None
@@ -98,8 +89,7 @@ def config_for_others(
     elif None in (trained.sizes, trained.goals, trained.words) or (
         kind.startswith("graph") and not trained.like
     ):
-        what = "the run has no record of its data: it is of an older version"
-        remedy = "train it again"
+        what, remedy = "the run of an older version has no record of its data", "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
     values = _values(run, trust)
@@ -109,7 +99,7 @@ def config_for_others(
     else:
         tasks = run.config["tasks"]
         values["tasks"] = {name: _told(tasks[name], goal) for name, goal in trained.goals.items()}
-    # one key for all edges, so only if all tasks on edges have read it
+    # one key for all edges, so only if all tasks on edges read the same array
     read = {goal["relation"] for goal in trained.goals.values() if goal["etype"] is not None}
     relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
@@ -126,15 +116,14 @@ def config_for_others(
 
 
 def _with_words(config: Config, trained: Weights) -> Config:
-    """Return the configuration with the categories and transforms of the training, for tables."""
+    """Return the configuration with the training's categories and transforms of tables."""
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": trained.about})
         return config.model_copy(update={"graph": graph})
     if config.graph is None and not config.task.of_graphs:
-        assert trained.words is not None
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
-        vocabulary.check(trained.words, meta.names)
+        vocabulary.check(trained.words or {}, meta.names)
         vocabulary.check_transforms(trained.transforms or {}, meta)
     return config
 
@@ -151,16 +140,15 @@ def _check_scaling(run: Run, config: Config) -> None:
     """Raise ConfigError if features of new data are not scaled as in training."""
     if not run.config.get("graph") or config.graph is None:
         return  # unknown for a user's partition
-    trained = run.config["graph"]
-    before, now = trained.get("normalize") or "none", config.graph.normalize or "none"
+    before = run.config["graph"].get("normalize") or "none"
+    now, remedy = config.graph.normalize or "none", f"set graph.normalize={before}"
     if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
         return
-    remedy = f"set graph.normalize={before}"
+    what = f"features were scaled by {before} when the model was trained, and by {now} here"
     if before == "standard":
-        remedy = "scale them in the files as they were then, and set graph.normalize=none"
+        remedy = "scale them in the files as in the training, and set graph.normalize=none"
         if isinstance(config.graph, TablesGraph):
             remedy += ", or train with scale: standard in the YAML of the tables, which is kept"
-    what = f"features were scaled by {before} when the model was trained, and by {now} here"
-    if now == before:
-        what = "standard takes mean and deviation from the data, and these are new data"
+        if now == before:
+            what = "standard takes mean and deviation from the data, and these are new data"
     raise ConfigError(what, where="graph.normalize", remedy=remedy)

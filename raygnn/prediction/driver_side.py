@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -21,7 +22,7 @@ from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
 from raygnn.prediction.merge import check_names, free_file, merge_rows, rows_file
-from raygnn.prediction.request import Asked, ask, moment_of
+from raygnn.prediction.request import Asked, ask, check_fanout, moment_of
 from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
 from raygnn.worker.job import RELATIONS, ROWS, SPLITS, TopLists
@@ -40,13 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Parquet file of predictions.
-
-    Attributes:
-        rows: number of its rows.
-        split: the predicted split.
-        workers: number of workers.
-    """
+    """Parquet file of predictions: its path, number of rows, split, and number of workers."""
 
     path: Path
     rows: int
@@ -86,23 +81,23 @@ def predict(
     not change.
 
     Args:
-        run: its path, or its name within ``storage``.
-        out: the Parquet file, written in one step.
+        run: path of the run, or its name within ``storage``.
+        out: Parquet file, written in one step.
         split: ``train``, ``val``, ``test`` or ``all``; None = all, but see ``since``.
         task: name of one of several tasks.
-        scores: write the probabilities of all classes, too.
+        scores: also write the probabilities of all classes.
         calibrated: use the scale and biases fitted to the validation split at the end of training
             (``calibration`` in ``summary.json``) for probabilities and predictions.
-        ids: a file with the nodes or graphs to predict for: text with an id in each line, or
+        ids: file with the nodes or graphs to predict for: text with an id in each line, or
             Parquet with a column ``node`` or ``graph``.
         rows: CSV or Parquet with the entity and time of rows in place of the training table's; the
             file then has its columns, in its order, and the prediction beside them.
-        fanout: number of neighbours to sample for each of these nodes, from it outward, -1 = all;
-            None = all.
-        at: a time, such as ``2026-01-31``, or a number in the units of the data's times: every
-            seed sees what was before it; None = each what was before its own time. For runs with
+        fanout: number of neighbours per layer to sample for the nodes of ``ids``, from them
+            outward; -1 and None = all.
+        at: time, such as ``2026-01-31``, or a number in the units of the data's times: every seed
+            is predicted from edges before it; None = from those before its own time. For runs with
             ``sampling.time``.
-        since: a time as ``at``; earlier edges get no row. None = all edges, but with ``new_data``,
+        since: time as ``at``; earlier edges get no row. None = all edges, but with ``new_data``,
             and neither ``split`` nor ``at``, those later than all edges of the training. For tasks
             on edges in runs with ``sampling.time``.
         new_data: predict for data that the model was not trained on (inductive inference), of the
@@ -127,16 +122,13 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
+    options = _common(locals())
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    splits, shown = (*SPLITS, "all"), (verbose, display, started)
     given = "--ids" if ids is not None else "--split" if split not in (None, "all") else ""
-    others = rows_file(rows, given)
-    if others is not None:
-        check_names(others)
-    asked = ask(
-        *(run, splits, split or "all", storage, overrides, *shown),
-        *(new_data, task, True, at, trust, others),
-    )
+    beside = rows_file(rows, given)
+    if beside is not None:
+        check_names(beside)
+    asked = ask(splits=(*SPLITS, "all"), split=split or "all", rows=beside, one=True, **options)
     begin = _since(asked, split, since)
     request = {"scores": scores, "since": begin, **_few(asked.one, ids, fanout)}
     if calibrated:
@@ -144,7 +136,7 @@ def predict(
     of = f"{asked.task}, " if asked.task else ""
     of += "" if begin is None else f"edges since {begin}, "
     purpose = f"{of}split {asked.split} → {file}"
-    return _write(asked, file, overwrite, purpose, beside=others, **request)
+    return _write(asked, file, overwrite, purpose, beside=beside, **request)
 
 
 def recommend(
@@ -172,9 +164,9 @@ def recommend(
     All candidates are scored, exactly. A node is never recommended to itself.
 
     Args:
-        k: length of the lists; one is shorter if there are fewer candidates.
-        ids: a file with the sources, see `predict`; None = all nodes of the source type.
-        candidates: a file with the targets to choose from, as ``ids``; or ``array:NAME``, those
+        k: length of the lists; a list is shorter if there are fewer candidates.
+        ids: file with the sources, see `predict`; None = all nodes of the source type.
+        candidates: file with the targets to choose from, as ``ids``; or ``array:NAME``, the nodes
             for which this array of the target type is not 0; None = all nodes of the target type.
         known: ``exclude`` targets that a source has an edge to, of any split, or ``keep`` them.
         relation: name or number of the relation, if the edges have several.
@@ -184,18 +176,16 @@ def recommend(
 
     Returns:
         The file, sorted by the number of the source and by ``rank``. Columns: ``source``, ``rank``
-        from 1, ``target`` and ``score``. Targets with equal scores are in order of their numbers. A
-        source without candidates has no row.
+        from 1, ``target`` and ``score``. Targets with equal scores are in order of their numbers.
 
     Raises:
         InputError: the run is not of link prediction, or its scores need more than embeddings
             (``model.pair_history``, ``model.decoder_features``); and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
+    options = _common(locals())
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    shown = (verbose, display, started)
-    others: dict[str, Any] = {"at": at, "trust": trust, "tables": False}
-    asked = ask(run, ("all",), "all", storage, overrides, *shown, new_data, task, True, **others)
+    asked = ask(one=True, tables=False, **options)
     model, what, where, remedy = asked.one.model, None, "recommend", "use a run of link_prediction"
     if not asked.one.task.of_links:
         what = f"{asked.one.task.kind} has no scores of pairs of nodes"
@@ -205,7 +195,7 @@ def recommend(
         remedy = f"train without model.{key}"
     elif asked.at is None and asked.config.sampling.time is not None:
         what = "in a run with sampling.time, lists depend on the time"
-        remedy = "name it, such as --at 2026-01-31"
+        remedy = "set it, such as --at 2026-01-31"
     elif k % 1 != 0 or not 1 <= k <= LARGEST:
         what, where, remedy = "this is no length of a list", f"--k {k}", "give a number from 1"
     elif known not in ("exclude", "keep"):
@@ -241,12 +231,12 @@ def embed(
 ) -> Predicted:
     """Write the embeddings of nodes or graphs by a run's tested model.
 
-    For tasks on nodes these are the inputs of the last layer; for tasks on edges those of the
+    For tasks on nodes these are the inputs of the last layer; for tasks on edges the inputs of the
     decoder; for tasks on graphs all pooled layers, concatenated; for several tasks the shared
     inputs of their heads.
 
     Args:
-        ntype: node type; None = that of the task.
+        ntype: node type; None = the task's.
         run, out, split, at, new_data, trust, storage, overrides, overwrite, verbose, display,
             started: see `predict`; runs with ``sampling.time`` need ``at``.
 
@@ -258,28 +248,20 @@ def embed(
         InputError: the model has no embeddings of this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
+    options = _common(locals())
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    splits, shown = (*SPLITS, "all"), (verbose, display, started)
-    others: dict[str, Any] = {"at": at, "trust": trust, "tables": False}
-    asked = ask(run, splits, split, storage, overrides, *shown, new_data, **others)
+    asked = ask(splits=(*SPLITS, "all"), split=split, tables=False, **options)
+    task, what, where, remedy = asked.config.task, None, "embeddings", "leave it out"
     if asked.at is None and asked.config.sampling.time is not None:
-        raise InputError(
-            "in a run with sampling.time, embeddings of nodes depend on the time",
-            where="embeddings",
-            remedy="name it, such as --at 2026-01-31",
-        )
-    if asked.config.task.of_edges and split != "all":
-        raise InputError(
-            f"the splits of {asked.config.task.kind} are of edges, and embeddings are of nodes",
-            where=f"--split {split}",
-            remedy="leave it out, and choose nodes from the file that is written",
-        )
-    if ntype is not None and asked.config.task.of_graphs:
-        raise InputError(
-            "the embeddings of this run are of graphs",
-            where=f"--ntype {ntype}",
-            remedy="leave it out",
-        )
+        what = "in a run with sampling.time, embeddings of nodes depend on the time"
+        remedy = "set it, such as --at 2026-01-31"
+    elif task.of_edges and split != "all":
+        what = f"the splits of {task.kind} are of edges, and embeddings are of nodes"
+        where, remedy = f"--split {split}", "leave it out, and select nodes from the file"
+    elif task.of_graphs and ntype is not None:
+        what, where = "the embeddings of this run are of graphs", f"--ntype {ntype}"
+    if what is not None:
+        raise InputError(what, where=where, remedy=remedy)
     purpose = f"embeddings, split {split} → {file}"
     return _write(asked, file, overwrite, purpose, embeddings=True, ntype=ntype)
 
@@ -302,8 +284,8 @@ def evaluate(
     """Return the metrics of a run's tested weights, computed as at the end of training.
 
     Args:
-        split: ``train``, ``val`` or ``test``; for new graphs also ``all``, those with a target.
-            None = ``all`` for new graphs, else ``test``.
+        split: ``train``, ``val`` or ``test``; for new graphs also ``all``, which is all graphs with
+            a target. None = ``all`` for new graphs, else ``test``.
         task: name of one of several tasks; None = all.
         rows: CSV or Parquet with the entity, time and target of rows in place of the training
             table's; they count as the split ``test``.
@@ -316,41 +298,43 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    shown, others = (verbose, display, started), rows_file(rows, "--split" if split else "")
-    asked = ask(
-        *(run, SPLITS, split, storage, overrides, *shown),
-        *(new_data, task, others is not None, at, trust, others),
-    )
+    options = _common(locals())
+    file = rows_file(rows, "--split" if split else "")
+    asked = ask(splits=SPLITS, split=split, rows=file, one=file is not None, **options)
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
-        # null for NaN, of a split with a single class
+        # a metric of a split with a single class is NaN, which is null here
         metrics = {name: number(value) for name, value in found["metrics"].items()}
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
 
 
+def _common(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function of this module that `ask` has, too."""
+    names = ["run", "task", "at", "new_data", "trust", "storage", "overrides"]
+    names += ["verbose", "display", "started"]
+    return {name: given[name] for name in names if name in given}
+
+
 def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the fitted scale and biases. Raises InputError if there are none, or not of these
+    """Return the fitted scale and biases. Raises InputError if the run has none for these
     weights."""
-    task = asked.one.task
+    task, summary, remedy = asked.one.task, asked.run.summary, "leave it out"
     if not task.classifies and not task.several_labels:
-        what, remedy = f"{task.kind} has no probabilities of classes", "leave it out"
+        what = f"{task.kind} has no probabilities of classes"
         raise InputError(what, where="--calibrated", remedy=remedy)
     what = "the run has no calibration, which training fits to the validation split at its end"
-    try:
-        kept = asked.summary["calibration"][asked.task]
+    with suppress(KeyError, TypeError):
+        kept = summary["calibration"][asked.task]
         scale, bias = (tuple(map(number, kept[name])) for name in ("scale", "bias"))
-        scales = len(bias) if task.several_labels else 1
-        finite = all(map(math.isfinite, scale + bias))
+        finite = bias and all(map(math.isfinite, scale + bias))
         known = not task.classifies or len(bias) in (asked.weights.sizes or {}).values()
-        if len(scale) != scales or not bias or not finite or not known:
+        if not finite or not known or len(scale) != (len(bias) if task.several_labels else 1):
             what = "scale and bias in summary.json are not as many finite numbers as they must be"
-        elif asked.summary.get("weights") == asked.weights.sha256:
+        elif summary.get("weights") == asked.weights.sha256:
             return scale, bias
         else:
             what = "the run's calibration was fitted to other weights than its selected.pt"
-    except (KeyError, TypeError):
-        pass
-    remedy = "leave it out, or train again with a validation split"
+    remedy += ", or train again with a validation split"
     raise InputError(what, where="--calibrated", remedy=remedy)
 
 
@@ -362,7 +346,7 @@ def _since(asked: Asked, split: str | None, since: Any) -> int | str | None:
     if since is not None:
         return moment_of(asked.config, since, "--since")
     latest = (asked.weights.latest or {}).get(asked.task)
-    if latest is None or not asked.others or split is not None or asked.at is not None:
+    if latest is None or not asked.new_data or split is not None or asked.at is not None:
         return None
     return latest + 1
 
@@ -371,43 +355,27 @@ def _few(
     config: Config, ids: str | PathLike[str] | None, fanout: Sequence[int] | None
 ) -> dict[str, Any]:
     """Return the attributes of a `Request` for ``ids`` and ``fanout``."""
-    task = config.task
-    if ids is None:
-        if fanout is not None:
-            raise InputError(
-                "neighbours are sampled for a list of nodes only",
-                where="--fanout",
-                remedy="name a file with --ids, or leave --fanout out",
-            )
+    task, where = config.task, f"--ids {ids}"
+    what, remedy = None, "leave it out"
+    if ids is None and fanout is None:
         return {}
-    if task.of_edges or config.table is not None:
+    if ids is None:
+        what, where = "neighbours are sampled for a list of nodes only", "--fanout"
+        remedy = "name a file with --ids, or leave --fanout out"
+    elif task.of_edges or config.table is not None:
         rows = "edges" if task.of_edges else "rows of a training table"
-        raise InputError(
-            f"{task.kind} of this run predicts for {rows}, which have no ids",
-            where=f"--ids {ids}",
-            remedy="leave it out and choose from the file that is written",
-        )
-    depth = config.model.depth
-    wrong = [each for each in fanout or () if not -1 <= each <= LARGEST]
-    differ = config.model.draws_once and len(set(fanout or ())) > 1
-    if fanout is not None and (task.of_graphs or len(fanout) != depth or wrong or differ):
-        what = f"the model has {depth} layers"
+        what = f"{task.kind} of this run predicts for {rows}, which have no ids"
+        remedy = "leave it out and select rows from the file"
+    elif fanout is not None:
+        where = f"--fanout {','.join(map(str, fanout))}"
         if task.of_graphs:
             what = "graphs have all their edges"
-        elif differ:
-            what = "with model.interface pyg all layers see one graph, and these numbers differ"
-        elif len(fanout) == depth:
-            what = f"{wrong[0]} is no number of neighbours"
-        raise InputError(
-            what,
-            where=f"--fanout {','.join(map(str, fanout))}",
-            remedy="leave it out"
-            if task.of_graphs or not depth
-            else f"give a number up to {LARGEST} for each, from the nodes outward; -1 = all",
-        )
-    file = Path(ids).expanduser().absolute()
+        elif found := check_fanout(config, fanout):
+            what, remedy = found
+    if ids is None or what is not None:
+        raise InputError(str(what), where=where, remedy=remedy)
     return {
-        "wanted": read_wanted(file, task.unit),
+        "wanted": read_wanted(Path(ids).expanduser().absolute(), task.unit),
         "fanout": None if fanout is None else tuple(fanout),
     }
 
@@ -444,18 +412,19 @@ def _check_nodes(asked: Asked, request: Mapping[str, Any], plan: Plan) -> None:
     if request.get("wanted") is None and request.get("lists") is None:
         return
     goal, lists = plan.goals[asked.task], request.get("lists")
-    source, target = (goal.edges.etype[0], goal.edges.etype[2]) if goal.edges else (goal.ntype,) * 2
-    asked_for = [(source, request.get("wanted"), "--ids")]
-    asked_for += [(target, lists.candidates, "--candidates")] if lists else []
-    for kind, ids, option in asked_for:
-        known = None if ids is None or isinstance(ids, str) else plan.input.ids(kind)
-        if known is not None:
+
+    def check_ids(ids: Any, kind: str | None, option: str) -> None:
+        if ids is not None and (known := plan.input.ids(kind)) is not None:
             numbers_of(ids, *known, option)
+
+    check_ids(request.get("wanted"), goal.edges.etype[0] if goal.edges else goal.ntype, "--ids")
     if lists is None:
         return
     assert goal.edges is not None
-    assert target is not None
-    if isinstance(lists.candidates, str):
+    target = goal.edges.etype[2]
+    if not isinstance(lists.candidates, str):
+        check_ids(lists.candidates, target, "--candidates")
+    else:
         arrays = plan.input.facts(asked.config).columns.get(target)
         if arrays is not None:
             shapes = {name: first.shape for name, (first, *_) in arrays.items()}
@@ -472,8 +441,8 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
     """Return column → names of the nodes, relations or classes in it, if they have names.
 
     Args:
-        ntype: of the nodes, if it is not that of the task.
-        key: the first column.
+        ntype: node type, if it is not the task's.
+        key: first column.
     """
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if goal.ntype is None and goal.edges is None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from raygnn import __version__
 from raygnn.checkpoint import weights
 from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, read_model
-from raygnn.config.places import unwritable
 from raygnn.errors import DataError, InputError
+from raygnn.prediction.merge import OTHER, check_free
 from raygnn.runs.run import Run, open_run
 from raygnn.util.files import (
     is_vacant,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
 FACTS = "export.json"  # in the directory
-_OTHER = "choose another --out"
 _SLACK = 2**20  # bytes of a file of weights besides them
 
 
@@ -35,11 +34,10 @@ class Exported:
     """Exported model in a directory, as described in its ``export.json``.
 
     Attributes:
-        path: of the directory.
         programs: name of a file for ``torch.export.load`` → ``inputs`` (dtype, shape and range of
-            each argument) and ``outputs`` (width, or that of each node type).
+            each argument) and ``outputs`` (width, or width of each node type).
         goals: name of each task, "" for a single one → its target; empty for graphs.
-        words: names of classes, categories and relations, in the order of their numbers.
+        words: classes, categories and relations, in the order of their numbers.
         transforms: transforms of feature columns, with their state.
         columns: names of the columns of each array of features.
         weights: SHA-256 of the weights' file.
@@ -70,11 +68,11 @@ def export(
 ) -> Exported:
     """Write a run's tested model as programs of torch's operations.
 
-    Before any is kept, each is compared with the model for other sizes than it was traced with.
+    Each program is first compared with the model for other sizes than it was traced with.
 
     Args:
-        run: its path, or its name within ``storage``.
-        out: the directory, written in one step.
+        run: path of the run, or its name within ``storage``.
+        out: directory, written in one step.
         overwrite: replace an existing export.
 
     Returns:
@@ -86,7 +84,8 @@ def export(
         DataError: the weights are damaged.
         CapabilityError: this torch cannot export the model, or its programs compute differently.
     """
-    directory = _free(Path(out).expanduser().absolute(), overwrite)
+    directory = Path(out).expanduser().absolute()
+    _check_free(directory, overwrite)
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
     # this section alone: neither data nor a cluster is needed
     try:
@@ -95,12 +94,9 @@ def export(
         what, remedy = "its section model is damaged", "put back the config.yaml of the training"
         raise DataError(what, where=found.shown, remedy=remedy) from error
     if model.kind not in (*MODEL_FAMILIES, NO_LAYERS):
-        raise InputError(
-            f"{model.kind} is a class from outside raygnn, which can not be exported here",
-            where=found.shown,
-            remedy="export it with torch.export, where it is defined, with the weights of "
-            f"checkpoints/{weights.FILE}",
-        )
+        what = f"{model.kind} is a class from outside raygnn, which cannot be exported here"
+        remedy = f"export it with torch.export and the weights of checkpoints/{weights.FILE}"
+        raise InputError(what, where=found.shown, remedy=remedy)
     checkpoints = found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS)
     chosen = weights.find(checkpoints)
 
@@ -115,63 +111,40 @@ def export(
             state = restore(about, model).state_dict()
         size = sum(tensor.nbytes for tensor in state.values())
         if size > 2 * stored + _SLACK or stored > 2 * size + _SLACK:
-            raise DataError(
-                f"the weights have {stored:,} bytes, and the model that the run describes {size:,}",
-                where=str(chosen.path),
-                remedy="put back config.yaml and the files that training wrote",
-            )
+            what = f"the weights have {stored:,} bytes, and the model that the run describes "
+            remedy = "put back config.yaml and the files that training wrote"
+            raise DataError(f"{what}{size:,}", where=str(chosen.path), remedy=remedy)
         network = restore(about, model)
-    except (ValueError, RuntimeError) as error:  # of torch: a size that overflows
-        raise DataError(
-            "it is not recorded what data the network is for",
-            where=str(chosen.about),
-            remedy="put back the file that training wrote, or train again with this version",
-        ) from error
+    except (ValueError, RuntimeError) as error:  # torch's for a size that overflows
+        what = "it is not recorded what data the network is for"
+        remedy = "put back the file that training wrote, or train again with this version"
+        raise DataError(what, where=str(chosen.about), remedy=remedy) from error
     weights.load(chosen, network)
     made = {}
-    with storage_errors(directory, InputError, _OTHER), new_directory(directory) as draft:
+    with storage_errors(directory, InputError, OTHER), new_directory(directory) as draft:
         for name, program in programs(network).items():
             outputs = write(program, draft / f"{name}.pt2")
             made[f"{name}.pt2"] = {"inputs": describe_inputs(program), "outputs": outputs}
-        exported = Exported(
-            directory,
-            programs=made,
-            goals=dict(chosen.goals or {}),
-            words=chosen.words or {},
-            transforms=chosen.transforms or {},
-            columns=chosen.columns or {},
-            weights=chosen.sha256,
-            raygnn=__version__,
-            torch=torch.__version__,
-        )
-        facts = exported.to_dict()
-        del facts["path"]
+        names = ("goals", "words", "transforms", "columns")
+        facts: dict[str, Any] = {name: dict(getattr(chosen, name) or {}) for name in names}
+        facts |= {"weights": chosen.sha256, "raygnn": __version__, "torch": torch.__version__}
+        facts = {"programs": made, **facts}
         write_json(draft / FACTS, facts)
         _put(draft, directory)
-    return exported
+    return Exported(directory, **facts)
 
 
-def _free(directory: Path, overwrite: bool) -> Path:
-    what, remedy = None, _OTHER
-    with storage_errors(directory, InputError, _OTHER):  # such as a name that is too long
-        if not directory.parent.is_dir():
-            what, remedy = f"there is no directory {directory.parent}", f"make it, or {_OTHER}"
-        elif not is_vacant(directory) and not (directory / FACTS).is_file():
-            what = "this exists, and raygnn export has not written it"
-        elif not is_vacant(directory) and not overwrite:
-            what, remedy = "this export exists", f"{_OTHER}, or pass --overwrite"
-        elif (why := unwritable(directory.parent)) is not None:
-            what = f"it cannot be written: {why}"
-    if what is not None:
-        raise InputError(what, where=str(directory), remedy=remedy)
-    return directory
+def _check_free(directory: Path, overwrite: bool) -> None:
+    """Raise InputError unless an export can be written to the directory."""
+    mine = is_vacant(directory) or (directory / FACTS).is_file()
+    check_free(directory, overwrite, None if mine else "this is no directory of raygnn export")
 
 
 def _put(draft: Path, directory: Path) -> None:
     with new_directory(directory) as aside:
         before = aside / directory.name
         if not is_vacant(directory):
-            _free(directory, overwrite=True)  # it may have been replaced meanwhile
+            _check_free(directory, overwrite=True)  # another process may have replaced it
             os.rename(directory, before)
         try:
             if not publish(draft, directory):

@@ -1,4 +1,4 @@
-"""One file of predictions from those of all ranks."""
+"""Merges the ranks' predictions into one file, and checks its path."""
 
 from __future__ import annotations
 
@@ -17,35 +17,41 @@ import pyarrow.parquet as pq
 from raygnn.config.places import unwritable
 from raygnn.errors import InputError, TrainingError
 from raygnn.runs.display import Display
-from raygnn.util.files import replacing, storage_errors
+from raygnn.util.files import is_vacant, replacing, storage_errors
 
 _SUFFIX = ".parquet"
 OTHER = "choose another --out"
 _OF_ROWS = ("row", "node", "time", "split", "label")
-_ROWS = 2**17  # in memory at once, of all files
-_VALUES = 2**24  # likewise, for rows with many values, such as the scores of many classes
-_FEWEST = 2**6  # rows of each file
+_ROWS = 2**17  # rows of all files in memory at once
+_VALUES = 2**24  # values of all files in memory at once, such as scores of many classes
+_FEWEST = 2**6  # rows of each file in memory
 _BUFFER = 2**20  # bytes per read of a column
 
 
 def free_file(file: Path, overwrite: bool) -> Path:
     """Return the file of ``--out``; raises InputError if it cannot be written."""
-    what, remedy = None, OTHER
     if file.suffix not in ("", _SUFFIX):
         what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
     with storage_errors(file, InputError, OTHER):  # such as a name that is too long
-        if not file.parent.is_dir():
-            what, remedy = f"there is no directory {file.parent}", f"make it, or {OTHER}"
-        elif file.exists() and not file.is_file():
-            what = "this is no file but a directory or a device"
-        elif file.exists() and not overwrite:
-            what, remedy = "this file is there already", f"{OTHER}, or pass --overwrite"
-        elif (why := unwritable(file.parent)) is not None:
+        foreign = file.exists() and not file.is_file()
+        check_free(file, overwrite, "this is a directory or a device" if foreign else None)
+    return file
+
+
+def check_free(path: Path, overwrite: bool, foreign: str | None) -> None:
+    """Raise InputError unless a path can be written. ``foreign``: why the existing path must not be
+    replaced; None = with ``overwrite`` it may be."""
+    what, remedy = foreign, OTHER
+    with storage_errors(path, InputError, OTHER):
+        if not path.parent.is_dir():
+            what, remedy = f"there is no directory {path.parent}", f"create it, or {OTHER}"
+        elif foreign is None and not overwrite and not is_vacant(path):
+            what, remedy = "this exists already", f"{OTHER}, or pass --overwrite"
+        elif foreign is None and (why := unwritable(path.parent)) is not None:
             what = f"it cannot be written: {why}"
     if what is not None:
-        raise InputError(what, where=str(file), remedy=remedy)
-    return file
+        raise InputError(what, where=str(path), remedy=remedy)
 
 
 def merge_rows(
@@ -61,10 +67,10 @@ def merge_rows(
     """Merge the ranks' rows into one sorted file, with names in place of numbers.
 
     Args:
-        place: of the ranks' files.
+        place: directory of the ranks' files.
         found: rank 0's result.
-        beside: CSV or Parquet of as many rows, whose columns the file has in place of what tells
-            rows apart.
+        beside: CSV or Parquet with as many rows, whose columns replace those of ids, times, splits
+            and labels.
     """
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
@@ -73,19 +79,17 @@ def merge_rows(
         with replacing(merged) as out:
             rows = merge_files(files, out, key, names)
             if rows != found["rows"]:
-                raise TrainingError(
-                    f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
-                    where=str(place),
-                    remedy="see that all nodes mount the same storage",
-                )
-            free_file(file, overwrite)  # again, since it may have been created meanwhile
+                what = f"the workers wrote {found['rows']:,} rows, but {rows:,} were found"
+                remedy = "check that all nodes mount the same storage"
+                raise TrainingError(what, where=str(place), remedy=remedy)
+            free_file(file, overwrite)  # another process may have created it
         if beside is not None:
             with replacing(file) as out:
                 _put_beside(beside, merged, out)
 
 
 def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
-    """Write the columns of the rows that were given, and beside them those of the predictions."""
+    """Write the columns of the given rows, and beside them the columns of the predictions."""
     from raygnn.graph.tables.reader import TableReader  # which imports DuckDB
 
     reader = TableReader([given], [])
@@ -95,11 +99,10 @@ def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
         batches, writer, held = source.iter_batches(_ROWS, columns=kept), None, None
         for chunk in reader.chunks():
             while held is None or held.num_rows < chunk.num:
-                batch = next(batches, None)
-                if batch is None:
+                if (batch := next(batches, None)) is None:
                     raise _changed(given)
-                more = pa.Table.from_batches([batch])
-                held = more if held is None else pa.concat_tables([held, more])
+                more = [pa.Table.from_batches([batch])]
+                held = pa.concat_tables(more if held is None else [held, *more])
             table = pa.table(chunk.columns)
             for name in kept:
                 table = table.append_column(name, held.column(name).slice(0, chunk.num))
@@ -111,13 +114,13 @@ def _put_beside(given: Path, merged: Path, out: BinaryIO) -> None:
 
 
 def _changed(given: Path) -> InputError:
-    what, remedy = "the file changed while its rows were predicted", "start again once it is whole"
+    what, remedy = "the file changed while its rows were predicted", "start again"
     return InputError(what, where=str(given), remedy=remedy)
 
 
 def rows_file(rows: str | PathLike[str] | None, given: str) -> Path | None:
-    """Return the file of ``--rows``; raises InputError if there is none, or for an option that
-    does not go with it."""
+    """Return the file of ``--rows``; raises InputError if it does not exist, or for another option
+    that is ``given`` and does not go with it."""
     from raygnn.graph.tables.reader import is_table  # which imports DuckDB
 
     if rows is None:
@@ -133,7 +136,7 @@ def rows_file(rows: str | PathLike[str] | None, given: str) -> Path | None:
 
 
 def check_names(file: Path) -> None:
-    """Raise InputError unless predictions fit beside the columns of a table."""
+    """Raise InputError if a table has a column with a name of the predictions."""
     from raygnn.graph.tables.reader import TableReader
 
     names = TableReader([file], []).names(file)
@@ -146,11 +149,10 @@ def check_names(file: Path) -> None:
 def merge_files(
     files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
 ) -> int:
-    """Merge Parquet files with one schema, each ascending by the column ``key``; return the number
-    of rows.
+    """Merge Parquet files with one schema, each ascending by the column ``key``, into ``out``, and
+    return the number of rows.
 
     Args:
-        out: takes the Parquet file.
         names: column of numbers → pyarrow array of their names; missing columns are ignored.
 
     Raises:
@@ -176,7 +178,7 @@ def merge_files(
             lasts = [table[key][-1].as_py() for table in held if table.num_rows]
             if not lasts:
                 return rows
-            # what is not in memory of a file is above its last row there
+            # rows of a file that are not in memory are above its last one that is
             counts = [pc.less_equal(table[key], min(lasts)).to_numpy().sum() for table in held]
             merged = pa.concat_tables(map(pa.Table.slice, held, repeat(0), counts)).sort_by(key)
             held = [*map(pa.Table.slice, held, counts)]

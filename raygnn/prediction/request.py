@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from raygnn.checkpoint import weights
 from raygnn.config.schema import Config
-from raygnn.config.values import find_user_modules, parse_moment
+from raygnn.config.values import LARGEST, find_user_modules, parse_moment
 from raygnn.driver.job_plan import Plan, display_of
 from raygnn.driver.launch import Launch
 from raygnn.driver.session import Session, session_beside
@@ -25,7 +25,6 @@ from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import CHECKPOINTS
 from raygnn.runs.trust import classes
-from raygnn.storage.remote import RemotePath
 from raygnn.worker.job import SPLITS, Request
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
@@ -36,24 +35,21 @@ class Asked:
     """Planned prediction, before it starts.
 
     Attributes:
-        others: the data are new data.
+        new_data: the model was not trained on these data.
         task: name of one of several tasks; "" = the only one, or all.
-        kept: path of the weights, if they are in an object store.
         at: see `Request`.
-        summary: of the run.
     """
 
+    run: Run
     config: Config
     weights: weights.Weights
     split: str
     show: Display
     verbose: bool
     started: float
-    others: bool
-    task: str = ""
-    kept: RemotePath | None = None
-    at: int | str | None = None
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    new_data: bool
+    task: str
+    at: int | str | None
 
     @property
     def one(self) -> Config:
@@ -74,10 +70,10 @@ class Asked:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
         """
-        if self.others:
+        if self.new_data:
             request["sizes"] = self.weights.sizes
         elif self.weights.data is None:
-            self.show.note("the run has no record of its data: they are not compared")
+            self.show.note("the run has no record of its data, so they are not compared")
         with session_beside(
             self.config,
             _PLACE,
@@ -89,100 +85,97 @@ class Asked:
         ) as session:
             if check is not None:
                 check(session.plan)
+            replica = self.run.replica
+            kept = None if replica is None else replica.place / CHECKPOINTS
+            known: dict[str, Any] = {"at": self.at, "task": self.task, "kept": kept}
             answer = session.launch(
                 _watch,
-                request=Request(
-                    self.weights, self.split, at=self.at, task=self.task, kept=self.kept, **request
-                ),
+                request=Request(self.weights, self.split, **known, **request),
                 program="raygnn.prediction.worker_side:Predicting",
             )
             session.run.update_summary(status="done")
-            if not answer.get("rows") and (since := request.get("since")) is not None:
-                raise InputError(
-                    f"no edge of the split {self.split!r} is at {since} or later",
-                    where="--since",
-                    remedy="name an earlier time with --since, or all edges with --split all",
-                )
-            if not answer.get("rows") and (lists := request.get("lists")) is not None:
-                what, where = "the sources have edges to all targets already", "--known exclude"
-                remedy = "pass --known keep, or name other sources with --ids"
-                if lists.candidates is not None:
-                    what, where = "no source has a candidate", "--candidates"
-                    remedy = "name others, or pass --known keep"
-                raise InputError(what, where=where, remedy=remedy)
             if not answer.get("rows") and not answer.get("metrics"):
-                unlabelled = not request["rows"] and not self.one.task.of_links
-                what = "these data have no labels" if unlabelled else "the data have nothing"
-                raise InputError(
-                    f"{what} in the split {self.split!r}",
-                    where=f"--split {self.split}",
-                    remedy="choose another split" + ", or give them labels" * unlabelled,
-                )
+                raise self._nothing(request)
             yield answer, session.run.path, session.plan
+
+    def _nothing(self, request: Mapping[str, Any]) -> InputError:
+        """Return the error of a prediction without rows and metrics."""
+        where = f"--split {self.split}"
+        if request.get("since") is not None:
+            where = "--since"
+            what = f"no edge of the split {self.split!r} is at {request['since']} or later"
+            remedy = "name an earlier time with --since, or all edges with --split all"
+        elif (lists := request.get("lists")) is None:
+            unlabelled = not request["rows"] and not self.one.task.of_links
+            what = "these data have no labels" if unlabelled else "the data have nothing"
+            what += f" in the split {self.split!r}"
+            remedy = "choose another split" + ", or give them labels" * unlabelled
+        elif lists.candidates is None:
+            what, where = "the sources have edges to all targets already", "--known exclude"
+            remedy = "pass --known keep, or name other sources with --ids"
+        else:
+            what, where = "no source has a candidate", "--candidates"
+            remedy = "name others, or pass --known keep"
+        return InputError(what, where=where, remedy=remedy)
 
 
 def ask(
     run: str | Path | Run,
-    splits: Sequence[str],
-    split: str | None,
-    storage: str,
-    overrides: Sequence[str],
-    verbose: bool,
-    display: bool,
-    started: float | None,
-    others: bool = False,
+    splits: Sequence[str] = ("all",),
+    split: str | None = "all",
+    *,
     task: str | None = None,
     one: bool = False,
     at: Any = None,
-    trust: bool = False,
+    new_data: bool = False,
     rows: Path | None = None,
     tables: bool = True,
+    trust: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
 ) -> Asked:
     """Plan a prediction.
 
     Args:
         split: one of ``splits``, for new graphs also ``all``; None = ``all`` for new graphs, else
             ``test``.
-        others: for new data.
-        task: name of one of several tasks.
-        one: True if one of several tasks must be chosen.
-        at: time up to which data are seen, a number, text or date; None = each seed sees what was
-            before its own time.
-        trust: see `raygnn.runs.trust.usable`.
+        one: one of several tasks must be chosen.
         rows: file with rows in place of those of the training table.
         tables: False if no training table is needed.
+        run, task, at, new_data, trust, storage, overrides, verbose, display, started: see
+            `raygnn.predict`.
 
     Raises:
         InputError: there is no such run, split or task; it has no weights, or does not support new
             data or times; or it names classes and is not trusted.
     """
-    there = run if isinstance(run, Run) else open_run(run, storage)
-    found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
-    if others:
-        config = config_for_others(there, found, overrides, trust)
+    run = run if isinstance(run, Run) else open_run(run, storage)
+    found = weights.find(run.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
+    if new_data:
+        config = config_for_others(run, found, overrides, trust)
     else:
-        config = config_of(there, overrides, trust)
-    chosen = _split(split, splits, config if others and config.task.of_graphs else None)
+        config = config_of(run, overrides, trust)
+    split = _split(split, splits, config if new_data and config.task.of_graphs else None)
     name, moment = _task(config, task, one), None if at is None else moment_of(config, at)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     if any(classes(config.to_dict())):
         find_user_modules()
-    env = (there.config.get("comm") or {}).get("env")
+    env = (run.config.get("comm") or {}).get("env")
     env = env if isinstance(env, dict) else {}
     if unused := sorted(map(str, env.keys() - config.comm.env.keys())):
         show.note(
             f"environment variables of the run are not used: {', '.join(unused)}; give those that "
             "are needed with --set comm.env.NAME=VALUE"
         )
-    kept = None if there.replica is None else there.replica.place / CHECKPOINTS
     if rows is not None:
-        config = of_rows(config, rows, name, chosen)
+        config = of_rows(config, rows, name, split)
     needed = () if not tables else (name,) if name else None
     config = config.asking(found.words, at_once=moment is not None, rows_of=needed)
-    return Asked(
-        config, found, chosen, show, verbose, started, others, name, kept, moment, there.summary
-    )
+    return Asked(run, config, found, split, show, verbose, started, new_data, name, moment)
 
 
 def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:
@@ -191,30 +184,23 @@ def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) 
     Args:
         new_graphs: the configuration, if it names graphs that the model was not trained on.
     """
-    if new_graphs is None:
-        found = split or "test"
-    else:
-        found, splits = split or "all", list(dict.fromkeys([*splits, "all"]))
-        graph = new_graphs.graph
-        if found in SPLITS and getattr(graph, "dataset", None) is None:
-            raise InputError(
-                f"files of new graphs have no split {found!r}: shares and folds are of the graphs "
-                "that it was trained on",
-                where=f"--split {found}",
-                remedy="leave it out: all graphs are asked about",
-            )
+    found, what, remedy = split or ("test" if new_graphs is None else "all"), None, ""
+    if new_graphs is not None:
+        splits = list(dict.fromkeys([*splits, "all"]))
+        if found in SPLITS and getattr(new_graphs.graph, "dataset", None) is None:
+            what = f"files of new graphs have no split {found!r}: fractions and folds are those of "
+            what += "the training graphs"
+            remedy = "leave it out to predict for all graphs"
     if found not in splits:
-        raise InputError(
-            f"there is no split {found!r}",
-            where=f"--split {found}",
-            remedy=f"choose one of {', '.join(splits)}",
-        )
+        what, remedy = f"there is no split {found!r}", f"choose one of {', '.join(splits)}"
+    if what is not None:
+        raise InputError(what, where=f"--split {found}", remedy=remedy)
     return found
 
 
 def of_rows(config: Config, rows: Path, name: str, split: str) -> Config:
-    """Return the configuration with other rows for the task ``name``, "" for the only one: of this
-    split, or with ``all`` of none. Raises InputError if it has no training table."""
+    """Return the configuration with other rows for the task ``name`` ("" = the only one): in this
+    split, or with ``all`` in none. Raises InputError if the task has no training table."""
     task, table = config.of(name).task, config.of(name).table
     if table is None:
         what = f"{task.kind} of this run has no training table (task.table)"
@@ -228,18 +214,17 @@ def of_rows(config: Config, rows: Path, name: str, split: str) -> Config:
 
 def _task(config: Config, task: str | None, one: bool) -> str:
     names = list(config.tasks or ())
-    if task is None and (not names or not one):
-        return ""
-    if task is None and len(names) == 1:
-        return names[0]
     if task in names:
-        return task
-    what = f"there is no task {task!r}" if names else "this run has one task, which has no name"
-    raise InputError(
-        "the run has several tasks" if task is None else what,
-        where="--task" if task is None else f"--task {task}",
-        remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
-    )
+        return str(task)
+    if task is None and (not one or len(names) < 2):
+        return names[0] if one and names else ""
+    what, where = "the run has several tasks", "--task"
+    if task is not None:
+        what, where = f"there is no task {task!r}", f"--task {task}"
+    remedy = f"choose one of {', '.join(names)}" if names else "leave it out"
+    if not names:
+        what = "this run has one task, which has no name"
+    raise InputError(what, where=where, remedy=remedy)
 
 
 def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
@@ -258,6 +243,21 @@ def moment_of(config: Config, at: Any, option: str = "--at") -> int | str:
     except PydanticCustomError as error:
         remedy = "give one, or leave it out"
         raise InputError(error.message(), where=where, remedy=remedy) from None
+
+
+def check_fanout(config: Config, fanout: Sequence[int]) -> tuple[str, str] | None:
+    """Return what is wrong with numbers of neighbours, and a remedy; None if the model can use
+    them."""
+    depth = config.model.depth
+    remedy = "give a number for each layer, from the nodes outward; -1 = all"
+    if len(fanout) != depth:
+        return f"the model has {depth} layers", remedy if depth else "leave it out"
+    if wrong := [each for each in fanout if not -1 <= each <= LARGEST]:
+        return f"{wrong[0]} is no number of neighbours up to {LARGEST}", remedy
+    if config.model.draws_once and len(set(fanout)) > 1:
+        what = "all layers of this model see one graph (model.interface: pyg), and these numbers "
+        return what + "differ", "give equal ones"
+    return None
 
 
 def _watch(session: Session, launch: Launch) -> None:

@@ -33,7 +33,7 @@ class Predicting:
 
     def run(self) -> dict[str, Any]:
         """Predict; returns ``workers`` and either the number of ``rows`` or the ``metrics`` of all
-        ranks, none for an empty split. Collective.
+        ranks, which are empty for an empty split. Collective.
 
         Raises:
             DataError: the data are not those of the training, or the weights are damaged.
@@ -92,21 +92,14 @@ def open_trained(job: Job, ranks: Ranks) -> tuple[Plane, TaskModule]:
     found = available_weights(job, job.request.weights, job.request.kept)
     weights.load(found, task.model)
     if task.embeddings is not None:
-        _load_rows(job, ranks, found, task)
+        if found.rows is None:
+            what = "the embedding tables of nodes are missing"
+            remedy = "put back selected.json and selected-rows, which training wrote beside it"
+            raise DataError(what, where=str(found.path), remedy=remedy)
+        timeout = job.config.fault.storage_timeout.seconds
+        RowState(task.embeddings, ranks.control, timeout).read(found.rows_directory, found.rows)
     task.to(ranks.device)
     return plane, task
-
-
-def _load_rows(job: Job, ranks: Ranks, found: weights.Weights, task: TaskModule) -> None:
-    assert task.embeddings is not None
-    if found.rows is None:
-        raise DataError(
-            "the learned rows of nodes are missing",
-            where=str(found.path),
-            remedy="put back selected.json and selected-rows, which training wrote beside it",
-        )
-    timeout = job.config.fault.storage_timeout.seconds
-    RowState(task.embeddings, ranks.control, timeout).read(found.rows_directory, found.rows)
 
 
 def _check_data(job: Job, found: str) -> None:
@@ -115,8 +108,6 @@ def _check_data(job: Job, found: str) -> None:
     if job.request.sizes is not None:
         vocabulary.check(job.request.weights.words or {}, vocabulary.words(job))
     elif trained is not None and trained != found:
-        raise DataError(
-            f"these are not the data that the run was trained on: {found} here, {trained} then",
-            where=str(job.partition),
-            remedy="put back what they were, or train on them as they are now",
-        )
+        what = f"these are not the data that the run was trained on: {found} here, {trained} then"
+        remedy = "restore the data of the training, or train on these"
+        raise DataError(what, where=str(job.partition), remedy=remedy)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from raygnn.worker.job import TopLists
 from raygnn.worker.planes.prediction_rows import relation_of
 from raygnn.worker.planes.recommendations import Recommender
 
-_SEARCHES = 8  # that are kept, one for each relation asked for
+_SEARCHES = 8  # cached searches, one for each relation
 
 
 class LinkAnswers:
@@ -36,9 +37,9 @@ class LinkAnswers:
             inference = self._plane.inference
             held.enter_context(inference.represented(model.encoder, nodes))
             self._rows = inference.represent(model.encoder, nodes)
-            held.pop_all()  # every search reads them
+            held.pop_all()  # every search reads the rows, so they are never released
         self._decoder = copy.deepcopy(model.decoder).float().eval()
-        self._searches: dict[tuple[str | None, bool], Recommender] = {}
+        self._search = lru_cache(_SEARCHES)(self._new_search)
 
     @property
     def _relations(self) -> list[str]:
@@ -50,21 +51,19 @@ class LinkAnswers:
         return [str(word) for word in words or range(self._plane.relations)]
 
     def schema(self) -> dict[str, object]:
-        """Return what a caller must know, as plain JSON types."""
+        """Describe the model for callers, as plain JSON types."""
         return {**self._model.schema(*self._ends), "relations": self._relations}
 
     def answer(
         self, questions: Sequence[PairQuestion | ListQuestion]
     ) -> list[AnswerRows | RequestError]:
-        """Return the rows for each question, or what is wrong with it."""
+        """Return the rows for each question, or its error."""
         answers: list[AnswerRows | RequestError] = []
         for one in questions:
             try:
                 relation = self._relation(one.relation)
                 if isinstance(one, ListQuestion):
-                    answers.append(
-                        self._lists(one, self._search(one.relation, one.known == "keep"))
-                    )
+                    answers.append(self._lists(one))
                 else:
                     answers.append(self._scores(one, relation))
             except RequestError as error:
@@ -79,8 +78,8 @@ class LinkAnswers:
             remedy = (error.remedy or "").replace("--relation", "it")
             raise RequestError(error.what, where="relation", remedy=remedy) from None
 
-    def _lists(self, one: ListQuestion, search: Recommender) -> AnswerRows:
-        source, _ = self._ends
+    def _lists(self, one: ListQuestion) -> AnswerRows:
+        search, source = self._search(one.relation, one.known == "keep"), self._ends[0]
         sources = self._model.ids(source).positions(one.ids, "ids")
         found = search.lists(sources, self._of(source, sources), one.k).table()
         rows: AnswerRows = found.to_pylist()
@@ -101,12 +100,6 @@ class LinkAnswers:
         rows = self._rows[ntype].rows[torch.from_numpy(positions)]
         return rows.to(self._plane.ranks.device)
 
-    def _search(self, relation: str | None, known: bool) -> Recommender:
-        key = relation, known
-        if key not in self._searches:
-            lists = TopLists(1, known=not known, relation=relation)
-            request = replace(self._request, lists=lists)
-            self._searches[key] = Recommender(*self._model.opened, request)
-            while len(self._searches) > _SEARCHES:
-                del self._searches[next(iter(self._searches))]
-        return self._searches[key]
+    def _new_search(self, relation: str | None, known: bool) -> Recommender:
+        lists = TopLists(1, known=not known, relation=relation)
+        return Recommender(*self._model.opened, replace(self._request, lists=lists))

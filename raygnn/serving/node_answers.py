@@ -16,7 +16,7 @@ from torch import Tensor
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.data import etype_str
 from raygnn.graph.staging.neighbourhood import Neighbourhood, neighbourhood
-from raygnn.prediction.request import moment_of
+from raygnn.prediction.request import check_fanout, moment_of
 from raygnn.sampling.collate import names_of
 from raygnn.sampling.exchange import as_ids
 from raygnn.sampling.plan import Fanout, resolve_fanouts
@@ -34,7 +34,7 @@ _MOST_EDGES = 1_000_000  # of a neighbourhood with new rows
 
 @dataclass(frozen=True)
 class _Located:
-    """Question, its place among others, and the global ids of its nodes in the graph with the new
+    """Question, its number in the batch, and the global ids of its nodes in the graph with the new
     rows that it sees."""
 
     number: int
@@ -47,10 +47,10 @@ class NodeAnswers:
     """Answers questions about nodes.
 
     Args:
-        rows: new rows that every question sees; None = there are none.
+        rows: new rows that every question sees; None = no rows.
 
     Attributes:
-        ids: of the nodes that are predicted for.
+        ids: ids of the task's node type.
     """
 
     def __init__(self, model: ServedModel, rows: AllRows | None = None):
@@ -61,15 +61,13 @@ class NodeAnswers:
 
     @cached_property
     def _classes(self) -> list[Any] | None:
-        """Names of the classes; None if they are numbers, or there are none."""
-        if not self._config.task.classifies:
-            return None
+        """Names of the classes; None if they are numbers, or the task has none."""
         served = self._model.served
         found = served.words.get(target_key(self._config, served.task, self._ntype))
-        return None if found is None else [*found]
+        return [*found] if found is not None and self._config.task.classifies else None
 
     def schema(self) -> dict[str, Any]:
-        """Return what a caller must know, as plain JSON types."""
+        """Describe the model for callers, as plain JSON types."""
         timed = self._config.sampling.time is not None
         found = {**self._model.schema(self._ntype), "classes": self._classes, "times": timed}
         try:
@@ -78,10 +76,10 @@ class NodeAnswers:
             return found
 
     def answer(self, questions: Sequence[NodeQuestion]) -> list[AnswerRows | RequestError]:
-        """Return the rows for each question, or what is wrong with it.
+        """Return the rows for each question, or its error.
 
-        Nodes of several questions are predicted in one batch where they sample alike; a node's
-        sample does not depend on the others.
+        Questions with equal fanouts are predicted in one batch; a node's sample does not depend on
+        the other nodes.
         """
         answers: dict[int, AnswerRows | RequestError] = {}
         alike: dict[Any, list[_Located]] = {}
@@ -101,11 +99,11 @@ class NodeAnswers:
     def _answers(
         self, asked: Sequence[_Located], sampled: bool = False
     ) -> dict[int, AnswerRows | RequestError]:
-        """Return the answers to questions that sample alike, in the same graph, by number.
+        """Return the answers to questions with equal fanouts, in the same graph, by number.
 
         Args:
-            sampled: where there are new rows, hold a sample of each node's edges, as many as the
-                fanout needs.
+            sampled: with new rows, copy only a sample of each node's edges, as many as the fanout
+                needs.
         """
         answers: dict[int, AnswerRows | RequestError] = {}
         fanout, timed_edges = asked[0].question.fanout or (-1,), self._config.sampling.time
@@ -147,7 +145,7 @@ class NodeAnswers:
     def _around(self, asked: Sequence[_Located], cap: int | None) -> Neighbourhood | None:
         """Return the nodes' neighbourhood in the graph with new rows; None if there are none."""
         new, nodes = asked[0].new, np.concatenate([one.nodes for one in asked])
-        if not new:
+        if not new.count:
             return None
         plane, ntype, model = self._plane, self._ntype, self._config.model
         arrays = {t: {*names_of(inputs)} for t, inputs in plane.inputs.items()}
@@ -161,14 +159,8 @@ class NodeAnswers:
             raise RequestError(error.what, where=where, remedy=error.remedy) from None
 
     def _check(self, one: NodeQuestion) -> None:
-        depth, what, remedy = self._config.model.depth, None, "give equal ones"
-        if one.fanout is not None and len(one.fanout) != depth:
-            what = f"the model has {depth} layers"
-            remedy = "give a number for each layer, from the nodes outward; -1 = all"
-        elif self._config.model.draws_once and len({*(one.fanout or ())}) > 1:
-            what = "all layers of this model see one graph, and these numbers differ"
-        if what is not None:
-            raise RequestError(what, where="fanout", remedy=remedy)
+        if one.fanout is not None and (found := check_fanout(self._config, one.fanout)):
+            raise RequestError(found[0], where="fanout", remedy=found[1])
 
     def _outputs(
         self,
@@ -192,10 +184,9 @@ class NodeAnswers:
 
     @cached_property
     def _explainer(self) -> Explainer:
-        plane = self._plane
-        columns = self._model.served.request.weights.columns or {}
-        given = plane.inputs, plane.shard.node_data, columns
-        return Explainer(self._model.module.model, *given)
+        columns, plane = self._model.served.request.weights.columns or {}, self._plane
+        model = self._model.module.model
+        return Explainer(model, plane.inputs, plane.shard.node_data, columns)
 
     def _explained(
         self,
@@ -206,7 +197,7 @@ class NodeAnswers:
         inference: Inference,
         part: Neighbourhood | None,
     ) -> AnswerRows:
-        """Add an explanation to each row, if the question asks for it."""
+        """Add an explanation to each row, if requested."""
         one = asked.question
         if not one.explain:
             return rows
@@ -241,27 +232,20 @@ class NodeAnswers:
                 return added[ntype][node - known]
             return self._model.names(ntype, node[None])[0]
 
-        return {
-            "score": found.score,
-            "without": found.without,
-            "features": [
-                {"type": ntype, "feature": feature, "contribution": value}
-                for (ntype, feature), value in largest(found.features, k)
-            ],
-            "nodes": [
-                {"type": ntype, "node": name(ntype, number), "contribution": value}
-                for (ntype, number), value in largest(found.nodes, k)
-            ],
-            "edges": [
-                {
-                    "type": etype_str(etype),
-                    "source": name(etype[0], source),
-                    "target": name(etype[2], target),
-                    "contribution": value,
-                }
-                for (etype, source, target), value in largest(found.edges, k)
-            ],
-        }
+        features = [
+            {"type": ntype, "feature": feature, "contribution": value}
+            for (ntype, feature), value in largest(found.features, k)
+        ]
+        contributors = [
+            {"type": ntype, "node": name(ntype, number), "contribution": value}
+            for (ntype, number), value in largest(found.nodes, k)
+        ]
+        edges = []
+        for (etype, source, target), value in largest(found.edges, k):
+            ends = {"source": name(etype[0], source), "target": name(etype[2], target)}
+            edges.append({"type": etype_str(etype), **ends, "contribution": value})
+        scores = {"score": found.score, "without": found.without}
+        return {**scores, "features": features, "nodes": contributors, "edges": edges}
 
     def _named(self, names: Sequence[UserId], outputs: Tensor, scores: bool) -> AnswerRows:
         task = self._config.task
@@ -275,21 +259,17 @@ class NodeAnswers:
     def _times(
         self, positions: np.ndarray, at: Any, part: Neighbourhood | None
     ) -> np.ndarray | None:
-        """Return the time of each node, int64 ``[n]``; None if they have none.
-
-        Args:
-            positions: in ``part``, or else in the shard.
-        """
+        """Return the time of each node, int64 ``[n]``; None without times. ``positions``: in
+        ``part``, or if it is None in the shard."""
         plane, config = self._plane, self._config
         if config.sampling.time is None and at is None:
             return None
         if at is None and plane.clock.at is not None:
             return np.full(len(positions), plane.clock.at)
         if at is None and config.table is None and plane.time is not None:
-            if part is None:
-                own: np.ndarray = plane.node_times(self._ntype)
-            else:
-                own = part.node_data[self._ntype][plane.time].flatten().numpy()
+            if part is not None:
+                return part.node_data[self._ntype][plane.time].flatten().numpy()[positions]
+            own: np.ndarray = plane.node_times(self._ntype)
             return own[positions]
         at = datetime.now(UTC).isoformat() if at is None else at
         try:
@@ -298,5 +278,5 @@ class NodeAnswers:
             raise RequestError(error.what, where="at", remedy=error.remedy) from None
         time = config.sampling.time
         if config.table is not None and time is not None and not time.strict:
-            moment += 1  # a row sees what is of its own time
+            moment += 1  # a row sees edges at its own time
         return np.full(len(positions), moment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -26,8 +27,8 @@ from pydantic_core import PydanticCustomError
 from raygnn.errors import InputError
 
 MOST = 1000  # ids, pairs or graphs of a request, and targets of a list
-_EXPLAINED = 10  # ids of a request
-LARGEST_TREE = 50_000  # edges of what explains a prediction
+_EXPLAINED = 10  # ids of a request with explanations
+LARGEST_TREE = 50_000  # edges of a prediction's computation tree
 
 UserId: TypeAlias = Annotated[StrictInt | StrictStr, Field(description="as in the graph's tables")]
 Ids: TypeAlias = Annotated[list[UserId], Field(min_length=1, max_length=MOST)]
@@ -46,7 +47,7 @@ _KNOWN = ConfigDict(extra="forbid")
 
 
 class RequestError(InputError):
-    """A request that cannot be answered; what it says is for the caller."""
+    """Error of a request, reported to its caller."""
 
 
 @dataclass(frozen=True, config=_KNOWN)
@@ -60,16 +61,16 @@ class NodeQuestion:
     ] = None
     at: Annotated[
         StrictInt | StrictStr | None,
-        Field(description="predict from what was before this time, such as 2026-01-31"),
+        Field(description="predict from edges before this time, such as 2026-01-31"),
     ] = None
-    scores: Annotated[bool, Field(description="also answer each class's probability")] = False
+    scores: Annotated[bool, Field(description="return each class's probability, too")] = False
     explain: Annotated[
         int,
         Field(
             ge=0,
             le=LARGEST_TREE,
-            description="also answer so many contributions of features, of nodes and of edges to "
-            f"each prediction; then at most {_EXPLAINED} ids",
+            description="number of contributions of features, of nodes and of edges to return with "
+            f"each prediction, for at most {_EXPLAINED} ids",
         ),
     ] = 0
     nodes: Rows = field(default_factory=dict)
@@ -122,7 +123,7 @@ class GraphQuestion:
     """Graphs to predict for."""
 
     graphs: Annotated[list[GraphRows], Field(min_length=1, max_length=MOST)]
-    scores: Annotated[bool, Field(description="also answer each class's probability")] = False
+    scores: Annotated[bool, Field(description="return each class's probability, too")] = False
     task: Task = None
 
 
@@ -138,11 +139,6 @@ AnyQuestion = NodeQuestion | PairQuestion | ListQuestion | GraphQuestion
 AnswerRows = list[dict[str, Any]]
 
 
-def named(names: Any, numbers: np.ndarray) -> list[UserId]:
-    """Return the users' ids of original ids, int64 ``[n]``; ``names``: see `NodeIds`."""
-    return numbers.tolist() if names is None else names.take(pa.array(numbers)).to_pylist()
-
-
 class NodeIds:
     """The users' ids of a node type, and the positions of its nodes in a shard.
 
@@ -155,22 +151,28 @@ class NodeIds:
     """
 
     def __init__(self, names: Any, original: np.ndarray):
-        self._names = names
+        self._names, self._original = names, original
         self.whole = names is None or pa.types.is_integer(names.type)
-        self._positions = np.argsort(original)
-        # bisected, since a table of hashes would take many times the memory of the ids
-        self._order = None if names is None else pc.sort_indices(names)
+
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        return np.argsort(self._original)
+
+    @cached_property
+    def _order(self) -> pa.Array:
+        # bisected, since a hash table would take many times the memory of the ids
+        return pc.sort_indices(self._names)
 
     def positions(
         self, ids: Sequence[UserId], where: str, new: Mapping[UserId, int] = MappingProxyType({})
     ) -> np.ndarray:
-        """Return the positions of ids, int64 ``[n]``; ``new``: those of ids that are not in the
-        shard. Raises RequestError if one is unknown."""
+        """Return the positions of ids, int64 ``[n]``; ``new``: positions of ids that the shard
+        lacks. Raises RequestError if an id is unknown."""
         found = [new[one] if one in new else self.position(one) for one in ids]
         unknown = [place for place, position in enumerate(found) if position is None]
         if unknown:
             first = unknown[0]
-            what = f"there is no {ids[first]!r} among the {len(self._positions):,} of this graph"
+            what = f"there is no {ids[first]!r} among the {len(self._original):,} of this graph"
             what += f" ({len(unknown)} of {len(ids)} ids are unknown)" * (len(unknown) > 1)
             raise RequestError(what, where=f"{where}[{first}]", remedy="leave it out")
         return np.array(found, np.int64)
@@ -181,22 +183,22 @@ class NodeIds:
         return None if number is None else int(self._positions[number])
 
     def names(self, numbers: np.ndarray) -> list[UserId]:
-        """Return the ids of original ids."""
-        return named(self._names, numbers)
+        """Return the users' ids of original ids, int64 ``[n]``."""
+        if self._names is None:
+            return list(numbers.tolist())
+        return list(self._names.take(pa.array(numbers)).to_pylist())
 
     def _number(self, one: UserId) -> int | None:
-        if self._order is None:
-            return one if isinstance(one, int) and 0 <= one < len(self._positions) else None
+        """Return the original id of a user's id; None if it is unknown."""
         if isinstance(one, int) != self.whole:
             return None
-
-        names, order = self._names, self._order
+        if self._names is None:
+            return int(one) if 0 <= int(one) < len(self._original) else None
 
         def name(rank: int) -> Any:
-            return names[order[rank].as_py()].as_py()
+            return self._names[self._order[rank].as_py()].as_py()
 
-        rank = bisect.bisect_left(range(len(names)), one, key=name)
-        if rank == len(names) or name(rank) != one:
+        rank = bisect.bisect_left(range(len(self._names)), one, key=name)
+        if rank == len(self._names) or name(rank) != one:
             return None
-        number: int = order[rank].as_py()
-        return number
+        return int(self._order[rank].as_py())

@@ -1,4 +1,4 @@
-"""A run to serve: what is known of it before Ray starts, and its model in a replica's process."""
+"""A run to serve: its description before Ray starts, and its model in a replica's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raygnn.prediction.request import ask
 from raygnn.prediction.worker_side import open_trained
 from raygnn.runs.run import Run, open_run
 from raygnn.sampling.exchange import World
-from raygnn.serving.questions import NodeIds, UserId, named
+from raygnn.serving.questions import NodeIds, UserId
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request
 from raygnn.worker.planes.recommendations import one_task
@@ -33,12 +33,12 @@ from raygnn.worker.planes.recommendations import one_task
 
 @dataclass(frozen=True)
 class Served:
-    """A run's selected weights, and the partition that they were trained on.
+    """A run's selected weights for a task, and the partition that they were trained on.
 
     Attributes:
-        config: of the whole run.
+        config: the run's configuration, with all tasks.
         task: name of one of several tasks; "" = the only one.
-        graph: the section ``graph`` of the training; empty = there was none.
+        graph: section ``graph`` of the training; empty if it had none.
     """
 
     config: Config
@@ -58,30 +58,25 @@ class Served:
         trust: bool = False,
         overrides: Sequence[str] = (),
     ) -> list[Served]:
-        """Find them, for each task that can be served.
+        """Return the run for each task that can be served.
 
         Args:
-            run: its path, or its name within ``storage``.
-            task: name of one of several tasks; None = all that predict for nodes or links.
-            at: predict from what was before this time; None = what was before a node's own time,
-                if it has one, else before now. Link prediction in runs with ``sampling.time``
-                needs one.
-            trust: import the classes that the run names, though another user or machine trained
-                it.
-            overrides: as for `raygnn.predict`.
+            run: path of the run, or its name within ``storage``.
+            task: name of one of several tasks; None = all that predict for nodes, links or graphs.
+            at: predict from edges before this time; None = those before a node's own time, if it
+                has one, else before now. Link prediction in runs with ``sampling.time`` needs one.
+            trust, overrides: see `raygnn.predict`.
 
         Raises:
-            InputError: there is no such run, it lacks its weights or data, or it predicts neither
-                for nodes nor for links.
+            InputError: there is no such run, it lacks its weights or data, or no task of it can be
+                served.
         """
-        shown = False, False, None
-        chosen: dict[str, Any] = {"task": task, "at": at, "trust": trust}
         run = run if isinstance(run, Run) else open_run(run, storage)
-        asked = ask(run, ("all",), "all", storage, overrides, *shown, tables=False, **chosen)
-        config, names = asked.config, [asked.task]
+        shown: dict[str, Any] = {"display": False, "tables": False}
+        asked = ask(run, at=at, task=task, trust=trust, overrides=overrides, **shown)
+        config = asked.config
         graph = (run.config if config.graph is None else config.to_dict()).get("graph") or {}
-        if asked.config.tasks and task is None:
-            names = [*asked.config.tasks]
+        names = [*config.tasks] if config.tasks and task is None else [asked.task]
         kinds = {name: config.of(name).task for name in names}
         served = [n for n, of in kinds.items() if of.of_edges == of.of_links]
         links, what, remedy = [name for name in served if kinds[name].of_links], None, ""
@@ -95,16 +90,14 @@ class Served:
             remedy = "use predict, or scale the features in your dataset"
         elif links and at is None and config.sampling.time is not None:
             what = "in a run with sampling.time, scores of links depend on the time"
-            remedy = "name it, such as --at 2026-01-31"
+            remedy = "set it, such as --at 2026-01-31"
         if what is not None:
             raise InputError(what, where="serve", remedy=remedy)
         given = find_input(config)
         if given.meta is None:
-            raise InputError(
-                "the partition that it was trained on is not there",
-                where=str(given.place),
-                remedy="make it with raygnn partition and the run's config.yaml",
-            )
+            what = "the partition of the training does not exist"
+            remedy = "build it with raygnn partition and the run's config.yaml"
+            raise InputError(what, where=str(given.place), remedy=remedy)
         requests = (Request(asked.weights, "all", rows=True, at=asked.at, task=n) for n in served)
         return [cls(config, request.task, given, request, graph) for request in requests]
 
@@ -116,7 +109,7 @@ class Served:
 
     @property
     def one(self) -> Config:
-        """Configuration for the task alone."""
+        """Configuration for this task alone."""
         return self.config.of(self.task)
 
     @property
@@ -126,25 +119,22 @@ class Served:
             return "the graph of this run is not made of tables"
         if self.one.model.embedding is not None:
             return "new nodes have no rows in the embedding table (model.embedding)"
-        how = self.graph.get("normalize") or "none"
-        return (
-            None
-            if how == "none"
-            else f"features are scaled by all of them (graph.normalize: {how})"
-        )
+        if (how := self.graph.get("normalize") or "none") != "none":
+            return f"features are scaled by all of them (graph.normalize: {how})"
+        return None
 
     @cached_property
     def words(self) -> Mapping[str, Sequence[Any]]:
-        """Names of categories, by array."""
+        """Categories of each array."""
         return {**self.partition.names, **(self.request.weights.words or {})}
 
 
 class ServedModel:
-    """The model of a run in this process, a world of one rank.
+    """A run's model in this process, a world of one rank.
 
     Attributes:
-        plane, module: of the task.
-        opened: the plane and the module of all tasks.
+        plane, module: data plane and module of the task.
+        opened: data plane and module of all tasks.
     """
 
     def __init__(self, served: Served):
@@ -166,7 +156,6 @@ class ServedModel:
         self.opened = open_trained(job, ranks)
         self.plane, self.module = one_task(*self.opened, served.request)
         self._ids: dict[str, NodeIds] = {}
-        self._names: dict[str, Any] = {}
 
     def for_task(self, served: Served) -> ServedModel:
         """Return this model for another task of its run."""
@@ -176,23 +165,19 @@ class ServedModel:
         return other
 
     def ids(self, ntype: str) -> NodeIds:
-        """Return the ids of a node type, which are sorted at the first call."""
+        """Return the ids of a node type."""
         if ntype not in self._ids:
-            self._ids[ntype] = NodeIds(self._read(ntype), self.plane.shard.original[ntype])
+            names = read_ids(self.served.partition, ntype)
+            self._ids[ntype] = NodeIds(names, self.plane.shard.original[ntype])
         return self._ids[ntype]
 
     def names(self, ntype: str, nodes: np.ndarray) -> list[UserId]:
         """Return the users' ids of nodes, global ids int64 ``[n]``."""
         shard = self.plane.shard
-        return named(self._read(ntype), shard.original[ntype][nodes - shard.first(ntype)])
-
-    def _read(self, ntype: str) -> Any:
-        if ntype not in self._names:
-            self._names[ntype] = read_ids(self.served.partition, ntype)
-        return self._names[ntype]
+        return self.ids(ntype).names(shard.original[ntype][nodes - shard.first(ntype)])
 
     def schema(self, *ntypes: str) -> dict[str, Any]:
-        """Return what a caller must know of any model, as plain JSON types."""
+        """Describe the model for callers, as plain JSON types."""
         config = self.served.one
         return {
             "run": config.name,
@@ -208,7 +193,7 @@ def check_updates(found: Sequence[Served], token_file: str | PathLike[str] | Non
     """Raise InputError if a service of these tasks cannot keep new rows."""
     why, remedy = found[0].fixed, "serve the run without updates"
     if token_file is None:
-        why, remedy = "updates need a token", "name a file with one (--token-file)"
+        why, remedy = "updates need a token", "pass a file with a token (--token-file)"
     elif all(served.one.task.of_edges or served.one.task.of_graphs for served in found):
         why = "only predictions for nodes see new rows"
     if why is not None:
@@ -220,7 +205,7 @@ def digest_of(file: Path) -> str:
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        what, remedy = f"it cannot be read: {error}", "name a file with the token"
+        what, remedy = f"it cannot be read: {error}", "pass a file with the token"
         raise InputError(what, where=str(file), remedy=remedy) from None
     if not token:
         raise InputError("the file is empty", where=str(file), remedy="write a token into it")

@@ -334,7 +334,7 @@ def test_foreign_directories_are_not_overwritten(trained: Run, tmp_path: Path) -
     mine.mkdir()
     (mine / "thesis").touch()
     for out, what in (
-        (mine, "raygnn export has not written it"),
+        (mine, "no directory of raygnn export"),
         (tmp_path / "a" / "b", "no directory"),
     ):
         with pytest.raises(InputError, match=what):

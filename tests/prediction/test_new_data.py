@@ -34,7 +34,7 @@ from tests.support.small_jobs import JobFactory, job, train_on_ranks
 
 
 def asked(run: Run, *overrides: str) -> Asked:
-    return plan(run, ("all",), "all", "runs", overrides, False, False, None, True)
+    return plan(run, overrides=overrides, display=False, new_data=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -74,7 +74,9 @@ def test_edges_without_masks(tmp_path: Path) -> None:
 
 def test_evaluated_where_they_have_labels(tmp_path: Path) -> None:
     run = train_on_ranks(config_of(tmp_path, "edges", task=KIND, train={"epochs": 2}))
-    found = plan(run, ("test",), "test", "runs", [new(tmp_path, shop())], False, False, None, True)
+    found = plan(
+        run, ("test",), "test", overrides=[new(tmp_path, shop())], display=False, new_data=True
+    )
     values = ask(run, found.config, 2, sizes=found.weights.sizes, split="test", rows=False)
     wanted = run.summary["metrics"]["test/accuracy"]
     assert values["test/accuracy"] == pytest.approx(wanted, abs=1e-6)
@@ -144,9 +146,9 @@ def test_only_later_edges(kind: str, tmp_path: Path) -> None:
     config = Config.model_validate(run.config, strict=False)
     tests = ask(run, config, 2, split="test", since=850).to_pandas()  # of the training's data
     assert tests["time"].tolist() == [t for t in early.edata["at"].tolist() if t >= 850]
-    assert _since(plan(run, ("all",), "all", "runs", [], False, False, None), None, None) is None
-    at_once = (False, False, None, True, None, True, 900)
-    new = plan(run, ("all",), "all", "runs", [f"graph.path={tmp_path / 'whole.dgl'}"], *at_once)
+    assert _since(plan(run, display=False), None, None) is None
+    data = [f"graph.path={tmp_path / 'whole.dgl'}"]
+    new = plan(run, overrides=data, display=False, new_data=True, one=True, at=900)
     assert _since(new, None, None) is None
 
 
@@ -182,8 +184,7 @@ def test_since_needs_edges_with_times(tmp_path: Path) -> None:
 
 
 def asked_of(run: Any, task: str, *overrides: str) -> Any:
-    more = (False, False, None, True, task, True)
-    return plan(run, ("all",), "all", "runs", overrides, *more)
+    return plan(run, overrides=overrides, display=False, new_data=True, task=task, one=True)
 
 
 def test_edges_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SPLITS = ("train", "val", "test")
 
 
 def asked(run: Run, *overrides: str, split: str = "all") -> Asked:
-    return plan(run, (*SPLITS, "all"), split, "runs", overrides, False, False, None, True)
+    return plan(run, (*SPLITS, "all"), split, overrides=overrides, display=False, new_data=True)
 
 
 def answer(run: Run, workers: int, *overrides: str, split: str = "all", **more: Any) -> Any:
@@ -70,9 +70,7 @@ def from_class(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def before(from_files: Run) -> pandas.DataFrame:
     """Predictions for the graphs of the training."""
-    config = plan(
-        from_files, ("all",), "all", "runs", ["cluster.workers=1"], False, False, None
-    ).config
+    config = plan(from_files, overrides=["cluster.workers=1"], display=False).config
     frame: pandas.DataFrame = ask(from_files, config, 1).to_pandas()
     return frame
 
@@ -128,7 +126,7 @@ def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> 
     model = {"kind": kind, **({} if kind == OWN else {"hidden": 8, "layers": 2})}
     run = train_on_ranks(make(tmp_path, graph=dataset(num=20), model=model, train={"epochs": 1}))
     frame = answer(run, workers, "graph.args.num=31")
-    own = plan(run, ("all",), "all", "runs", [], False, False, None).config
+    own = plan(run, display=False).config
     old = ask(run, own, 2).to_pandas()
     assert frame["graph"].tolist() == list(range(31))
     assert np.allclose(scores(frame.iloc[:20]), scores(old), atol=1e-6)
@@ -231,7 +229,7 @@ def from_text(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_packed_dataset_keeps_its_numbers(from_text: Run, tmp_path: Path) -> None:
-    config = plan(from_text, ("all",), "all", "runs", [], False, False, None).config
+    config = plan(from_text, display=False).config
     old = ask(from_text, config, 2).to_pandas()
     text(tmp_path / "new.txt", [OLD[3], OLD[1], (1, [11, 9])])
     frame = answer(from_text, 2, f"graph.args.root={tmp_path}", "graph.args.name=new")
@@ -304,7 +302,7 @@ def test_categories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "split", "what"),
     [
-        (["graph.path=/"], "test", "have no split 'test': shares and folds are of the"),
+        (["graph.path=/"], "test", "have no split 'test': fractions and folds are those"),
         (["graph.path=/"], "tests", "no split 'tests'"),
         ([], "all", "no new data are named"),
         (["graph.path=/", "graph.normalize=row"], "all", "by none when .* by row here"),

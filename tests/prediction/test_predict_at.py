@@ -90,7 +90,7 @@ def test_embeddings_at_a_time(tmp_path: Path) -> None:
 
 
 def at_time(made: Run, at: Any) -> Asked:
-    return plan(made, ("all",), "all", "runs", [], False, False, None, at=at)
+    return plan(made, display=False, at=at)
 
 
 @pytest.mark.dgl
@@ -123,7 +123,7 @@ def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
     (finding,) = times_usable(checked)
     assert "'when' (sampling.time.seeds)" in finding.what
     assert "--at" in finding.remedy
-    at = plan(made, ("all",), "all", "runs", [new], False, False, None, True, at=AT)
+    at = plan(made, overrides=[new], display=False, new_data=True, at=AT)
     assert not list(times_usable(replace(checked, config=at.config)))
     frame = ask(made, at.config, 2, sizes=at.weights.sizes, at=AT).to_pandas()
     known = ask(made, config, 2, at=AT).to_pandas()

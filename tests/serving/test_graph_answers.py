@@ -65,7 +65,7 @@ def test_answers_are_predictions(kind: str, tmp_path: Path) -> None:
     run = train_on_ranks(make(tmp_path, **GRAPHS[kind], train={"epochs": 1}))
     assert _kinds(run, None) == {"graph"}
     model = serve(run)
-    config = plan(run, ("all",), "all", "runs", ["cluster.workers=1"], False, False, None).config
+    config = plan(run, overrides=["cluster.workers=1"], display=False).config
     known = ask(run, config, 1).to_pandas()
     raw = config.model_copy(update={"graph": config.graph.model_copy(update={"normalize": None})})
     found = find_collection(raw)

@@ -326,11 +326,11 @@ def test_only_the_tables_of_a_request_are_read(tmp_path: Path) -> None:
     run = train_on_ranks(config)
     for file in gone.values():
         file.unlink()
-    found, options = weights.find(run.path / "checkpoints"), ("all", "runs", (), False, False, None)
-    planned = plan(run, ("all",), *options, task="mean", one=True).config
+    found = weights.find(run.path / "checkpoints")
+    planned = plan(run, display=False, task="mean", one=True).config
     assert planned.reads_rows("mean")
     assert not planned.reads_rows("grew")
-    assert not plan(run, ("all",), *options, tables=False).config.reads_rows("mean")
+    assert not plan(run, display=False, tables=False).config.reads_rows("mean")
     asking = config.asking(found.words, rows_of=("mean",))
     assert len(ask(run, asking, 1, task="mean", scores=False)) == ROWS
     asking = config.asking(found.words, rows_of=())
@@ -346,7 +346,7 @@ def test_a_query_of_training_rows_is_asked_again(tmp_path: Path) -> None:
     run = train_on_ranks(config)
     place = ensure_partition(config, 2).directory
     write_json(run.path / PARTITION, {"directory": str(place), "parts": [{}] * 2})
-    planned = plan(run, ("all",), "all", "runs", (), False, False, None, one=True).config
+    planned = plan(run, display=False, one=True).config
     assert len(asked(run, planned, scores=False)) == ROWS
     assert find_partition(planned, 2).directory == place
 
@@ -538,4 +538,4 @@ def test_a_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_rows_need_a_table(tmp_path: Path) -> None:
     run = train_on_ranks(load_config(job(tmp_path, train={"epochs": 1})))
     with pytest.raises(InputError, match="this run has no training table"):
-        plan(run, ("all",), "all", "runs", (), False, False, None, rows=tmp_path / "rows.csv")
+        plan(run, display=False, rows=tmp_path / "rows.csv")
