@@ -28,7 +28,7 @@ class SearchResult:
     """Search on disk.
 
     Attributes:
-        path: its directory, which contains ``search.json`` and ``trials/``.
+        path: directory of the search, with ``search.json`` and ``trials/``.
     """
 
     path: Path
@@ -40,22 +40,16 @@ class SearchResult:
 
     @property
     def trials(self) -> pandas.DataFrame:
-        """A row per trial: ``id``, ``status``, the metric, ``epochs``, a column per key of the
+        """Trials, one a row: ``id``, ``status``, the metric, ``epochs``, a column per key of the
         space, and ``error``."""
         import pandas
 
         facts = self.to_dict()
+        names = {"id": "id", "status": "status", facts["metric"]: "value", "epochs": "epochs"}
         return pandas.DataFrame.from_records(
             [
-                {
-                    "id": trial["id"],
-                    "status": trial["status"],
-                    facts["metric"]: trial["value"],
-                    "epochs": trial["epochs"],
-                    **trial["settings"],
-                    "error": trial["error"],
-                }
-                for trial in facts["trials"]
+                {n: one[of] for n, of in names.items()} | one["settings"] | {"error": one["error"]}
+                for one in facts["trials"]
             ]
         )
 
@@ -90,11 +84,11 @@ class SearchRecord:
         *,
         resume: bool,
     ) -> SearchRecord:
-        """Return a new record, or with ``resume`` that of an earlier command; nothing is written.
+        """Return a new record, or with ``resume`` an earlier command's; nothing is written.
 
         Args:
-            metric: its name, and ``max`` or ``min``.
-            settings: of each trial, as far as known.
+            metric: name of the metric, and ``max`` or ``min``.
+            settings: settings of each trial, as far as they are known.
 
         Raises:
             InputError: the earlier command had other trials, or was no search.
@@ -116,19 +110,13 @@ class SearchRecord:
         if resume and (path / SEARCH).exists():
             before = read_json(path / SEARCH, _LARGEST)
             if _identity(before) != _identity(facts):
-                raise InputError(
-                    "the search began with another space, seed, metric or number of trials",
-                    where=str(path),
-                    remedy="go on with what it began with, or start over with another name or "
-                    "--overwrite",
-                )
+                what = "the search began with another space, seed, metric or number of trials"
+                remedy = "restore these to resume it, or start over with another name or "
+                raise InputError(what, where=str(path), remedy=f"{remedy}--overwrite")
             facts = before
         elif resume and (path / METRICS).exists():
-            raise InputError(
-                "this is a run, not a search",
-                where=str(path),
-                remedy="choose another name, or resume it with raygnn train",
-            )
+            what, remedy = "this is a run, not a search", "choose another name, or resume it with "
+            raise InputError(what, where=str(path), remedy=f"{remedy}raygnn train")
         record = cls(path, facts)
         for number in range(len(record.trials), len(settings)):
             record.add(number, settings[number])
@@ -174,11 +162,6 @@ class SearchRecord:
             self._facts["best"] = best(done, key=lambda one: float(one["value"]))["id"]
         self.write()
         return trial
-
-    def better(self, one: float | None, other: float | None) -> float | None:
-        """Return the better of two values; None and NaN are worse than any."""
-        known = [value for value in (one, other) if value is not None and value == value]
-        return (max if self._facts["mode"] == "max" else min)(known, default=None)
 
 
 def _identity(facts: Mapping[str, Any]) -> tuple[Any, ...]:

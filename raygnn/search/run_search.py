@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raygnn.search.tune_thread import TuneThread
 
 _POLL = 0.1  # seconds
+_CONTINUE = "continue it with --resume"
 
 
 def tune(
@@ -46,8 +47,8 @@ def tune(
     that fails does not end the others.
 
     Args:
-        objective: ``speed`` = instead of the section ``search``, a ready one for the fastest values
-            of keys that do not change results; it is named ``<name>-speed``.
+        objective: ``speed`` = search ``<name>-speed`` for the fastest values of keys that do not
+            change results, instead of the section ``search``.
         overwrite: replace an earlier search or run of this name, with its trials.
         resume: resume the earlier search of this name; completed trials are kept.
         config, verbose, display, started: see `raygnn.train`.
@@ -65,11 +66,9 @@ def tune(
     show = display_of(display, verbose)
     check_packages(config)
     if config.store is not None:
-        raise ConfigError(
-            "a search is stored in a directory that every node sees, not in an object store",
-            where=config.where("storage"),
-            remedy="set storage to a directory",
-        )
+        what = "a search is stored in a directory that every node sees, not in an object store"
+        remedy = "set storage to a directory"
+        raise ConfigError(what, where=config.where("storage"), remedy=remedy)
     metric, settings = metric_of(config), sample(config)
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with (
@@ -99,7 +98,7 @@ def tune(
 def _interrupted(run: RunDir) -> tuple[str, str | None]:
     if not run.begun:
         return "interrupted; nothing was written", None
-    return "interrupted; completed trials are kept", "go on with --resume"
+    return "interrupted; completed trials are kept", _CONTINUE
 
 
 def _search(session: Session, record: SearchRecord, metric: tuple[str, str]) -> None:
@@ -124,33 +123,26 @@ def _search(session: Session, record: SearchRecord, metric: tuple[str, str]) -> 
             with interrupts.held():
                 while fit.is_alive():
                     if (death := cluster.death()) is not None:
-                        raise TrainingError(death, remedy="go on with --resume")
-                    _say(fit, show)
+                        raise TrainingError(death, remedy=_CONTINUE)
+                    _show_notes(fit, show)
                     interrupts.sleep(_POLL)
         except BaseException:
             fit.stop()
             raise
         finally:
-            _say(fit, show)
+            _show_notes(fit, show)
     if fit.error is not None:
         raise TrainingError(f"Ray Tune failed: {fit.error}") from fit.error
     if record.best is None:
         SearchResult(run.path).show(show)
-        raise TrainingError(
-            "no trial was completed",
-            where=str(run.path / TRIALS),
-            remedy="see the trials' errors above, then go on with --resume",
-        )
+        remedy = f"see the trials' errors above, then {_CONTINUE}"
+        raise TrainingError("no trial was completed", where=str(run.path / TRIALS), remedy=remedy)
 
 
 @contextmanager
 def nested(config: Config, path: Path) -> Iterator[Config]:
-    """Yield the configuration of trials that MLflow shows as nested runs of the search, and W&B as
-    a group. If MLflow does not answer, they have no parent.
-
-    Args:
-        path: directory of the search.
-    """
+    """Yield the configuration of trials that MLflow shows as nested runs of the search in directory
+    ``path``, and W&B as a group. If MLflow does not answer, they have no parent."""
     given = config.to_dict()
     loggers, parent = given["logging"]["loggers"], None
     if "wandb" in loggers:
@@ -183,7 +175,7 @@ def _concurrent(config: Config, workers: int, cluster: RayCluster) -> int:
     return min(fit, search.count, fit if search.concurrent == "auto" else search.concurrent)
 
 
-def _say(fit: TuneThread, show: Display) -> None:
+def _show_notes(fit: TuneThread, show: Display) -> None:
     with suppress(Empty):
         while True:
             show.note(fit.lines.get_nowait())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from raygnn.util.files import write_atomic
 
 PAGE = "search.html"
 _LINES = 300  # best trials in the chart of the settings
-_FEW = 4  # completed trials from which on the importance of settings is estimated
+_FEW = 4  # completed trials that the importance of settings needs
 
 
 def write_page(path: Path) -> Path:
@@ -37,7 +39,7 @@ def write_page(path: Path) -> Path:
     elif bars := _importance(facts, done):
         charts.append(bars)
     best = next((one for one in trials if one["id"] == facts["best"]), None)
-    counts = [(status, sum(t["status"] == status for t in trials)) for status in _statuses(trials)]
+    counts = Counter(one["status"] for one in trials).items()
     tiles = [Tile(f"best {facts['metric']}", shown(best["value"]), best["id"])] if best else []
     tiles += [Tile(status, f"{count:,}", f"of {len(trials):,}") for status, count in counts]
     columns, rows = table(facts)
@@ -57,16 +59,11 @@ def write_page(path: Path) -> Path:
     return path / PAGE
 
 
-def _statuses(trials: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(one["status"] for one in trials))
-
-
 def _over_time(facts: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> Chart:
-    """Chart the value of each completed trial, and the best one so far."""
-    better, best = max if facts["mode"] == "max" else min, list[tuple[float, float]]()
+    """Chart the value of each completed trial, and the best value so far."""
     points = [((one["ended"] - facts["started"]) / 60, one["value"]) for one in done]
-    for minutes, value in points:
-        best.append((minutes, better([value, *(known for _, known in best)])))
+    better = max if facts["mode"] == "max" else min
+    best = list(accumulate(points, lambda before, one: (one[0], better(before[1], one[1]))))
     traces = [
         curve("best so far", best, COLORS[0], line={"color": COLORS[0], "width": 2, "shape": "hv"}),
         curve("completed trials", points, COLORS[1], mode="markers")
@@ -119,7 +116,7 @@ def _is_number(value: Any) -> bool:
 
 def _heights(values: Sequence[Any]) -> list[float]:
     """Return the position of each value on its axis, 0 to 1: logarithmic if the values span
-    decades, and by category if they are no numbers."""
+    decades, and by category if they are not numbers."""
     if not all(map(_is_number, values)):
         names = sorted({shown(value) for value in values})
         values = [names.index(shown(value)) for value in values]
@@ -136,7 +133,7 @@ def _span(values: Sequence[Any]) -> str:
 
 
 def _importance(facts: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """Chart the importance of each key for the metric by Optuna; None if Optuna cannot tell."""
+    """Chart the importance of each key for the metric; None if Optuna cannot estimate it."""
     import optuna
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
@@ -155,8 +152,9 @@ def _importance(facts: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> 
             key: value if isinstance(ranges[key], FloatDistribution) else shown(value)
             for key, value in one["settings"].items()
         }
-        trial = optuna.trial.create_trial(params=params, distributions=ranges, value=one["value"])
-        study.add_trial(trial)
+        study.add_trial(
+            optuna.create_trial(params=params, distributions=ranges, value=one["value"])
+        )
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     found: dict[str, float] = {}
     with suppress(ValueError, RuntimeError):  # too few different values

@@ -20,9 +20,9 @@ from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.errors import ConfigError
 from raygnn.runs.run import open_run
 
-SPEED = "seeds_per_second"  # a metric of every training, which is not validation's
+SPEED = "seeds_per_second"  # reported by every training, not by validation
 _SPEED_STEPS, _SPEED_TRIALS = 200, 12
-# keys that change the speed, and not the batches
+# keys that change the speed but not the batches
 _SPEED_SPACE: dict[str, tuple[Any, ...]] = {
     "sampling.prefetch": (1, 2, 4, 8),
     "sampling.cache": (0.0, 0.25, "auto"),
@@ -35,7 +35,7 @@ _SPEED_SPACE: dict[str, tuple[Any, ...]] = {
 def speed_search(config: Config) -> Config:
     """Return the search ``NAME-speed`` for the fastest values of keys that do not change results:
     short trials, one at a time, the first with the job's own values. Keys that the job cannot use
-    are left out."""
+    are skipped."""
     space = {}
     for key, values in _SPEED_SPACE.items():
         with suppress(ConfigError):
@@ -49,8 +49,8 @@ def speed_search(config: Config) -> Config:
 
 
 def sample(config: Config) -> list[dict[str, Any]]:
-    """Return the settings of each trial, dotted key → value; equal for an equal ``train.seed``.
-    Those of ``optuna`` depend on the trials' values: none are returned.
+    """Return the settings of each trial, dotted key → value; equal for an equal ``train.seed``. For
+    ``optuna`` return none, since it suggests them while trials run.
 
     Raises:
         ConfigError: a key or value of the space is not valid, settings contradict each other, or
@@ -73,7 +73,7 @@ def sample(config: Config) -> list[dict[str, Any]]:
             {key: _draw(values, generator) for key, values in search.space.items()}
             for _ in range(search.count)
         ]
-        if search.metric == SPEED:  # to compare with
+        if search.metric == SPEED:  # the first trial is the baseline
             own = dict(leaves(config.to_dict()))
             settings[0] = {key: own[key] for key in search.space}
     for one in settings:
@@ -84,11 +84,9 @@ def sample(config: Config) -> list[dict[str, Any]]:
 def search_of(config: Config) -> SearchConfig:
     """Return the section ``search``. Raises ConfigError if there is none."""
     if config.search is None:
-        raise ConfigError(
-            "there is no section search, which lists the values to try",
-            where=config.where("search"),
-            remedy="add one, such as `search: {space: {train.lr: {loguniform: [1.0e-4, 0.1]}}}`",
-        )
+        what = "there is no section search, which lists the values to try"
+        remedy = "add one, such as `search: {space: {train.lr: {loguniform: [1.0e-4, 0.1]}}}`"
+        raise ConfigError(what, where=config.where("search"), remedy=remedy)
     return config.search
 
 
@@ -114,7 +112,7 @@ def trial_config(
     """Return the configuration of a trial, checked.
 
     Args:
-        run: storage and name of its run; None = those of the search, to check the settings.
+        run: storage and name of the trial's run; None = the search's, to check the settings.
         partition: directory of the partition or collection that all trials share.
 
     Raises:
@@ -133,14 +131,13 @@ def trial_config(
     except ConfigError as error:
         text = ", ".join(f"{key}={show(value)}" for key, value in settings.items())
         where = "search.space" + (f".{next(iter(settings))}" if len(settings) == 1 else "")
-        raise ConfigError(
-            f"{text}: {error.what}", where=config.where(where), remedy=error.remedy
-        ) from None
+        what, where = f"{text}: {error.what}", config.where(where)
+        raise ConfigError(what, where=where, remedy=error.remedy) from None
 
 
 def metric_of(config: Config) -> tuple[str, str]:
-    """Return the metric to optimise as records name it, and ``max`` or ``min``. Raises
-    ConfigError if no evaluation reports it."""
+    """Return the metric to optimise, as records name it, and ``max`` or ``min``. Raises ConfigError
+    if no evaluation reports it."""
     known = [
         f"val/{metric_name(name, metric)}"
         for name, one in config.by_task.items()
@@ -149,10 +146,7 @@ def metric_of(config: Config) -> tuple[str, str]:
     known.append(SPEED)
     metric = search_of(config).metric or known[0]
     if metric not in known:
-        close = nearest(metric, known)
-        raise ConfigError(
-            f"{metric!r} is not reported",
-            where=config.where("search.metric"),
-            remedy=f"did you mean {close}?" if close else f"choose {' or '.join(known)}",
-        )
+        close, what = nearest(metric, known), f"{metric!r} is not reported"
+        remedy = f"did you mean {close}?" if close else f"choose {' or '.join(known)}"
+        raise ConfigError(what, where=config.where("search.metric"), remedy=remedy)
     return metric, "min" if metric.rpartition("/")[2] in LOWER_IS_BETTER else "max"

@@ -27,13 +27,13 @@ from raygnn.search.record import SearchRecord, trial_id
 from raygnn.search.search_page import write_page
 from raygnn.search.space import SPEED, search_of, trial_config
 
-_STATE = ".tune"  # directory of Ray Tune's state in that of the search
-_STOP_FILE = ".stop"  # in the directory of the trials, all of which it stops
+_STATE = ".tune"  # Ray Tune's state, in the directory of the search
+_STOP_FILE = ".stop"  # in the directory of the trials: stops all of them
 _STOP = 60.0  # seconds for Ray Tune to end
 _POLL = 0.1  # seconds
 _TRIAL_STOP = 120.0  # seconds for a trial's workers to end, besides its last checkpoint
-_RUNGS = 3  # the best third of the trials goes on at a rung
-_GRACE = 10  # share of the epochs, as a divisor, before a trial may be stopped
+_RUNGS = 3  # the best third of the trials continues at a rung
+_GRACE = 10  # no trial is stopped in its first tenth of the epochs
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # otherwise Tune prints tables of its own
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -47,12 +47,14 @@ class TuneThread(threading.Thread):
 
     Args:
         partition: directory of the partition or collection that all trials share.
-        metric: its name, and ``max`` or ``min``.
+        metric: name of the metric, and ``max`` or ``min``.
         concurrent: number of trials at the same time.
 
     Attributes:
+        trials: directory of the trials.
         lines: notes for the user.
         error: error of Ray Tune itself, once the thread has ended.
+        stopped: set to end Tune's loop.
     """
 
     current: ClassVar[TuneThread]  # the search of this process
@@ -68,39 +70,39 @@ class TuneThread(threading.Thread):
         super().__init__(name="raygnn-tune", daemon=True)
         self.lines: SimpleQueue[str] = SimpleQueue()
         self.error: BaseException | None = None
-        self._record = record
+        self.record = record
         self._config = config
         self._partition = partition
-        self._trials = config.run_dir / TRIALS
-        self._metric, self._mode = metric
+        self.trials = config.run_dir / TRIALS
+        self.metric, self._mode = metric
         self._concurrent = concurrent
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
 
     def run(self) -> None:
         """Run all trials."""
         TuneThread.current = self
-        (self._trials / _STOP_FILE).unlink(missing_ok=True)  # of an earlier command
+        (self.trials / _STOP_FILE).unlink(missing_ok=True)  # of an earlier command
         try:
             self._tuner().fit()
         except BaseException as error:
-            if not self._stopped.is_set():
+            if not self.stopped.is_set():
                 self.error = error
 
     def stop(self) -> None:
-        """Stop the trials as Ctrl-C stops a run, each with a last checkpoint, and then Ray Tune,
-        which waits only seconds for its trials."""
-        (self._trials / _STOP_FILE).touch()
-        running = [one for one in self._record.trials if one["status"] == "running"]
+        """Stop the trials, each with a last checkpoint, and then Ray Tune, which waits only seconds
+        for its trials."""
+        (self.trials / _STOP_FILE).touch()
+        running = [one for one in self.record.trials if one["status"] == "running"]
         deadline = time.monotonic() + _TRIAL_STOP + self._config.fault.save_timeout.seconds
         while self.is_alive() and time.monotonic() < deadline:
-            if all(read_status(self._trials / one["id"]) != "running" for one in running):
+            if all(read_status(self.trials / one["id"]) != "running" for one in running):
                 break
             time.sleep(_POLL)
-        self._stopped.set()
+        self.stopped.set()
         self.join(_STOP)
-        for number, one in enumerate(self._record.trials):
+        for number, one in enumerate(self.record.trials):
             if one["status"] == "running":
-                self._record.update(number, status="interrupted")
+                self.record.update(number, status="interrupted")
 
     def _tuner(self) -> tune.Tuner:
         for name, value in _SETTINGS.items():
@@ -109,11 +111,11 @@ class TuneThread(threading.Thread):
             TrialActor,
             config=self._config,
             partition=self._partition,
-            metric=(self._metric, self._mode),
+            metric=(self.metric, self._mode),
             path=list(sys.path),
         )
-        # The actor only waits: the workers take the CPUs, in a placement group of their own. A
-        # request must name a resource, so it names a byte.
+        # The actor only waits: its workers use the CPUs, in another placement group. A request must
+        # name a resource, so it names a byte.
         trainable = tune.with_resources(actor, tune.PlacementGroupFactory([{"memory": 1}]))
         place = self._config.run_dir / _STATE
         if tune.Tuner.can_restore(str(place)):
@@ -125,7 +127,7 @@ class TuneThread(threading.Thread):
         else:
             trials = [
                 {"number": number, "settings": one["settings"]}
-                for number, one in enumerate(self._record.trials)
+                for number, one in enumerate(self.record.trials)
             ]
             space = {"trial": tune.grid_search(trials)}
         return tune.Tuner(
@@ -134,7 +136,7 @@ class TuneThread(threading.Thread):
             tune_config=tune.TuneConfig(
                 search_alg=algorithm,
                 num_samples=search.count if algorithm else 1,
-                metric=self._metric,
+                metric=self.metric,
                 mode=self._mode,
                 max_concurrent_trials=self._concurrent,
                 reuse_actors=True,  # a new process imports for 10 s
@@ -160,46 +162,11 @@ class TuneThread(threading.Thread):
             return MedianStoppingRule("epoch", grace_period=grace, min_time_slice=math.inf)
         return None
 
-    # ── what Tune reports, in this thread ─────────────────────────────────────────────────────
-
-    def check(self) -> None:
-        """Raise an exception once the search is stopped, which ends Tune's loop."""
-        if self._stopped.is_set():
-            raise _Stopped
-
-    def suggested(self, number: int, settings: Mapping[str, Any]) -> None:
-        self._record.add(number, settings)
-
-    def started(self, number: int) -> None:
-        self._record.update(number, status="running", error=None)
-
-    def reported(self, number: int, result: dict[str, Any]) -> None:
-        value, trial = float(result[self._metric]), self._record.trials[number]
-        facts = {"value": self._record.better(trial["value"], value), "epochs": result["epoch"]}
-        if "metrics" in result:  # of the selected weights: the trial is completed
-            facts = {**facts, "value": value, "metrics": result["metrics"]}
-        self._record.update(number, **facts)
-
-    def ended(self, number: int) -> None:
-        trial = self._record.trials[number]
-        done = bool(trial["metrics"])
-        status = "done" if done else "stopped"
-        trial = self._record.update(number, status=status, ended=time.time())
-        how = "completed" if done else "stopped early"
-        self._note(
-            trial, f"{how} after {trial['epochs']} epochs, {self._metric} {trial['value']:.4f}"
-        )
-
-    def failed(self, number: int) -> None:
-        text = "its process ended; see its logs"
-        with suppress(OSError):
-            text = cause_file(self._trials / self._record.trials[number]["id"]).read_text()
-        self._note(self._record.update(number, status="failed", error=text), f"failed: {text}")
-
-    def _note(self, trial: dict[str, Any], text: str) -> None:
+    def note(self, trial: Mapping[str, Any], text: str) -> None:
+        """Write the page, and note the end of a trial."""
         with suppress(Exception):  # it must not fail the trial
             write_page(self._config.run_dir)
-        ended = sum(one["status"] in ("done", "stopped", "failed") for one in self._record.trials)
+        ended = sum(one["status"] in ("done", "stopped", "failed") for one in self.record.trials)
         settings = " ".join(f"{key}={value}" for key, value in trial["settings"].items())
         count = search_of(self._config).count
         self.lines.put(f"{trial['id']} ({ended}/{count}) {text}  {settings}")
@@ -210,23 +177,37 @@ class _Stopped(Exception):
 
 
 class _Observer(tune.Callback):
-    """Reports to the process's search what happens to its trials. It has no state, since Ray Tune
-    pickles it, and would restore an old one."""
+    """Updates the record of the process's search. It has no state, since Ray Tune pickles it, and
+    would restore an old one."""
 
     def on_step_begin(self, **_: Any) -> None:
-        TuneThread.current.check()
+        if TuneThread.current.stopped.is_set():
+            raise _Stopped  # which ends Tune's loop
 
     def on_trial_start(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.started(_number(trial))
+        TuneThread.current.record.update(_number(trial), status="running", error=None)
 
     def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
-        TuneThread.current.reported(_number(trial), result)
+        search = TuneThread.current
+        facts = {"value": float(result[search.metric]), "epochs": result["epoch"]}
+        if "metrics" in result:  # those of the selected weights: the trial is completed
+            facts["metrics"] = result["metrics"]
+        search.record.update(_number(trial), **facts)
 
     def on_trial_complete(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.ended(_number(trial))
+        search, number = TuneThread.current, _number(trial)
+        done = bool(search.record.trials[number]["metrics"])
+        status, how = ("done", "completed") if done else ("stopped", "stopped early")
+        found = search.record.update(number, status=status, ended=time.time())
+        text = f"{how} after {found['epochs']} epochs, {search.metric} {found['value']:.4f}"
+        search.note(found, text)
 
     def on_trial_error(self, trial: Any, **_: Any) -> None:
-        TuneThread.current.failed(_number(trial))
+        search, number = TuneThread.current, _number(trial)
+        text = "its process ended; see its logs"
+        with suppress(OSError):
+            text = cause_file(search.trials / trial_id(number)).read_text()
+        search.note(search.record.update(number, status="failed", error=text), f"failed: {text}")
 
 
 def _number(trial: Any) -> int:
@@ -235,19 +216,19 @@ def _number(trial: Any) -> int:
 
 
 class _Optuna(OptunaSearch):
-    """Suggests the settings of numbered trials; Ray Tune stores its attributes."""
+    """Numbers the trials that Optuna suggests; Ray Tune stores its attributes."""
 
     count = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         settings = super().suggest(trial_id)
         number, self.count = self.count, self.count + 1
-        TuneThread.current.suggested(number, settings)
+        TuneThread.current.record.add(number, settings)
         return {"trial": {"number": number, "settings": settings}}
 
 
 def _domains(search: SearchConfig) -> dict[str, Any]:
-    """Return the space as Ray Tune's domains, whose functions have the names of our keys."""
+    """Return the space as Ray Tune's domains, whose functions are called like our keys."""
     kinds = {key: values.kind for key, values in search.space.items()}
     return {
         key: tune.choice(list(given)) if kind == "choice" else getattr(tune, kind)(*given)
@@ -256,10 +237,10 @@ def _domains(search: SearchConfig) -> dict[str, Any]:
 
 
 class TrialActor(tune.Trainable):
-    """Training of one trial; each step of Tune's is the next evaluation.
+    """Training of one trial; each of Tune's steps is the next evaluation.
 
-    The training runs in a thread of its own, since Ray Tune cannot wait for a function to end its
-    workers when a scheduler stops it, while it waits for `cleanup`.
+    The training runs in a separate thread: when a scheduler stops a trial, Ray Tune waits for
+    `cleanup`, but could not wait until a function has ended its workers.
     """
 
     def setup(
@@ -274,9 +255,8 @@ class TrialActor(tune.Trainable):
 
         Args:
             trial: ``trial``, its ``number`` and ``settings``.
-            config: of the search.
-            partition: directory of the partition or collection.
-            metric: metric of the search, as records name it, and ``max`` or ``min``.
+            config: configuration of the search.
+            partition, metric: see `TuneThread`.
             path: ``sys.path`` of the command, with the user's modules.
         """
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -287,7 +267,7 @@ class TrialActor(tune.Trainable):
         self._start(**trial["trial"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start the training of another trial, once that of the last one has ended."""
+        """Start the training of another trial, once the previous one has ended."""
         self.cleanup()
         self._start(**new_config["trial"])
         return True
@@ -318,7 +298,7 @@ class TrialActor(tune.Trainable):
         try:
             job, resume = self._configure(), is_run(self._run_dir)
             run = train(job, resume=resume, display=False, on_records=self._take).summary
-            metrics = {**run["metrics"], SPEED: run[SPEED]}  # of the selected weights
+            metrics = {**run["metrics"], SPEED: run[SPEED]}  # metrics of the selected weights
             result = {"epoch": run["epochs"], self._metric: metrics[self._metric], "done": True}
             self._results.put({**result, "metrics": metrics})
         except Interrupted:
@@ -333,8 +313,8 @@ class TrialActor(tune.Trainable):
         """Queue the evaluations among new records. Raises KeyboardInterrupt if the trial or the
         search is stopped.
 
-        The scheduler compares the best value so far, which is that of the weights that a run
-        selects: a trial that was best before its last evaluations goes on.
+        The scheduler compares the best values so far, since a run selects its best weights: a trial
+        that was best before its last evaluations continues.
         """
         if self._stopped.is_set() or self._run_dir.with_name(_STOP_FILE).exists():
             raise KeyboardInterrupt

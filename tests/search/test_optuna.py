@@ -31,7 +31,7 @@ def test_suggestions(tmp_path: Path) -> None:
     for seed in (7, 7, 8):
         searcher = suggestions(tmp_path, search, seed)
         found.append([searcher.suggest(f"t00{number}")["trial"] for number in range(3)])
-        told = module.TuneThread.current.suggested.call_args_list
+        told = module.TuneThread.current.record.add.call_args_list
         assert [call.args[0] for call in told] == [0, 1, 2]
         assert [call.args[1] for call in told] == [trial["settings"] for trial in found[-1]]
     assert found[0] == found[1] != found[2]

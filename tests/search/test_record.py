@@ -44,12 +44,6 @@ def test_the_best_trial_is_a_completed_one(mode: str, best: str, tmp_path: Path)
     assert record(tmp_path, mode).best == found.best
 
 
-def test_the_better_value(tmp_path: Path) -> None:
-    found = record(tmp_path, "min")
-    assert found.better(None, 2.0) == found.better(2.0, math.nan) == found.better(2.0, 3.0) == 2.0
-    assert found.better(None, math.nan) is None
-
-
 def test_a_resume_needs_the_same_trials(tmp_path: Path) -> None:
     record(tmp_path).write()
     with pytest.raises(InputError, match="began with another space"):

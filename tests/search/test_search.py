@@ -140,7 +140,7 @@ def test_two_trials_at_once(raygnn_command: Callable[..., Command], tmp_path: Pa
     until(lambda: all((trial / "metrics.jsonl").exists() for trial in trials), LIMIT)
     os.kill(first.process.pid, signal.SIGINT)
     code, out, err = first.finish(LIMIT)
-    assert (code, err.count("go on with --resume")) == (130, 1), err
+    assert (code, err.count("continue it with --resume")) == (130, 1), err
     assert "2 at a time" in out
     assert first.left_behind(30) == []
     found = SearchResult(path)
