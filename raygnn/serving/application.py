@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 from ray import serve
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -51,15 +50,15 @@ _log = logging.getLogger("ray.serve")
 
 LARGEST = 1 << 20  # bytes of a request
 _WAITING = 10_000  # ids and pairs that wait for a replica's model
-_BATCH = 1024  # of them in a batch
-_UPDATE = 100  # of them count as much as an update
-_WAIT = 0.002  # seconds for others to join a batch
-_TOLD = 10  # problems of a request that are answered
-_TRIES = 8  # of an update, where other replicas keep rows at the same time
+_BATCH = 1024  # ids and pairs in a batch
+_UPDATE = 100  # ids and pairs that an update counts as
+_WAIT = 0.002  # seconds for further requests to join a batch
+_REPORTED = 10  # problems of a request in its answer
+_TRIES = 8  # to write an update, if other replicas write at the same time
 _PATIENCE = 30.0  # seconds for the log of updates
-_START = 600.0  # seconds to read all of it
+_START = 600.0  # seconds to read the complete log
 _KEPT = 100_000  # rows of all updates
-_LATER = {"Retry-After": "1"}  # seconds after which a refused request may come again
+_LATER = {"Retry-After": "1"}  # seconds until a refused request may be repeated
 
 AnyAnswers = NodeAnswers | LinkAnswers | GraphAnswers
 Models = dict[str, AnyAnswers]  # by task
@@ -70,7 +69,7 @@ class Loaded:
     """A run in a replica.
 
     Attributes:
-        place: its path or URI.
+        place: path or URI of the run.
         rows: new rows that its tasks on nodes see.
     """
 
@@ -97,17 +96,17 @@ def app(
 ) -> Application:
     """Return an application of Ray Serve that answers requests with a run's selected weights.
 
-    Every replica maps the run's partition, once per node. To replace the model without losing a
-    request, deploy the application of another run of the same kind under the same name: replicas
-    load it beside the old one.
+    The replicas of a node share one mapping of the run's partition. To replace the model without
+    losing a request, deploy the application of another run of the same kind under the same name:
+    replicas load it beside the old one.
 
     Args:
         run, task, storage, at, trust, overrides: see `Served.find`.
-        token_file: a file whose text every request must carry, ``Authorization: Bearer TEXT``,
-            ``/healthz`` aside; None = none must.
-        replicas: their number; ``auto`` = Ray scales them with the load.
+        token_file: file with the token that every request but ``/healthz`` must carry,
+            ``Authorization: Bearer TOKEN``; None = no token.
+        replicas: number of replicas; ``auto`` = Ray scales them with the load.
         updates: keep new rows that are sent to ``/nodes`` and ``/edges``, in the run's directory.
-            Only with a token.
+            Needs a token.
 
     Raises:
         InputError: there is no such run, the token's file cannot be read, or the run cannot have
@@ -137,34 +136,18 @@ def app(
     return deployment.bind(token, log.bind() if updates else None)
 
 
-class Settings(BaseModel):
-    """Arguments of `app` in a file of ``serve deploy``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    run: str
-    task: str | None = None
-    storage: str = "runs"
-    at: int | str | None = None
-    trust: bool = False
-    overrides: list[str] = []
-    token_file: str | None = None
-    replicas: int | Literal["auto"] = 1
-    updates: bool = False
-
-
 def build(args: dict[str, Any]) -> Application:
-    """Build `app` of the arguments in a file of ``serve deploy``, see `Settings`: ``import_path:
+    """Build `app` from the arguments in a file of ``serve deploy``: ``import_path:
     raygnn.serving:build``."""
-    return app(**Settings.model_validate(args).model_dump())
+    return app(**args)
 
 
 class ModelReplica:
-    """Copy of the model in a process of its own.
+    """Copy of the model in a separate process.
 
     Args:
-        token: SHA-256 of the token, in hex; None = requests need none.
-        updates: see `Updates`; None = the service takes none.
+        token: SHA-256 of the token, in hex; None = requests need no token.
+        updates: deployment of `Updates`; None = the service keeps no new rows.
     """
 
     def __init__(self, token: str | None, updates: DeploymentHandle | None):
@@ -176,7 +159,7 @@ class ModelReplica:
         self._loaded: Loaded
 
     async def reconfigure(self, options: dict[str, Any]) -> None:
-        """Load a run's model, while the present one answers."""
+        """Load a run's model, while the current one answers requests."""
         loaded = await asyncio.to_thread(_load, options)
         if self._updates is not None:
             known = await asyncio.wait_for(self._updates.since.remote(loaded.place, 0), _START)
@@ -192,11 +175,11 @@ class ModelReplica:
         return {**found.get("", {"tasks": found}), "raygnn": __version__}
 
     async def answer(self, question: AnyQuestion) -> dict[str, Any]:
-        """Return the answer of a request.
+        """Answer a request.
 
         Raises:
             RequestError: the request cannot be answered.
-            HTTPException: too many wait.
+            HTTPException: too many requests wait.
         """
         loaded = self._loaded
         model = _model(loaded.models, question)
@@ -208,7 +191,7 @@ class ModelReplica:
 
     @contextmanager
     def _counted(self, size: int) -> Iterator[None]:
-        """Count what waits for the model in the block. Raises HTTPException if too much does."""
+        """Count a waiting request during the block. Raises HTTPException if too many wait."""
         if self._waiting and self._waiting + size > _WAITING:
             raise HTTPException(503, "too many requests wait", headers=_LATER)
         self._waiting += size
@@ -218,11 +201,11 @@ class ModelReplica:
             self._waiting -= size
 
     async def update(self, update: Update) -> dict[str, Any]:
-        """Keep new rows, which every later request sees; returns the run, and their number.
+        """Keep new rows, which every later request sees; returns the run and the number of rows.
 
         Raises:
-            RequestError: they cannot be read.
-            HTTPException: they cannot be kept.
+            RequestError: the rows cannot be read.
+            HTTPException: the rows cannot be written.
         """
         assert self._updates is not None
         loop = asyncio.get_running_loop()
@@ -234,15 +217,15 @@ class ModelReplica:
                     number, count = await loop.run_in_executor(
                         self._thread, _checked, loaded.rows, known, update
                     )
-                    written = self._updates.add.remote(loaded.place, number, update)
-                    if kept := await _awaited(written):
+                    kept = await _awaited(self._updates.add.remote(loaded.place, number, update))
+                    if kept:
                         return {"run": loaded.name, "rows": count}
                     if kept is None:
                         raise _full("updates, or bytes of them,")
         raise HTTPException(503, "other replicas keep rows now", headers=_LATER)
 
     async def _kept(self, loaded: Loaded) -> tuple[int, list[Update]]:
-        """Return the updates that this replica does not have, and the number of the first."""
+        """Return the updates that this replica lacks, after the number of the first."""
         count, updates = loaded.rows.count, list[Update]()
         if self._updates is not None:
             updates = await _awaited(self._updates.since.remote(loaded.place, count))
@@ -261,25 +244,22 @@ class ModelReplica:
 
 
 async def _awaited(response: Any) -> Any:
-    """Return an answer of the log. Raises HTTPException if there is none."""
+    """Return the log's response. Raises HTTPException if it fails or takes too long."""
     try:
         return await asyncio.wait_for(response, _PATIENCE)
-    except Exception as error:  # of the storage, or the log's process has died
+    except Exception as error:  # the storage fails, or the log's process has died
         _log.error("raygnn: the log of updates fails: %s", error)
         text = "the log of updates cannot be read or written now"
         raise HTTPException(503, text, headers=_LATER) from None
 
 
 def _full(what: str) -> RequestError:
-    message, remedy = (
-        f"the service keeps no more {what}",
-        "train a run on tables that have the rows",
-    )
-    return RequestError(message, where="nodes, edges", remedy=remedy)
+    remedy = "train a run on tables that have the rows"
+    return RequestError(f"the service keeps no more {what}", where="nodes, edges", remedy=remedy)
 
 
 def _model(models: Models, question: AnyQuestion) -> AnyAnswers:
-    """Return the model that answers a question. Raises RequestError if none does, or several."""
+    """Return the model that answers a question. Raises RequestError if none or several do."""
     kinds = {NodeQuestion: NodeAnswers, GraphQuestion: GraphAnswers}
     kind = kinds.get(type(question), LinkAnswers)
     names, task = [n for n, model in models.items() if isinstance(model, kind)], question.task
@@ -293,7 +273,7 @@ def _model(models: Models, question: AnyQuestion) -> AnyAnswers:
 def _answers(
     asked: Sequence[PlacedQuestion], known: Sequence[tuple[AllRows, int, list[Update]]]
 ) -> list[AnswerRows | RequestError]:
-    """Return the answer to each question; ``known``: updates that it must see."""
+    """Return the answer to each question; ``known``: updates that the answers must see."""
     for rows, first, updates in known:
         rows.keep(first, updates)
     found: dict[int, AnswerRows | RequestError] = {}
@@ -305,8 +285,8 @@ def _answers(
 
 
 def _checked(rows: AllRows, known: tuple[int, list[Update]], update: Update) -> tuple[int, int]:
-    """Return the number of an update that can be read after the known ones, and the number of all
-    new rows then. Raises RequestError if it cannot."""
+    """Return the number of an update after the known ones, and the total of new rows with it.
+    Raises RequestError if its rows cannot be read after those."""
     rows.keep(*known)
     count = rows.beside(update.nodes, update.edges).count
     try:
@@ -341,13 +321,14 @@ def _size(question: AnyQuestion) -> int:
 
 
 def _http(kinds: Collection[str], guarded: bool, updates: bool) -> FastAPI:
-    """Return the routes of models of these kinds, see `_kinds`."""
-    # without a description there is no /docs either, which would need no token
+    """Return the routes for models of these kinds, see `_kinds`."""
+    # without the description FastAPI adds no /docs either, which would need no token
     described = None if guarded else "/openapi.json"
-    http = FastAPI(title="raygnn", version=__version__, openapi_url=described)
+    handlers: Any = dict.fromkeys((RequestError, RequestValidationError, HTTPException), _refusal)
+    http = FastAPI(
+        title="raygnn", version=__version__, openapi_url=described, exception_handlers=handlers
+    )
     http.add_middleware(Door, guarded)
-    for kind in (RequestError, RequestValidationError, HTTPException):
-        http.exception_handler(kind)(_told)
 
     @http.get("/healthz")
     async def healthz() -> str:
@@ -365,8 +346,7 @@ def _http(kinds: Collection[str], guarded: bool, updates: bool) -> FastAPI:
             return await (replica.update if isinstance(body, Update) else replica.answer)(body)
 
         answer.__annotations__["body"] = body
-        answer.__doc__ = body.__doc__
-        http.post(path)(answer)
+        http.post(path, description=body.__doc__)(answer)
 
     if "link" in kinds:
         route("/score", PairQuestion)
@@ -385,67 +365,53 @@ def _replica() -> ModelReplica:
     return found
 
 
-async def _told(_: Request, error: Exception) -> JSONResponse:
-    """Answer what is wrong with a request, in one form; not its values, which may not be JSON."""
-    told: list[tuple[str, str | None, str | None]] = []
-    status, headers = 400, None
+async def _refusal(_: Request, error: Any) -> JSONResponse:
+    """Report the problems of a request in one form, without its values, which may not be JSON."""
     if isinstance(error, RequestValidationError):
-        status = 422
         said = {"unexpected_keyword_argument": "there is no such field"}
-        told = [
-            (said.get(one["type"], one["msg"]), ".".join(map(str, one["loc"])), None)
-            for one in error.errors()
-        ]
-    elif isinstance(error, HTTPException):
-        status, headers, told = error.status_code, error.headers, [(error.detail, None, None)]
-    elif isinstance(error, RequestError):
-        told = [(error.what, error.where, error.remedy)]
-    return _errors(status, told[:_TOLD], headers)
+        found = error.errors()[:_REPORTED]
+        places = [".".join(map(str, one["loc"])) for one in found]
+        texts = [said.get(one["type"], one["msg"]) for one in found]
+        return _errors(422, *((text, place, None) for text, place in zip(texts, places)))
+    if isinstance(error, RequestError):
+        return _errors(400, (error.what, error.where, error.remedy))
+    return _errors(error.status_code, (error.detail, None, None), headers=error.headers)
 
 
-def _errors(
-    status: int, told: Sequence[tuple[str, str | None, str | None]], headers: Any = None
-) -> JSONResponse:
-    # a request's text may be none that can be sent back
-    plain = [[text and text.encode(errors="replace").decode() for text in one] for one in told]
+def _errors(status: int, *problems: tuple[str | None, ...], headers: Any = None) -> JSONResponse:
+    # a request's text may contain surrogates, which cannot be sent back
+    plain = [[text and text.encode(errors="replace").decode() for text in one] for one in problems]
     facts = [dict(zip(("what", "where", "remedy"), one)) for one in plain]
     return JSONResponse({"errors": facts}, status, headers)
 
 
 class Door:
-    """Refuses requests without the token, ``/healthz`` aside, before they are read, and those of
-    more than `LARGEST` bytes before they are parsed."""
+    """Refuses requests without the token, ``/healthz`` aside, before they are read, and stops
+    reading those of more than `LARGEST` bytes."""
 
     def __init__(self, inner: Callable[..., Any], guarded: bool):
         self._inner = inner
         self._guarded = guarded
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return await self._inner(scope, receive, send)
-        route = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self._guarded and route != "/healthz":
+        route = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if self._guarded and scope["type"] == "http" and route != "/healthz":
             given = Headers(scope=scope).get("authorization", "")
             kind, _, token = given.partition(" ")
             if not _replica().allows(token if kind.lower() == "bearer" else ""):
-                needed = [("a token is needed", None, None)]
-                refusal = _errors(401, needed, {"WWW-Authenticate": "Bearer"})
-                return await refusal(scope, receive, send)
-        body, more = bytearray(), True
-        while more and len(body) <= LARGEST:
+                needed, headers = ("a token is needed", None, None), {"WWW-Authenticate": "Bearer"}
+                return await _errors(401, needed, headers=headers)(scope, receive, send)
+        size = 0
+
+        async def limited() -> Any:
+            nonlocal size
             message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        if len(body) > LARGEST:
-            refusal = _errors(413, [(f"a request has at most {LARGEST:,} bytes", None, None)])
-            return await refusal(scope, receive, send)
-        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+            size += len(message.get("body", b""))
+            if size > LARGEST:
+                raise HTTPException(413, f"a request has at most {LARGEST:,} bytes")
+            return message
 
-        async def again() -> Any:
-            return next(whole, None) or await receive()
-
-        await self._inner(scope, again, send)
-        return None
+        return await self._inner(scope, limited, send)
 
 
 def _kinds(run: Run, task: str | None) -> set[str]:

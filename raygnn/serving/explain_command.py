@@ -1,4 +1,4 @@
-"""``raygnn explain``: why predictions for nodes are what they are."""
+"""``raygnn explain``: contributions to the predictions for nodes."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ def explain(
 ) -> pandas.DataFrame:
     """Explain a run's predictions for nodes, by integrated gradients of their neighbourhoods.
 
-    Of a class's probability, the highest one is explained; of several targets, the first. It is
-    computed in this process, a node at a time.
+    The highest class probability, or the first of several targets, is explained, in this process,
+    one node at a time.
 
     Args:
         run, at, task, storage, trust, overrides: see `raygnn.serving.app`.
-        ids: of nodes, or a file of them, as for `raygnn.predict`.
+        ids: ids of nodes, or a file of ids as for `raygnn.predict`.
         out: Parquet file to write.
-        k: contributions of features, of nodes and of edges that are returned for each node, those
-            of the largest magnitude.
+        k: number of contributions of features, of nodes and of edges to return for each node, the
+            ones of the largest magnitude.
         fanout: sampled neighbours per layer, from the nodes outward; None = all.
         overwrite: replace the file.
 
     Returns:
-        Columns ``node``, ``prediction``; ``score``, the explained number, and ``without``, the same
-        if all features of the neighbourhood were 0; ``kind``, which is feature, node or edge;
-        ``type``, of the node or edge; ``feature``, its name; ``source`` and ``target``, ids;
-        ``contribution``. The contributions of all features, or of all nodes, add up to ``score`` -
-        ``without``, those of an edge to what comes over it.
+        Columns ``node``, ``prediction``; ``score``, the explained number; ``without``, its value if
+        all features of the neighbourhood were 0; ``kind``: feature, node or edge; ``type`` of the
+        node or edge; ``feature``, its name; ``source`` and ``target``, ids; ``contribution``.
+        The contributions of all features, or of all nodes, add up to ``score`` - ``without``.
 
     Raises:
         InputError: there is no such run or node, its predictions are not for nodes, a node's
@@ -81,7 +80,7 @@ def explain(
         what = "the run has several tasks" if found else "only predictions for nodes are explained"
         raise InputError(what, where="explain", remedy="choose a --task that predicts for nodes")
     model = NodeAnswers(ServedModel(found[0]))
-    if model.ids.whole:  # a list has them as text
+    if model.ids.whole:  # a file has ids as text
         nodes = [int(one) if str(one).isdecimal() else one for one in nodes]
     rows: list[dict[str, Any]] = []
     asked = None if fanout is None else tuple(fanout)
@@ -104,18 +103,16 @@ def explain(
 
 
 def _rows(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    explanation = answer["explanation"]
-    told = {"node": answer["node"], "prediction": answer.get("prediction")}
-    told |= {"score": explanation["score"], "without": explanation["without"]}
-    rows = []
-    for kind in ("feature", "node", "edge"):
-        for one in explanation[f"{kind}s"]:
-            ends = {"source": one["node"]} if kind == "node" else {}
-            rows.append({**one, **told, "kind": kind, **ends})
-    return rows
+    found, shared = answer["explanation"], {"prediction": answer.get("prediction")}
+    shared |= {"node": answer["node"], "score": found["score"], "without": found["without"]}
+    return [
+        {"source": one.get("node"), **one, **shared, "kind": kind}
+        for kind in ("feature", "node", "edge")
+        for one in found[f"{kind}s"]
+    ]
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Return a column; ids of several kinds as text."""
+    """Return a column; a mixture of numbers and text as text."""
     texts = any(isinstance(value, str) for value in values)
     return pa.array([str(v) if texts and v is not None else v for v in values])

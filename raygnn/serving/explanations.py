@@ -1,10 +1,9 @@
 """Explanations: how much each feature, node and edge contributes to a node's prediction.
 
-The neighbourhood that the prediction is made from is unrolled to its computation tree, in which
-each edge has a source of its own: what comes over an edge is what the inputs below it contribute.
-Contributions are integrated gradients from features of 0 (Sundararajan et al., "Axiomatic
-attribution for deep networks", ICML 2017), by Captum: they add up to the difference of the
-prediction from that of a tree whose features are all 0.
+The neighbourhood of the node is unrolled to its computation tree, in which no two edges share a
+source: an edge contributes the sum of the inputs below it. Contributions are integrated gradients
+from features of 0 (Sundararajan et al., "Axiomatic attribution for deep networks", ICML 2017), by
+Captum: they add up to the difference between the prediction and its value for features of 0.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.features import Inputs, row_width
 from raygnn.serving.questions import LARGEST_TREE, RequestError
 
-_EXACT = 1e-3  # of the sum of contributions
+_EXACT = 1e-3  # error of the sum of contributions
 _STEPS = 32, 512  # points of the integral, doubled until its sum is exact
 
 
@@ -34,10 +33,10 @@ class Tree:
     """Computation tree of one node, or of several.
 
     Attributes:
-        blocks: its layers, the inputs' first. S inputs of a node type are copies of nodes.
-        nodes: node type → int64 ``[S]``, number of the copied node among the neighbourhood's.
+        blocks: layers, the inputs' first. S inputs of a node type are copies of nodes.
+        nodes: node type → int64 ``[S]``, number of the copied node in the neighbourhood.
         paths: node type → int64 ``[layers, S]``, number of the edge over which an input reaches
-            each layer's outputs, from the last layer on; -1 = none, it is an output's own input.
+            each layer's outputs, from the last layer on; -1 = the output's own input.
         edges: edge type and numbers of source and target of each edge.
     """
 
@@ -51,8 +50,8 @@ def unroll(blocks: Sequence[Block], outputs: Mapping[str, int]) -> Tree:
     """Unroll sampled blocks.
 
     Args:
-        blocks: of a batch, the inputs' first.
-        outputs: node type → number of nodes that the last one computes.
+        blocks: blocks of a batch, the inputs' first.
+        outputs: node type → number of nodes that the last block computes.
 
     Raises:
         RequestError: the tree would have more than `LARGEST_TREE` edges.
@@ -71,11 +70,9 @@ def unroll(blocks: Sequence[Block], outputs: Mapping[str, int]) -> Tree:
             indptr = F.pad(degree.cumsum(0), (1, 0))
             many = int(indptr[-1])
             if len(edges) + many > LARGEST_TREE:
-                raise RequestError(
-                    f"the computation tree has more than {LARGEST_TREE:,} edges",
-                    where="fanout",
-                    remedy="sample fewer neighbours, such as 10 per layer",
-                )
+                what = f"the computation tree has more than {LARGEST_TREE:,} edges"
+                remedy = "sample fewer neighbours, such as 10 per layer"
+                raise RequestError(what, where="fanout", remedy=remedy)
             parent = torch.repeat_interleave(torch.arange(len(targets)), degree)
             chosen = torch.arange(many) + (lists.indptr[targets] - indptr[:-1])[parent]
             begin = sum(map(len, sources[etype[0]]))
@@ -116,11 +113,11 @@ class Contributions:
     """Contributions to the score of one node.
 
     Attributes:
-        score: what the model gives; without: the same if all features were 0.
-        features: ``(node type, name)`` → contribution, over all nodes.
-        nodes: ``(node type, number)`` → contribution of its features.
-        edges: ``(edge type, number of the source, of the target)`` → contribution of what comes
-            over it.
+        score: the model's output; without: its value if all features were 0.
+        features: ``(node type, name)`` → contribution over all nodes.
+        nodes: ``(node type, number)`` → contribution of the node's features.
+        edges: ``(edge type, number of the source, of the target)`` → contribution of the inputs
+            that reach the node over the edge.
     """
 
     score: float
@@ -134,8 +131,8 @@ class Explainer:
     """Explains a model.
 
     Args:
-        model: of the task; it is copied, and computes in fp32.
-        inputs: node type → the arrays that it reads.
+        model: the task's model; it is copied, and computes in fp32.
+        inputs: node type → arrays that the model reads.
         arrays: node type → name → array.
         columns: see `raygnn.graph.data.GraphData`.
     """
@@ -184,8 +181,8 @@ class Explainer:
 
         Args:
             given: arguments of the model for its neighbourhood, on the CPU or a GPU.
-            outputs: node type → 1 for the node's, 0 for others.
-            scores_of: outputs ``[1, K]`` → numbers ``[1, N]``, of which the largest is explained.
+            outputs: node type → 1 for the node's type, else 0.
+            scores_of: outputs ``[1, K]`` → numbers ``[1, N]``; the largest is explained.
 
         Raises:
             RequestError: see `unroll`.
@@ -240,14 +237,14 @@ def _as_float(block: Block) -> Block:
 
 
 def _integrated(score: Callable[..., Tensor], rows: Sequence[Tensor]) -> list[Tensor]:
-    """Return the integrated gradients of a score, of the shape of each of its arguments."""
+    """Return the integrated gradients of a score, with the shapes of its arguments."""
     try:
         from captum.attr import IntegratedGradients
     except ImportError as error:
         what, remedy = f"Captum is not installed: {error}", 'pip install "raygnn[explain]"'
         raise RequestError(what, where="explain", remedy=remedy) from None
 
-    def batched(*given: Tensor) -> Tensor:  # Captum's first dimension is that of its points
+    def batched(*given: Tensor) -> Tensor:  # Captum's first dimension is its points
         return score(*(one[0] for one in given))
 
     captum, (steps, most) = IntegratedGradients(batched), _STEPS

@@ -1,4 +1,4 @@
-"""Answers of a model that predicts for whole graphs, which come with the request."""
+"""Answers of a model that predicts for the graphs in a request."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _SEE = "see /schema"
 
 
 class GraphAnswers:
-    """Answers questions about graphs of the schema that the model was trained on."""
+    """Answers questions about graphs with the schema of the training graphs."""
 
     def __init__(self, model: ServedModel):
         self._model, self._config, self._plane = model, model.served.one, model.plane
         self._pattern: Sample = self._plane.pattern
 
     def schema(self) -> dict[str, Any]:
-        """Return what a caller must know, as plain JSON types: of each node and edge type the
-        arrays that the model reads, with their dtype and the shape of a row."""
+        """Describe the model for callers, as plain JSON types: with the dtype and shape of a row of
+        each array that it reads, by node and edge type."""
 
         def arrays(kind: str | EdgeType) -> dict[str, Any]:
             likes = arrays_of(self._pattern, kind)
@@ -46,7 +46,7 @@ class GraphAnswers:
         return {**self._model.schema(), "nodes": nodes, "edges": edges}
 
     def answer(self, questions: Sequence[GraphQuestion]) -> list[AnswerRows | RequestError]:
-        """Return the rows for each question, or what is wrong with it."""
+        """Return the rows for each question, or its error."""
         samples, known = list[Sample](), list[int | RequestError]()
         for one in questions:
             try:
@@ -75,9 +75,8 @@ class GraphAnswers:
         types = {etype_str(etype): etype for etype in self._pattern.edges}
         _check_names(graph.nodes, self._pattern.num_nodes, f"{where}.nodes")
         _check_names(graph.edges, types, f"{where}.edges")
-        nodes, edges, edge_data = {}, {}, {}
-        for ntype, given in graph.nodes.items():
-            nodes[ntype] = self._arrays(ntype, given, f"{where}.nodes.{ntype}")
+        edges, edge_data = {}, {}
+        nodes = {t: self._arrays(t, of, f"{where}.nodes.{t}") for t, of in graph.nodes.items()}
         sizes = {ntype: len(next(iter(arrays.values()))) for ntype, arrays in nodes.items()}
         for name, given in graph.edges.items():
             arrays = self._arrays(types[name], given, f"{where}.edges.{name}")
@@ -92,7 +91,7 @@ class GraphAnswers:
     def _arrays(
         self, kind: str | EdgeType, given: Mapping[str, Sequence[Any]], where: str
     ) -> dict[str, Tensor]:
-        """Return all arrays of a type that the model reads, and the ends of edges."""
+        """Return the arrays of a type that the model reads, for edges also their ends."""
         likes = {name: arrays_of(self._pattern, kind)[name] for name in self._read(kind)}
         if not isinstance(kind, str):
             likes |= dict.fromkeys(_ENDS, torch.empty(0, dtype=torch.int64))
@@ -130,7 +129,7 @@ def _check_range(numbers: Tensor, count: int, where: str) -> None:
 
 
 def _rows(given: Sequence[Any], like: Tensor, where: str) -> Tensor:
-    """Return rows of the shape and dtype of those of ``like``."""
+    """Return rows with the shape and dtype of the rows of ``like``."""
     shape, floating = (len(given), *like.shape[1:]), like.is_floating_point()
     kinds = "if" if floating else "b" if like.dtype == torch.bool else "i"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import re
 from collections import defaultdict
@@ -38,7 +37,7 @@ from raygnn.worker.planes.vocabulary import edge_reads
 MOST = {"nodes": 1000, "edges": 10_000}  # rows of a request
 _ERROR = re.compile(r", row (\d+), column (.+)", re.DOTALL)
 
-Placed = list[tuple[int, Row]]  # rows of a table, and their places in the request
+Placed = list[tuple[int, Row]]  # rows of a table with their positions in the request
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class NewRows:
 
     Attributes:
         nodes, edges: see `raygnn.graph.staging.neighbourhood.neighbourhood`.
-        count: number of the tables' rows that they come from.
         numbers: node type → id → global number of each new node, in the order of its arrays.
+        count: number of rows of the tables.
     """
 
     nodes: NewNodes = field(default_factory=dict)
@@ -56,16 +55,13 @@ class NewRows:
     numbers: Mapping[str, Mapping[UserId, int]] = field(default_factory=dict)
     count: int = 0
 
-    def __bool__(self) -> bool:
-        return self.count > 0
-
 
 class AllRows:
-    """New rows that all requests to a model see, and those of a request beside them.
+    """New rows that all requests to a model see, and a request's rows beside them.
 
     Attributes:
-        kept: the rows that all requests see.
-        count: number of updates that they come from.
+        kept: rows that all requests see.
+        count: number of updates with these rows.
     """
 
     def __init__(self, model: ServedModel):
@@ -74,7 +70,7 @@ class AllRows:
 
     @cached_property
     def reader(self) -> RowReader:
-        """Raises RequestError if the run's graph cannot have new rows."""
+        """Reader of new rows. Raises RequestError if the run's graph cannot have any."""
         served = self._model.served
         if (why := served.fixed) is not None:
             raise RequestError(why, where="nodes, edges", remedy="ask for nodes of the graph")
@@ -85,7 +81,7 @@ class AllRows:
             raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
 
     def beside(self, nodes: Rows, edges: Rows) -> NewRows:
-        """Return the kept rows and these. Raises RequestError if these cannot be read."""
+        """Return the kept rows with these. Raises RequestError if these cannot be read."""
         if not (nodes or edges):
             return self.kept
         for section, given in (("nodes", nodes), ("edges", edges)):
@@ -103,8 +99,7 @@ class AllRows:
             raise RequestError(what, where="nodes, edges", remedy=remedy) from None
 
     def keep(self, first: int, updates: Sequence[Update]) -> None:
-        """Keep the rows of the updates of these numbers, ``first`` and on, but for those that are
-        kept already."""
+        """Keep the rows of updates, numbered from ``first``, that are not kept yet."""
         updates = updates[max(self.count - first, 0) :]
         nodes, edges = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
         for one in updates:
@@ -113,7 +108,7 @@ class AllRows:
                     every[table] += rows
         try:
             kept = self._read(nodes, edges, self.kept) if updates else self.kept
-        except RequestError:  # such as a number in one, and the same as text in another
+        except RequestError:  # such as a number in one update, and text in another
             kept = self.kept
             for one in updates:
                 kept = self._read(one.nodes, one.edges, kept)
@@ -121,7 +116,7 @@ class AllRows:
 
 
 class RowReader:
-    """Reads new rows as the run's tables were read, with their transforms and words.
+    """Reads new rows as the run's tables were read, with their transforms and categories.
 
     Args:
         section: ``graph``, of tables, with the training's ``vocabulary``.
@@ -134,7 +129,7 @@ class RowReader:
         self._model, self._ids, self._meta = model, model.ids, model.served.partition
 
     def schema(self) -> dict[str, Any]:
-        """Return the columns of the tables whose rows a request can have, as plain JSON types."""
+        """Return the columns of tables that a request may have rows of, as plain JSON types."""
         of: dict[str, Mapping[str, Table]] = {"nodes": self._tables.nodes, "edges": self._own_edges}
         return {
             section: {key: self._kinds(key, one) for key, one in some.items() if not _refused(one)}
@@ -147,7 +142,7 @@ class RowReader:
         return {key: table for key, table in edges if not isinstance(table, KeyTable)}
 
     def _kinds(self, key: str, table: Table) -> dict[str, str]:
-        """Return column → kind of its values."""
+        """Return column → kind of values."""
         kinds = dict.fromkeys(TableArrays(_of_inputs(table)).columns, "time")
         for one in (column for columns in table.features.values() for column in columns):
             if not (one.parts or one.cyclic or one.since):
@@ -163,7 +158,7 @@ class RowReader:
         return kinds
 
     def read(self, nodes: Rows, edges: Rows, known: NewRows) -> NewRows:
-        """Return the known new rows and these. Raises RequestError, naming row and column."""
+        """Return the known rows followed by these. Raises RequestError, with row and column."""
         self._check("nodes", nodes, self._tables.nodes)
         self._check("edges", edges, self._own_edges)
         numbers = dict(known.numbers)
@@ -198,13 +193,13 @@ class RowReader:
                 if reverse:
                     found[reverse] = AddedEdges(dst, src, data)
                 if table.undirected:
-                    # both directions of a row together, however many rows are read at once
+                    # both directions of a row follow each other, as when rows are read one by one
                     one, other = np.stack([src, dst], 1), np.stack([dst, src], 1)
                     once = np.stack([np.ones(len(src), bool), src != dst], 1)
                     order = np.repeat(np.arange(len(src)), once.sum(1))
                     data = {name: array[order] for name, array in data.items()}
                     found[etype] = AddedEdges(one[once], other[once], data)
-        for etype, reverse in self._meta.reverses.items():  # graph.reverse adds some, too
+        for etype, reverse in self._meta.reverses.items():  # also those of graph.reverse
             if etype in found and reverse not in found:
                 found[reverse] = AddedEdges(found[etype].dst, found[etype].src, found[etype].data)
         shard = self._model.plane.shard
@@ -219,7 +214,7 @@ class RowReader:
         return NewRows({**known.nodes, **nodes_of}, {**known.edges, **edges_of}, numbers, count)
 
     def _check_times(self, edges: NewEdges) -> None:
-        """Raise RequestError if times of edges are in other units than the graph's."""
+        """Raise RequestError if times of edges have other units than the graph's."""
         served = self._model.served
         time = edge_reads(served.one).time
         for etype, new in edges.items():
@@ -231,7 +226,7 @@ class RowReader:
                     raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
 
     def _check(self, section: str, given: Rows, tables: Mapping[str, Table]) -> None:
-        """Raise RequestError for tables and columns that there are not."""
+        """Raise RequestError for an unknown table or column."""
         for key, rows in given.items():
             where = f"{section}.{key}"
             if key not in tables:
@@ -243,14 +238,13 @@ class RowReader:
             ignored = {*TableArrays(tables[key]).columns, tables[key].split}
             for at, row in enumerate(rows):
                 for column in row.keys() - known.keys() - ignored:
-                    remedy = f"choose of {', '.join(known)}"
-                    what = "the table has no such column"
+                    what, remedy = "the table has no such column", f"choose of {', '.join(known)}"
                     raise RequestError(what, where=f"{where}[{at}].{column}", remedy=remedy)
 
     def _numbers(
         self, ntype: str, rows: Sequence[Row], before: Mapping[UserId, int]
     ) -> dict[UserId, int]:
-        """Return id → global number of each new node, after those of ``before``."""
+        """Return id → global number of each new node, after the nodes of ``before``."""
         known, numbers = self._ids(ntype), dict(before)
         column = str(self._tables.nodes[ntype].id)
         for at, row in enumerate(rows):
@@ -259,10 +253,10 @@ class RowReader:
             if type(one) is not (int if known.whole else str) or one == "":
                 what = f"the ids of {ntype} are {'whole numbers' if known.whole else 'text'}"
             elif one in numbers or known.position(one) is not None:
-                what = f"{one!r} is there already"
+                what = f"{one!r} exists already"
             if what is not None:
                 where = f"nodes.{ntype}[{at}].{column}"
-                raise RequestError(what, where=where, remedy="give each new node an id of its own")
+                raise RequestError(what, where=where, remedy="give each new node a unique id")
             numbers[one] = self._meta.num_nodes(ntype) + len(numbers)
         return numbers
 
@@ -317,41 +311,29 @@ class RowReader:
 
 
 def _check_widths(where: str, new: Mapping[str, Array], stored: Mapping[str, Any]) -> None:
-    """Raise RequestError if rows of an array are lists of another length than the graph's."""
+    """Raise RequestError if lists of an array have another length than the graph's."""
     for name, array in new.items():
         width = math.prod(array.shape[1:])
         if name in stored and width != (of_graph := math.prod(stored[name].shape[1:])):
             what = f"{name!r} has {width} numbers in each row, and {of_graph} in the graph"
-            raise RequestError(
-                what, where=where, remedy="give lists as long as those of the tables"
-            )
+            raise RequestError(what, where=where, remedy="give lists as long as in the tables")
 
 
 def _of_inputs(table: Table) -> Table:
-    """Return the table without targets and splits, which nothing predicts with."""
+    """Return the table without targets and splits, which predictions do not read."""
     return table.model_copy(update={"label": None, "labels": {}, "split": None, "splits": None})
 
 
 def _refused(table: Table) -> str | None:
-    """Return why a request cannot have rows of a table; None if it can."""
+    """Return why a request may not have rows of a table; None if it may."""
     if isinstance(table, NodeTable) and table.id is None:
         return "the nodes of this table have no column of ids"
-    return "text of this table is encoded by a stage of its own" if table.text else None
+    return "this table has text columns, which only whole tables encode" if table.text else None
 
 
 def _column(where: str, column: str, rows: Placed) -> pa.Array:
-    values = [row.get(column) for _, row in rows]
-    if (array := _array(values)) is not None:
-        return array
-    ends = range(1, len(values) + 1)
-    at = bisect.bisect_left(ends, True, key=lambda end: _array(values[:end]) is None)
-    what = f"{str(values[at])[:60]!r} is of another type than values before it, or too large"
-    place = f"{where}[{rows[at][0]}].{column}"
-    raise RequestError(what, where=place, remedy="give numbers, or text, in all rows")
-
-
-def _array(values: Sequence[Any]) -> pa.Array | None:
     try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError):
-        return None
+        return pa.array([row.get(column) for _, row in rows])
+    except (pa.ArrowException, OverflowError) as error:
+        what, remedy = f"the values cannot be read: {error}", "give numbers, or text, in all rows"
+        raise RequestError(what, where=f"{where}.{column}", remedy=remedy) from None

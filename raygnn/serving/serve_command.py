@@ -1,4 +1,4 @@
-"""``raygnn serve``: an application of Ray Serve that runs until Ctrl-C."""
+"""``raygnn serve``: serves a run on Ray Serve until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 _DEADLINE = 60.0  # seconds for a request
-_LOOK = 1.0  # seconds between looks at Ray
+_POLL = 1.0  # seconds between checks of Ray
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -47,16 +47,15 @@ def serve(
     """Answer requests over HTTP with a run's selected weights, until Ctrl-C or SIGTERM.
 
     Args:
-        address: of a Ray cluster, ``HOST:PORT``; None = that of the run's configuration.
-        host: address of an interface to listen on; ``0.0.0.0`` = all.
-        port: to listen on.
+        address: address of a Ray cluster, ``HOST:PORT``; None = ``cluster.address`` of the run.
+        host, port: address and port to listen on; ``0.0.0.0`` = all interfaces.
         run, replicas, token_file, updates, task, at, trust, storage, overrides: see
             `raygnn.serving.app`.
         verbose, display, started: see `raygnn.train`.
 
     Raises:
         InputError: there is no such run, it cannot have updates, or the port is in use.
-        DataError: the updates that were kept cannot be read.
+        DataError: the kept updates cannot be read.
         PreflightError: the packages of Ray Serve are missing, or Ray does not start.
         TrainingError: the model could not be loaded, or Ray died.
     """
@@ -75,7 +74,7 @@ def serve(
     if updates:
         show.note(f"{kept} updates are kept")
     elif any(log.glob("*.json")):
-        show.note("the updates that are kept are ignored without --updates")
+        show.note("the kept updates are ignored without --updates")
     if token_file is not None:
         digest_of(Path(token_file).expanduser())
     with RayCluster(config, verbose=verbose, tell=show.note) as cluster:
@@ -84,7 +83,7 @@ def serve(
         with show.stage("Ray"):
             cluster.wait()
         try:
-            from ray import serve as ray_serve  # which reads variables that the start of Ray sets
+            from ray import serve as ray_serve  # reads variables that the start of Ray sets
 
             from raygnn.serving.application import app
         except ImportError as error:
@@ -98,7 +97,7 @@ def serve(
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
         with show.stage("model"):
             if ray_serve.status().proxies:
-                show.note("Ray Serve runs on this cluster already, and keeps its host and port")
+                show.note("Ray Serve already runs on this cluster and keeps its host and port")
             ray_serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
@@ -111,7 +110,7 @@ def serve(
         try:
             _watch(cluster, show, host, port, token_file is not None)
         finally:
-            if not cluster.local:  # others may be served there
+            if not cluster.local:  # which continues, and may have other applications
                 with suppress(Exception):
                     ray_serve.delete(name)
 
@@ -121,32 +120,28 @@ def _watch(cluster: RayCluster, show: Display, host: str, port: int, guarded: bo
     documented = "" if guarded else ", documented at /docs"
     show.note(f"serving at http://{shown}:{port}{documented}; Ctrl-C ends it")
     if host not in _LOOPBACK and not guarded:
-        show.note("anyone who reaches this address can ask: see --token-file")
+        show.note("anyone who reaches this address can send requests: see --token-file")
     while (death := cluster.death()) is None:
-        time.sleep(_LOOK)
-    raise TrainingError(death, remedy="start it again")
+        time.sleep(_POLL)
+    raise TrainingError(death, remedy="start the service again")
 
 
 def _check_port(host: str, port: int) -> None:
-    where, remedy = f"{host}:{port}", "choose another with --host and --port"
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"this cannot be listened on: {error}", where=where, remedy=remedy
-        ) from None
+        what, remedy = f"the port cannot be opened: {error}", "set others with --host and --port"
+        raise InputError(what, where=f"{host}:{port}", remedy=remedy) from None
 
 
 def _check_room(cpus: int, replicas: int | Literal["auto"]) -> None:
     import ray
 
-    needed, there = cpus * (1 if replicas == "auto" else replicas), ray.cluster_resources()
-    if needed > there.get("CPU", 0):
-        raise PreflightError(
-            f"{replicas} replicas of {cpus} CPUs, and Ray has {there.get('CPU', 0):g} in all",
-            where="--replicas",
-            remedy="ask for fewer, or lower cluster.cpus_per_worker",
-        )
+    available = ray.cluster_resources().get("CPU", 0)
+    if cpus * (1 if replicas == "auto" else replicas) > available:
+        what = f"{replicas} replicas of {cpus} CPUs each do not fit on Ray's {available:g} CPUs"
+        remedy = "reduce --replicas, or lower cluster.cpus_per_worker"
+        raise PreflightError(what, where="--replicas", remedy=remedy)

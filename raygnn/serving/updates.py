@@ -1,4 +1,4 @@
-"""Updates of a service: new rows that it was sent, in a log that every replica reads."""
+"""Updates of a service: new rows that it received, in a log that every replica reads."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _MOST_BYTES = 1 << 28  # of all
 
 
 class UpdateLog:
-    """Updates of a run, a file for each, called by its number.
-
-    Args:
-        directory: it need not exist.
+    """Updates of a run, each in a file named by its number.
 
     Raises:
-        DataError: it cannot be read or written, or a file is missing or no update.
+        DataError: the directory, which need not exist, cannot be read or written, or a file is
+            missing or no update.
     """
 
     def __init__(self, directory: AnyPath):
@@ -47,16 +45,15 @@ class UpdateLog:
         self._read()
 
     def _read(self) -> None:
-        """Read the updates that it does not have."""
+        """Read the files that have not been read yet."""
         found: list[AnyPath] = sorted(self._directory.glob("*.json"), key=str)
         files = found[len(self._updates) :]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for file, content in zip(files, pool.map(lambda file: file.read_bytes(), files)):
                 if file.name != _name(len(self._updates)):
+                    what = "updates before this one are missing"
                     remedy = f"restore {_name(len(self._updates))}, or move the later ones away"
-                    raise DataError(
-                        "updates before this one are missing", where=str(file), remedy=remedy
-                    )
+                    raise DataError(what, where=str(file), remedy=remedy)
                 try:
                     self._updates.append(_UPDATE.validate_json(content))
                 except ValidationError as error:
@@ -66,16 +63,12 @@ class UpdateLog:
                 self._bytes += len(content)
 
     def since(self, number: int) -> list[Update]:
-        """Return the updates of this number and on."""
+        """Return the updates from this number on."""
         return self._updates[number:]
 
     def add(self, number: int, update: Update) -> bool | None:
-        """Write an update; False if there is one of its number, None if the log is full.
-
-        Raises:
-            OSError: it cannot be written.
-            DataError: the same, in an object store.
-        """
+        """Write an update; False if one with its number exists, None if the log is full. Raises
+        OSError, or DataError for an object store, if it cannot be written."""
         content = encoded(update)
         with self._lock:  # callers may give up while a thread writes
             if number < len(self._updates):
@@ -118,7 +111,7 @@ def _name(number: int) -> str:
 
 
 class Updates:
-    """The only writer of a service's logs, one for each run that it has served."""
+    """The only writer of a service's logs, one for each served run."""
 
     def __init__(self) -> None:
         self._logs: dict[str, UpdateLog] = {}
@@ -133,12 +126,11 @@ class Updates:
         return await asyncio.to_thread((await self._log(run)).add, number, update)
 
     async def _log(self, run: str) -> UpdateLog:
-        if run not in self._logs:
-            async with self._opening:
-                if run not in self._logs:
-                    place = updates_of(await asyncio.to_thread(open_run, run))
-                    self._logs[run] = await asyncio.to_thread(UpdateLog, place)
-        return self._logs[run]
+        async with self._opening:
+            if run not in self._logs:
+                place = updates_of(await asyncio.to_thread(open_run, run))
+                self._logs[run] = await asyncio.to_thread(UpdateLog, place)
+            return self._logs[run]
 
 
 def updates_of(run: Run) -> AnyPath:

@@ -8,6 +8,7 @@ themselves (``ray.io_rayclusters.yaml``, … of its releases).
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 )
 from ray.serve.schema import ServeDeploySchema
 
-from raygnn.serving.application import Settings
+from raygnn.serving import app
 from tests.clusters.test_cluster_files import brought
 
 kubernetes_validate = pytest.importorskip(
@@ -202,8 +203,7 @@ def test_the_service_is_one_that_ray_serve_deploys() -> None:
     given = yaml.safe_load(manifest["spec"]["serveConfigV2"])
     (application,) = ServeDeploySchema(**given).applications
     assert application.import_path == "raygnn.serving:build"
-    token = Settings(**application.args).token_file
-    assert token is not None
+    token = inspect.signature(app).bind(**application.args).arguments["token_file"]
     for pod in pods(manifest):
         (container,) = pod["template"]["spec"]["containers"]
         assert str(Path(token).parent) in [each["mountPath"] for each in container["volumeMounts"]]

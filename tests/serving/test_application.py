@@ -254,7 +254,7 @@ def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:
     for file, part in (("none", "cannot be read"), ("empty", "is empty")):
         with pytest.raises(InputError, match=part):
             app(place / "runs" / "one", token_file=place / file)
-    with pytest.raises(InputError, match="cannot be listened on"):
+    with pytest.raises(InputError, match="port cannot be opened"):
         _check_port("127.0.0.1", port)
     with pytest.raises(TrainingError, match="could not deploy the model"):  # another one is there
         serve_until_stopped(place / "runs" / "one", port=port, display=False)

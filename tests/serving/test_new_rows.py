@@ -202,14 +202,14 @@ SALE = EDGES["customer:buys:item"][0]
         ({"customer": [{"id": "n", "agee": 3}]}, {}, "nodes.customer[0].agee", "no such column"),
         ({"customer": [{"age": 3}]}, {}, "nodes.customer[0].id", "ids of customer are text"),
         ({"item": [{"code": True}]}, {}, "nodes.item[0].code", "are whole numbers"),
-        ({"item": [{"code": 2}]}, {}, "nodes.item[0].code", "2 is there already"),
-        ({"item": [{"code": 99, "price": 1}] * 2}, {}, "nodes.item[1].code", "there already"),
+        ({"item": [{"code": 2}]}, {}, "nodes.item[0].code", "2 exists already"),
+        ({"item": [{"code": 99, "price": 1}] * 2}, {}, "nodes.item[1].code", "exists already"),
         ({"item": [{"code": 99}]}, {}, "nodes.item[0].price", "there is no number"),
         ({"item": [{"code": 99, "price": [1, 2]}]}, {}, "nodes.item", "'feat' has 2 numbers"),
         ({"customer": [{"id": "n", "age": [1, 2]}]}, {}, "nodes, edges", "cannot be read"),
         ({"customer": [{"id": "n", "city": "\ud800"}]}, {}, "nodes, edges", "cannot be read"),
         ({"item": [{"code": 98, "price": 1}, {"code": 99, "price": "dear"}]}, {},
-         "nodes.item[1].price", "'dear'"),
+         "nodes.item.price", "'dear'"),
         ({"customer": [{"id": "n"}, {"id": "m", "shop": 9}]}, {},
          "nodes.customer[1].shop", "9 is no shop"),
         ({}, {"customer:buys:item": [SALE, {**SALE, "customer": "c1", "item": 77}]},
@@ -285,7 +285,7 @@ def test_updates_that_cannot_be_read_together(model: Any) -> None:
     known.keep(2, [Update(nodes={"item": []})])
     assert [*known.kept.numbers["item"]] == [901, 902]
     assert len(known.kept.nodes["item"]["feat"]) == 2
-    with pytest.raises(InputError, match="902 is there already"):
+    with pytest.raises(InputError, match="902 exists already"):
         known.beside({"item": [{"code": 902, "price": 1}]}, {})
 
 

@@ -174,7 +174,7 @@ def test_a_service_with_updates(tmp_path: Path) -> None:
         for _ in range(20):  # of both replicas
             assert np.abs(scores() - want).max() < 1e-6
         status, answer = post(port, "/nodes", {"nodes": NODES})
-        assert (status, answer["errors"][0]["what"]) == (400, "'new1' is there already")
+        assert (status, answer["errors"][0]["what"]) == (400, "'new1' exists already")
         logs = [
             p
             for p in psutil.process_iter()
