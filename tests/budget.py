@@ -58,14 +58,14 @@ LINES_TODAY = {
     "checkpoint": 1_847,
     "worker": 8_497,
     "driver": 4_216,
-    "prediction": 1_433,
-    "search": 1_094,
-    "serving": 2_512,
+    "prediction": 1_356,
+    "search": 1_041,
+    "serving": 2_400,
     "runs": 4_529,
     "jobs": 1_238,
     "cli": 855,
-    "package": 62_051,
-    "tests": 60_432,
+    "package": 61_809,
+    "tests": 60_423,
 }
 MODULES, MODULES_TODAY = 189, 247
 FOLDER_MODULES = 14
