@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -88,9 +89,9 @@ def rows_of(array: Array | Tensor, ids: Array) -> OnDemand:
 AnyArray: TypeAlias = "Array | Tensor | OnDemand"
 
 
-def dtype_name(array: AnyArray) -> str:
-    """Return ``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
-    return str(array.dtype).removeprefix("torch.")
+def dtype_name(of: AnyArray | torch.dtype) -> str:
+    """Name an array's dtype, or torch's: ``"float32"``, ``"bfloat16"``, …, as numpy does."""
+    return str(getattr(of, "dtype", of)).removeprefix("torch.")
 
 
 def storable(array: AnyArray) -> bool:

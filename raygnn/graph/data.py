@@ -80,6 +80,12 @@ class GraphData:
     microseconds: list[str] = field(default_factory=list)
 
     @property
+    def arrays(self) -> dict[str, dict[str, Any]]:
+        """Node or edge type, the latter joined by ``:`` → its arrays."""
+        arrays = {ntype: frame.data for ntype, frame in self.nodes.items()}
+        return arrays | {etype_str(etype): frame.data for etype, frame in self.edges.items()}
+
+    @property
     def num_nodes(self) -> int:
         return sum(frame.num for frame in self.nodes.values())
 

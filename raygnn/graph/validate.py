@@ -34,9 +34,7 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
         raise _error(data, "nodes", "the graph has no nodes", _NOTHING)
     if not data.num_edges:
         raise _error(data, "edges", "the graph has no edges", _NOTHING)
-    arrays_of = {ntype: frame.data for ntype, frame in data.nodes.items()}
-    arrays_of |= {etype_str(etype): edges.data for etype, edges in data.edges.items()}
-    for kind, arrays in arrays_of.items():
+    for kind, arrays in data.arrays.items():
         for name, array in arrays.items():
             _check_finite(data, f"{kind}/{name}", array)
     for ntype, frame in data.nodes.items():

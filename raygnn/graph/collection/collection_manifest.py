@@ -18,7 +18,7 @@ from raygnn.config.graph import GraphSplit
 from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.arrays import stored_dtype
+from raygnn.graph.arrays import CODES, stored_dtype
 from raygnn.graph.data import SPLITS, EdgeType
 from raygnn.graph.partition.manifest import FileFacts, check_size, first_problem, read_json
 
@@ -28,12 +28,11 @@ VERSION: Literal[1] = 1
 REMEDY = "delete the directory: it is built again from the graphs"
 
 _Natural = Annotated[int, Field(ge=0)]
-FLOATS = ("bfloat16", "float16", "float32", "float64")
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
 def dtype_of_array(name: str) -> str:
-    if name not in ("bool", *INTEGERS, *FLOATS):
+    """Return the name of a dtype. Raises ValueError for others."""
+    if name not in CODES:
         raise ValueError(f"{name!r} is no dtype of an array")
     return name
 

@@ -287,7 +287,7 @@ class ColumnWriter:
             raise DataError(message, where=where, remedy=remedy)
         common = common_dtype(self.dtype, rows.dtype)
         if common is None:
-            message = f"it is {dtype_name(rows)}, in the graphs before {_name(self.dtype)}"
+            message = f"it is {dtype_name(rows)}, in the graphs before {dtype_name(self.dtype)}"
             remedy = "save this array as numbers of one kind in all graphs"
             raise DataError(message, where=where, remedy=remedy)
         if self.finite and not (good := finite_rows(rows)).all():
@@ -309,15 +309,16 @@ class ColumnWriter:
         with self.path.open("r+b") as file:
             self._write_header(file)
         assert self.dtype is not None
-        facts = {"file": self.path.name, "dtype": _name(self.dtype), "shape": self.shape}
-        return PackedArray.model_validate(facts)
+        return PackedArray(
+            file=self.path.name, dtype=dtype_name(self.dtype), shape=self.shape or ()
+        )
 
     def _write_header(self, file: BinaryIO) -> None:
         """Write the header of the rows so far; NumPy keeps its length for any number of rows."""
         assert self.dtype is not None
         assert self.shape is not None
         shape = (self.rows, *self.shape)
-        stored = stored_dtype(_name(self.dtype))
+        stored = stored_dtype(dtype_name(self.dtype))
         header = {"descr": stored.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
 
@@ -341,7 +342,3 @@ class ColumnWriter:
             while data := source.read(_BUFFER_BYTES):
                 target.write(element_bytes(torch.frombuffer(bytearray(data), dtype=old).to(dtype)))
         wider.replace(self.path)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -212,13 +212,16 @@ def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
     return writer.done()
 
 
-def _open(path: AnyPath, expected: FileFacts | None = None) -> _DglReader:
+@contextlib.contextmanager
+def _open(path: AnyPath, expected: FileFacts | None = None) -> Iterator[_DglReader]:
     try:
-        return _DglReader(path, path.open("rb", buffering=1 << 16), expected)
+        reader = _DglReader(path, path.open("rb", buffering=1 << 16), expected)
     except OSError as error:
         message = f"cannot be opened: {error.strerror}"
         remedy = "check the path and its permissions, or partition the graph again"
         raise DataError(message, where=str(path), remedy=remedy) from error
+    with reader.file:
+        yield reader
 
 
 class _DglReader:
@@ -233,12 +236,6 @@ class _DglReader:
         self._hash = hashlib.sha256()
         if expected is not None:
             compare(path, expected, self.size)
-
-    def __enter__(self) -> _DglReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.file.close()
 
     def bad(self, what: str) -> DataError:
         message = f"{what} (at byte {self.at} of {self.size})"

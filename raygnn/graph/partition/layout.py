@@ -85,11 +85,6 @@ class PartitionMeta:
         name = within(path, self.directory)
         return self.manifest.files.get(name or "") if self.manifest else None
 
-    def id_file(self, ntype: str) -> AnyPath | None:
-        """Return the file of the user's ids of a node type; None if they are just numbers."""
-        kept = self.manifest is not None and ntype in self.manifest.ids
-        return self.directory / "ids" / f"{ntype}.arrow" if kept else None
-
     @property
     def names(self) -> dict[str, list[Any]]:
         """``"<type>/<array>"`` → categories of its codes 0, 1, …, as far as known."""

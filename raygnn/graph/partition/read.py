@@ -132,9 +132,9 @@ def _originals(
 def read_ids(meta: PartitionMeta, ntype: str) -> Any:
     """Read the user's node ids of a type: a pyarrow array ``[N]`` of int64 or large_string by
     original id, mapped if it is on a disk; None if there are only numbers."""
-    path = meta.id_file(ntype)
-    if path is None:
+    if meta.manifest is None or ntype not in meta.manifest.ids:
         return None
+    path = meta.directory / "ids" / f"{ntype}.arrow"
     expected = meta.expected(path)
     assert expected is not None  # checked when the json was read
     try:

@@ -55,9 +55,7 @@ def check_storable(data: GraphData) -> None:
         if ":" in kind:
             message = f"the type {kind!r} contains a colon, which separates names in DGL's files"
             raise DataError(message, where=data.name, remedy="give the type another name")
-    frames = {ntype: frame.data for ntype, frame in data.nodes.items()}
-    frames |= {etype_str(etype): frame.data for etype, frame in data.edges.items()}
-    for kind, arrays in frames.items():
+    for kind, arrays in data.arrays.items():
         for name, array in arrays.items():
             if not storable(array):
                 key = f"{kind}/{name}"
@@ -179,26 +177,25 @@ class Assembly:
             at = np.arange(edges.bucket.edges) if is_own else edges.leaving_from(part, "at")
             return at + edges.bucket.first_edge
 
-        def inner(edges: SortedEdges, is_own: bool) -> Array:
-            return np.full(counts[edges.bucket.number], is_own, np.uint8)
-
-        def kinds_of(edges: SortedEdges, is_own: bool) -> Array:
-            return np.full(counts[edges.bucket.number], types[edges.bucket.etype], np.int32)
-
-        def on_demand(dtype: Any, of: Callable[[SortedEdges, bool], Array]) -> OnDemand:
+        def on_demand(dtype: Any, of: Callable[[SortedEdges, bool], Array | int]) -> OnDemand:
             def pieces() -> Iterator[Array]:
                 for edges in own + outer:
-                    yield of(edges, edges.bucket.part == part).astype(dtype, copy=False)
+                    yield np.full(
+                        counts[edges.bucket.number], of(edges, edges.bucket.part == part), dtype
+                    )
 
             return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
 
         node_type, node_part = self.numbering.describe(nodes)
         is_inner = (np.arange(len(nodes)) < last - first).astype(np.uint8)
         ndata = {"_ID": nodes, "part_id": node_part, "inner_node": is_inner}
-        edata = {"_ID": on_demand(np.int64, ids_of), "inner_edge": on_demand(np.uint8, inner)}
+        edata = {
+            "_ID": on_demand(np.int64, ids_of),
+            "inner_edge": on_demand(np.uint8, lambda _, is_own: is_own),
+        }
         if len(self.numbering.starts) > 1 or len(types) > 1:
             ndata["_TYPE"] = node_type
-            edata["_TYPE"] = on_demand(np.int32, kinds_of)
+            edata["_TYPE"] = on_demand(np.int32, lambda edges, _: types[edges.bucket.etype])
         ends = on_demand(np.int64, sources_of), on_demand(np.int64, destinations_of)
         return (len(nodes), *ends, ndata, edata), halo, cut
 

@@ -44,12 +44,12 @@ class GraphSet:
     """Graphs of one file or dataset, each read when it is requested.
 
     Attributes:
-        file: where they come from, for errors.
-        num: how many there are.
-        labels: name → array ``[num, …]`` of any dtype, a torch tensor where that is bfloat16;
-            complete once all graphs have been read.
-        graphs: to be read once and in order; their names are their locations, for errors.
-        splits: split → numbers of graphs; None if they have none.
+        file: file or dataset, for errors.
+        num: number of graphs.
+        labels: name → array ``[num, …]`` (a torch tensor for bfloat16); complete once all graphs
+            have been read.
+        graphs: to read once, in order; a graph's name is its location, for errors.
+        splits: split → numbers of graphs; None without splits.
     """
 
     file: Path | str
@@ -125,13 +125,10 @@ def _frames(
 def _inverse(order: Array, origin: str) -> Array:
     """Invert a permutation of ``0 … E-1``."""
     num = len(order)
-    place = np.full(num, -1, dtype=np.int64)
-    outside = (order < 0) | (order >= num)
-    if not outside.any():
-        place[order] = np.arange(num)
-        outside = place < 0
-    if outside.any():
+    if order.min() < 0 or order.max() >= num or (np.bincount(order, minlength=num) > 1).any():
         raise _damaged(origin, f"holds edge ids that are not 0 to {num - 1}, each once")
+    place = np.empty(num, np.int64)
+    place[order] = np.arange(num)
     return place
 
 
@@ -139,30 +136,25 @@ def _damaged(origin: Path | str, message: str) -> DataError:
     return DataError(message, where=str(origin), remedy=_REMEDY)
 
 
-_PYG_NAMES = {"x": "feat"}  # the rest keep theirs
-
-
 def with_graph(config: ConfigSource, graph: Any, directory: Path | None = None) -> Config:
-    """Return a job's configuration, with a graph in memory as its input if there is one.
+    """Return a job's configuration, with ``graph`` (see `graph_data`) as its input unless None.
 
     Args:
-        config: or what `raygnn.load_config` makes one of. With a graph, its own section ``graph``
-            has no more than ``reverse`` and ``normalize``.
-        graph: see `graph_data`; it is written to a file, once, which is then the graph of the job.
-        directory: for the file; None = ``<storage>/graphs``.
+        config: a configuration, or a source for `raygnn.load_config`. With a graph, its section
+            ``graph`` has at most ``reverse`` and ``normalize``.
+        directory: where the graph is written, once; None = ``<storage>/graphs``.
     """
     if graph is None:
         return as_config(config)
     source = config.to_dict() if isinstance(config, Config) else config
-    # some file stands for that of the graph, which lies in the storage that is configured
+    # any file replaces the graph's, whose directory depends on the configured storage
     named = load_config(source, {"graph.format": "dgl", "graph.path": __file__})
     file = write_graph_file(graph, directory or named.local_storage / "graphs")
     return load_config(named.to_dict(), {"graph.path": str(file)})
 
 
 def write_graph_file(graph: Any, directory: Path) -> Path:
-    """Write a graph (see `graph_data`), unless that has been done, to a file for the format ``dgl``
-    that is called after its content."""
+    """Write a graph (see `graph_data`) for the format ``dgl``, to a file named by its content."""
     data = graph_data(graph)
     with storage_errors(directory, DataError):
         directory.mkdir(parents=True, exist_ok=True)
@@ -182,9 +174,9 @@ def graph_data(graph: Any, where: str = "graph") -> GraphData:
     """Return the arrays of a graph, not copied if they are in the CPU's memory.
 
     Args:
-        graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG with ``edge_index``. Of
-            PyG's, ``x`` becomes ``feat``, and ``y`` becomes ``label`` where it is one integer for
-            each node; attributes of the graph as a whole are skipped.
+        graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG with ``edge_index``.
+            PyG's ``x`` becomes ``feat``, and ``y`` becomes ``label`` if it is one integer per node;
+            graph-level attributes are skipped.
         where: location of the graph, for errors.
     """
     library = _library(graph)
@@ -205,7 +197,7 @@ def _library(graph: Any) -> str | None:
 
 
 def _of_dgl(graph: Any) -> GraphData:
-    graph = graph.formats("coo")  # of the others not all tell edges in the order of their ids
+    graph = graph.formats("coo")  # other formats may not return edges by id
     nodes = {
         ntype: NodeFrame(graph.num_nodes(ntype), _arrays(graph.nodes[ntype].data, ntype))
         for ntype in graph.ntypes
@@ -231,8 +223,9 @@ def _of_pyg(graph: Any) -> GraphData:
         y = found.get("y")
         if y is not None and not y.is_floating_point() and y.shape[1:] in ((), (1,)):
             found["label"] = found.pop("y")  # an integer for each node
-        named = {_PYG_NAMES.get(name, name): array for name, array in found.items()}
-        nodes[ntype] = NodeFrame(int(store.num_nodes), named)
+        if "x" in found:
+            found["feat"] = found.pop("x")
+        nodes[ntype] = NodeFrame(int(store.num_nodes), found)
     edges = {}
     for etype, store in edge_stores.items():
         if "edge_index" not in store:

@@ -24,14 +24,12 @@ from torch import Tensor
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.graph import available_memory
-from raygnn.graph.staging.node_cache import StoredArray
+from raygnn.graph.staging.node_cache import PRIVATE, StoredArray
 
 PAGE = mmap.PAGESIZE
 _PROT_NONE = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
-_PRIVATE = mmap.MAP_PRIVATE | _MAP_NORESERVE
 _LARGE_PAGE = 2 << 20
 _ROWS = 0.6  # share of the available memory up to which rows of files are read ahead
 _FAILED = ctypes.c_void_p(-1).value
@@ -100,7 +98,7 @@ def map_table(
     if handle is not None and common:
         _mmap(base, common, mmap.MAP_SHARED | _MAP_FIXED, handle)
     if (rest := _whole_pages(size) - common) > 0:
-        _mmap(base + common, rest, _PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
+        _mmap(base + common, rest, PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
         if large:
             _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # may fail: there are none
     scarce = bool(places) and outgrows(sum(one.rows for one, _ in places) * width, _ROWS)
@@ -111,7 +109,7 @@ def map_table(
             raise _damaged_file(one, "its elements have another offset than those of other files")
         with _opened(one, begin + one.rows * width) as opened:
             length = _whole_pages(skip + one.rows * width)
-            _mmap(base + start - skip, length, _PRIVATE | _MAP_FIXED, opened, begin - skip)
+            _mmap(base + start - skip, length, PRIVATE | _MAP_FIXED, opened, begin - skip)
             if scarce:
                 _libc.madvise(base + start - skip, length, mmap.MADV_RANDOM)
     count = total * math.prod(tail)
@@ -170,7 +168,7 @@ def _damaged_file(rows: FileRows, what: str) -> DataError:
 def _reserve(size: int, keep: object) -> tuple[int, Any]:
     """Reserve addresses from a large page on: the first, and an object that holds them."""
     length = _whole_pages(size) + _LARGE_PAGE
-    start = _mmap(None, length, _PRIVATE | mmap.MAP_ANONYMOUS, protection=_PROT_NONE)
+    start = _mmap(None, length, PRIVATE | mmap.MAP_ANONYMOUS, protection=_PROT_NONE)
     base = -(-start // _LARGE_PAGE) * _LARGE_PAGE
     # a new class, because plain arrays of ctypes do not support weak references
     memory = type("Mapped", (ctypes.c_char * size,), {}).from_address(base)  # type: ignore[attr-defined]

@@ -49,7 +49,9 @@ _POLL = 0.05  # seconds between checks whether another worker has finished
 _GB = 10**9
 # no symbolic links, which could lead anywhere, and no waiting for the writer of a FIFO
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NORESERVE = 0x4000  # MAP_NORESERVE, which the mmap module has only in new Pythons
+# with MAP_NORESERVE, which the mmap module has from Python 3.13 on; the number is the same on all
+# of Linux but alpha, mips, powerpc and sparc
+PRIVATE = mmap.MAP_PRIVATE | 0x4000
 
 
 class StoredArray(BaseModel):
@@ -109,7 +111,7 @@ class CacheEntry:
             memory = _Memory(
                 file.fileno(),
                 facts.bytes,
-                flags=mmap.MAP_PRIVATE | _NORESERVE,
+                flags=PRIVATE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
         if at_random:

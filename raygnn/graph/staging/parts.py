@@ -115,7 +115,7 @@ class Staged:
         first = arrays[keys[0]]
         if len(arrays) == 1 and first.dtype == dtype and first.dim() > 1:
             return first.flatten(1)
-        target = str(dtype).removeprefix("torch.")
+        target = dtype_name(dtype)
         more = {"of": lists.path.name, "etype": list(etype), "names": list(names), "dtype": target}
         build = partial(_write_table, arrays=arrays, dtype=dtype)
         return self._entry("edgetable", span, build, **more).tensor("table")
@@ -144,7 +144,7 @@ class Staged:
         concatenated. A stored array that is such already is not copied."""
         nodes = self.node_data(span)
         keys = [f"data/{ntype}/{name}" for name in names]
-        target = str(dtype).removeprefix("torch.")
+        target = dtype_name(dtype)
         if len(keys) == 1 and nodes.arrays[keys[0]].dtype == target:
             return nodes, keys[0]
 
@@ -273,7 +273,6 @@ def _write_messages(
         _copy(draft, name, whole)
     for etype in meta.etypes:
         name = etype_str(etype)
-        aligned = [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
         indptr = whole.array(f"indptr/{name}")
         keep = np.ones(int(indptr[-1]), bool)
         for (split, codes), edges in zip(splits, hidden):
@@ -283,24 +282,22 @@ def _write_messages(
                 _hide(keep, meta, span, etype, whole, edges)
         kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
         draft.array(f"indptr/{name}", "int64", indptr.shape).append(kept[indptr])
-        for key in aligned:
+        for key in _aligned(whole, name):
             _copy(draft, key, whole, keep)
 
 
 def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], time: str) -> None:
     """Copy lists, each sorted by time; edges of equal times keep their order."""
-    sorted_by = {etype_str(etype): f"edge/{etype_str(etype)}/{time}" for etype in etypes}
     for name in whole.arrays:
         if name.startswith(("keys/", "indptr/")):
             _copy(draft, name, whole)
-    for name, key in sorted_by.items():
-        arrays = [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
+    for name in map(etype_str, etypes):
+        arrays, key = _aligned(whole, name), f"edge/{name}/{time}"
         if key not in whole.arrays:
             for array in arrays:
                 _copy(draft, array, whole)
             continue
-        facts = {array: whole.arrays[array] for array in arrays}
-        writers = {n: draft.array(n, fact.dtype, fact.shape) for n, fact in facts.items()}
+        writers = {n: draft.array(n, whole.arrays[n].dtype, whole.arrays[n].shape) for n in arrays}
         columns, indptr = {n: whole.array(n) for n in arrays}, whole.array(f"indptr/{name}")
         for low in range(0, len(indptr) - 1, _ROWS):
             rows = indptr[low : low + _ROWS + 1]
@@ -310,6 +307,11 @@ def _write_sorted(draft: Draft, whole: CacheEntry, etypes: Sequence[EdgeType], t
             )
             for array, writer in writers.items():
                 writer.append(columns[array][at][order])
+
+
+def _aligned(whole: CacheEntry, name: str) -> list[str]:
+    """Name the arrays that have one row per edge of a type."""
+    return [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
 
 
 def _hide(
@@ -345,7 +347,7 @@ def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype)
     matrices = {k: a.flatten(1) if a.dim() > 1 else a.unsqueeze(1) for k, a in arrays.items()}
     widths = [matrix.shape[1] for matrix in matrices.values()]
     rows, width = len(next(iter(matrices.values()))), sum(widths)
-    writer = draft.array("table", str(dtype).removeprefix("torch."), (rows, width))
+    writer = draft.array("table", dtype_name(dtype), (rows, width))
     step = max(1, _CHUNK // max(1, width * dtype.itemsize))
     for low in range(0, rows, step):
         pieces = {key: matrix[low : low + step] for key, matrix in matrices.items()}
@@ -364,8 +366,8 @@ def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
             raise DataError(message, where=where, remedy="replace it, or drop its node or edge")
         lost = ~torch.isfinite(piece.to(dtype))
         if lost.any():
-            to = str(dtype).removeprefix("torch.")
-            message = f"features up to {piece[lost].abs().max():g} do not fit {to}"
+            most = piece[lost].abs().max()
+            message = f"features up to {most:g} do not fit {dtype_name(dtype)}"
             remedy = "scale them (graph.normalize), or choose another precision"
             raise DataError(message, where=where, remedy=remedy)
 
