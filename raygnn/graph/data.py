@@ -60,12 +60,12 @@ class GraphData:
             of the graph. Used in errors.
         ids: node type → the user's node ids, a pyarrow array of int64 or large_string ``[num]``;
             types without one have only numbers.
-        names: ``"<type>/<array>"`` → categories that its codes 0, 1, … stand for.
+        names: ``"<type>/<array>"`` → categories of its codes 0, 1, …
         reverses: edge type → type with its edges reversed, in the same order.
         transforms: ``"<type>/<array>"`` → transforms of its columns with their fitted state: see
             `raygnn.graph.tables.frames.TableArrays.fit`.
         columns: ``"<node type>/<array>"`` → name of each number of its rows.
-        microseconds: types, not reversed ones, whose ``time`` surely is in microseconds.
+        microseconds: types, not reversed ones, whose ``time`` is known to be in microseconds.
     """
 
     name: str
@@ -184,7 +184,7 @@ class TrainingRows:
         splits: int8 ``[N]``, positions in `SPLITS`; -1 = in none.
         targets: classes int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
             unknown; labels int8 ``[N, K]``, -1 = unknown; None = the rows to predict have none.
-        words: class → what it stands for; empty = the targets are no classes.
+        words: class → its name; empty = the targets are no classes.
         in_microseconds: True if the times are known to be.
         digest: SHA-256 of the files.
     """

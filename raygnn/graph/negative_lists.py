@@ -1,5 +1,5 @@
-"""What files list for a task: negative edges, which are nodes that replace the ends of each edge,
-or pairs of nodes that serve all edges; or the rows of a training table."""
+"""Files of a task: negative edges, as nodes that replace the ends of each edge or as pairs of nodes
+for all edges; and the rows of a training table."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _flat(chunk: Chunk, name: str) -> _Flat:
 
 
 def _chunks(file: Path, keys: list[str]) -> Iterator[Chunk]:
-    """Yield the columns of these names, and those of lists that exist."""
+    """Yield the columns ``keys``, and the existing columns of lists."""
     if file.suffix != ".npz":
         files = resolve(file.parent, [file.name])
         there = TableReader(files, []).names(files[0])

@@ -440,9 +440,9 @@ def test_many_graphs_that_cannot_be_packed(tmp_path: Path) -> None:
         packed(section("Many", bad=4), tmp_path)
     assert not list(tmp_path.glob("partitions/*"))
     regression = {"kind": "graph_regression", "target": "kind"}
-    with pytest.raises(DataError, match=r"'size' has shape \(\), that of graph 0 no value"):
+    with pytest.raises(DataError, match=r"'size' has shape \(\), in graph 0 no value"):
         packed(section("Pairs", unknown=0), tmp_path, task=regression)
-    with pytest.raises(DataError, match=r"'size' has no value, that of graph 0 shape \(\)"):
+    with pytest.raises(DataError, match=r"'size' has no value, in graph 0 shape \(\)"):
         packed(section("Pairs", unknown=5), tmp_path, task=regression)
 
 

@@ -265,7 +265,7 @@ def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[An
 def test_the_manifest_records_the_method(tmp_path: Path) -> None:
     stages: list[str] = []
     meta = ensure_partition(job(tmp_path, method="stream"), 2, stages.append)
-    assert stages[:3] == ["load", "stream", "stream, pass 1 of 6"]
+    assert stages[:3] == ["load", "stream", "stream, pass 1 of at most 8"]
     assert meta.manifest is not None
     assert meta.manifest.method == meta.manifest.source.made_from["method"] == "stream"
     assert "stream" in meta.manifest.seconds

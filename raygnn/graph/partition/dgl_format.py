@@ -243,7 +243,7 @@ class _DglReader:
         return DataError(message, where=str(self.path), remedy=remedy)
 
     def fits(self, count: int, width: int) -> int:
-        """Return ``count`` if so many items of ``width`` bytes fit in the rest of the file."""
+        """Return ``count`` if as many items of ``width`` bytes fit in the rest of the file."""
         if not 0 <= count * width <= self.size - self.at:
             raise self.bad("is cut short or garbled")
         return count

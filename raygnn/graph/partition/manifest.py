@@ -207,7 +207,7 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON values, in hex; a manifest has that of its others."""
+    """Return the SHA-256 of JSON values, in hex; a manifest stores the one of its other values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

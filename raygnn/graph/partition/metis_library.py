@@ -12,7 +12,7 @@ import numpy as np
 from raygnn.errors import CapabilityError, DataError
 from raygnn.graph.arrays import IntArray
 
-# METIS's authors advise recursive bisection for at most so many parts.
+# Largest number of parts for which METIS's authors advise recursive bisection.
 _BISECTED = 8
 # Edges of the largest part over the mean from which on METIS runs again with a constraint on
 # edges. The constraint is not free: on planted graphs of 100,000 nodes and 5,000,000 edges, plain

@@ -1,13 +1,12 @@
 """Sources of graphs: one module for each format, imported on first use.
 
-A module of a format has ``files(graph)`` (the files that are read, in a fixed order),
-``read(graph)`` (the :class:`~raygnn.graph.data.GraphData`) and ``VERSION``, which goes up when the
-same input starts to give another graph. Where memory is not about the size of the files,
-``reading_bytes(graph)`` estimates it; where other things than files and options decide the graph,
-``identity(graph)`` returns them.
+A format's module has ``files(graph)`` (input files, in a fixed order), ``read(graph)`` (the
+:class:`~raygnn.graph.data.GraphData`) and ``VERSION``, which rises when the same input yields
+another graph. ``reading_bytes(graph)`` estimates the memory if it differs from the size of the
+files; ``identity(graph)`` returns what else determines the graph, beside files and options.
 
-What reads input raises DataError for anything that is missing, damaged or inconsistent, naming the
-file and where possible the row, and ConfigError where a key of the configuration is wrong.
+Readers raise DataError for input that is missing, damaged or inconsistent, with the file and, if
+possible, the row; and ConfigError for a wrong key of the configuration.
 """
 
 from __future__ import annotations
@@ -24,17 +23,13 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_size
 from raygnn.graph.sources.transforms import add_reverses, normalize
 
-# formats whose module is not called as they are
+# formats whose module has another name
 _MODULES = {"dgl": "library_graphs", "tables": "table_graph", "dataset": "datasets"}
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:
-    """Read, check (see `validate.check`) and normalise the graph that a config names.
-
-    It has ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label`` int64 ``[N]``
-    (-1 = unknown) and ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]`` on the node types
-    that have them, and whatever else a ``dgl`` file stores.
-    """
+    """Read, check (see `validate.check`) and normalise the graph that a config names, with its
+    arrays: see `raygnn.graph.data.NodeFrame`."""
     try:
         data: GraphData = _module(graph.format).read(graph)
         data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
@@ -48,11 +43,8 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = T
 
 
 def digest(graph: GraphConfig) -> str:
-    """Return the SHA-256, in hex, of all that determines what :func:`load_graph` returns.
-
-    That is the contents of the input files, not where they lie, and the options. Raises
-    DataError where a file can not be read.
-    """
+    """Return the SHA-256, in hex, of all that determines the graph: the contents of the input
+    files, wherever they are stored, and the options. Raises DataError for an unreadable file."""
     module = _module(graph.format)
     others = {"path", "vocabulary"}
     if isinstance(graph, GraphSplit):

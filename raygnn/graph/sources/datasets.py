@@ -1,7 +1,7 @@
 """Datasets of PyG, DGL, OGB or the user: a class that the driver constructs and reads once.
 
-``dataset[i]`` is a graph of PyG or DGL, or a graph and its labels as DGL and OGB pair them. Splits
-are masks, or those of ``get_idx_split()`` (OGB) or of an attribute ``splits``.
+``dataset[i]`` is a graph of PyG or DGL, or a pair of graph and labels, as in DGL and OGB. Splits
+are masks, ``get_idx_split()`` (OGB) or an attribute ``splits``.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from raygnn.graph.sources.library_graphs import GraphSet, graph_data, is_graph
 
 VERSION = 1
 
-# what OGB and others call our splits
+# names of splits in OGB and other libraries
 _OTHER_NAMES = {"valid": "val", "validation": "val", "testing": "test", "training": "train"}
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _KEY = "graph.dataset"
-# OGB's splits of links: their ends by the layout, and what else an edge may have
+# OGB's splits of links: keys of the ends, which vary, and of further arrays
 _LINKS = ({"edge"}, {"source_node", "target_node"}, {"head", "tail"})
 _ENDS = ({"source_node", "head"}, {"target_node", "tail"})
 _OF_LINKS = ("relation", "weight", "year")
@@ -53,8 +53,8 @@ _OF_LINKS = ("relation", "weight", "year")
 
 @dataclass(frozen=True)
 class OpenDataset:
-    """A constructed dataset of the class ``spec``, with the files that it was made from, where it
-    names them as PyG does, and size and time of each then."""
+    """A constructed dataset of the class ``spec``, its raw files, if it names them as PyG does, and
+    size and time of each at construction."""
 
     spec: str
     dataset: Any
@@ -66,7 +66,7 @@ class OpenDataset:
             return len(self.dataset)
 
     def item(self, number: int) -> tuple[GraphData, Any, Any]:
-        """Read ``dataset[number]``: the graph with NumPy arrays, the labels that came with it, and
+        """Read ``dataset[number]``: the graph with NumPy arrays, the labels paired with it, and
         PyG's graph-level ``y``."""
         where = f"{self.spec}[{number}]"
         with their_errors(f"{where} failed", _KEY, "correct the class", DataError):
@@ -88,11 +88,11 @@ class OpenDataset:
         return data, labels, y
 
 
-_kept: dict[str, OpenDataset] = {}  # one at most, from the look at its files to the reading
+_kept: dict[str, OpenDataset] = {}  # at most one, from the hash of its files to the reading
 
 
 def open_dataset(graph: DatasetGraph) -> OpenDataset:
-    """Construct a dataset, unless that has just been done and its raw files are the same."""
+    """Construct a dataset; reuse the last one if its raw files have not changed."""
     key = json.dumps([graph.dataset, graph.args], sort_keys=True)
     kept = _kept.get(key)
     if kept is None or kept.stamps != _stamps(kept.raw_files):
@@ -113,8 +113,8 @@ def files(graph: DatasetGraph) -> list[Path]:
 
 
 def identity(graph: DatasetGraph) -> dict[str, Any]:
-    """Return what stands for the class, its source and its arguments in a digest. Raw files stand
-    for ``root``, wherever it is."""
+    """Return the digest's values for the class: its source, and its arguments; without ``root`` if
+    raw files are known, which are hashed instead."""
     args = dict(graph.args)
     if open_dataset(graph).raw_files:
         args.pop("root", None)
@@ -139,7 +139,7 @@ def read(graph: DatasetGraph) -> GraphData:
     _choose_split(data, graph.split)
     to_targets(data.nodes, data.name)
     for frame in data.nodes.values() if graph.normalize else ():
-        if "feat" in frame.data:  # scaled in place, and the dataset may keep it
+        if "feat" in frame.data:  # is scaled in place, and the dataset may still hold it
             frame.data["feat"] = copy.deepcopy(frame.data["feat"])
     data.origin = {"": data.name}
     name = getattr(opened.dataset, "name", None)
@@ -168,10 +168,10 @@ def _graphs(opened: OpenDataset, labels: dict[str, Any]) -> Iterator[GraphData]:
         data, label, y = opened.item(number)
         if label is None and y is not None:
             label = y
-            for frame in data.nodes.values():  # it looks like a node's where there is one node
+            for frame in data.nodes.values():  # with one node, ``y`` looks like an array of nodes
                 frame.data = {n: a for n, a in frame.data.items() if n not in ("y", "label")}
         for ntype, frame in data.nodes.items():
-            if frame.num == 1 and ntype in known:  # so does all else of a graph as a whole
+            if frame.num == 1 and ntype in known:  # so do other graph-level arrays
                 frame.data = {n: a for n, a in frame.data.items() if n in known[ntype]}
             elif frame.num > 1:
                 known.setdefault(ntype, set(frame.data))
@@ -181,7 +181,7 @@ def _graphs(opened: OpenDataset, labels: dict[str, Any]) -> Iterator[GraphData]:
     for name in {name: None for row in rows for name in row}:
         shapes = [f"shape {row[name].shape}" if name in row else "no value" for row in rows]
         if (odd := next((i for i, s in enumerate(shapes) if s != shapes[0]), None)) is not None:
-            message = f"label {name!r} has {shapes[odd]}, that of graph 0 {shapes[0]}"
+            message = f"label {name!r} has {shapes[odd]}, in graph 0 {shapes[0]}"
             remedy = "return labels of one shape for all graphs; NaN is an unknown one"
             raise DataError(message, where=f"{opened.spec}[{odd}]", remedy=remedy)
         labels[name] = np.stack([row[name] for row in rows])
@@ -210,7 +210,7 @@ def construct(spec: str, args: Mapping[str, Any]) -> Any:
     module, _, name = spec.partition(":")
     find_user_modules()
     if not module.startswith("torch_geometric") and dgl.installed():
-        dgl.dgl()  # so that "import dgl" in the module finds one that works
+        dgl.dgl()  # so that "import dgl" in the module works
     remedy = "give package.module:Class, importable on every node"
     with their_errors(f"{spec} could not be imported", _KEY, remedy):
         made: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -226,7 +226,7 @@ def construct(spec: str, args: Mapping[str, Any]) -> Any:
 def their_errors(
     problem: str, where: str, remedy: str, kind: type[RaygnnError] = ConfigError
 ) -> Iterator[None]:
-    """Raise what a user's code raises as an error of ours, with theirs as its cause."""
+    """Convert exceptions of a user's code to a RaygnnError, with the exception as its cause."""
     try:
         yield
     except RaygnnError:
@@ -243,7 +243,7 @@ def _signature(made: Callable[..., Any]) -> str:
 
 
 def _explained(error: ConfigError, graph: DatasetGraph) -> RaygnnError:
-    """Return a better error where a raw file is missing, or files cannot be written."""
+    """Return a more specific error if a raw file is missing, or files cannot be written."""
     cause = error.__cause__
     frames = traceback.walk_tb(cause.__traceback__) if cause else ()
     for frame, _ in frames:
@@ -281,17 +281,17 @@ def _stamps(files: tuple[Path, ...]) -> list[tuple[int, int]]:
     return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
-@functools.cache  # as it was when it was imported
+@functools.cache  # the source at import time
 def _source(module: ModuleType) -> str:
     file = getattr(module, "__file__", None)
     return sha256(Path(file)) if file else module.__name__
 
 
-# --- what libraries call things
+# --- names in libraries
 
 
 def _ogb_graph(graph: Mapping[str, Any]) -> GraphData:
-    """Return a graph that OGB's own classes give as a dictionary of arrays."""
+    """Convert a graph of OGB's classes, a dictionary of arrays."""
     typed = "edge_index_dict" in graph
 
     def by_type(key: str, only: Any) -> Mapping[Any, Any]:
@@ -314,13 +314,13 @@ def _ogb_graph(graph: Mapping[str, Any]) -> GraphData:
 
 
 def _plain(array: Any) -> Any:
-    """Return an array of NumPy, or a tensor where NumPy lacks the dtype."""
+    """Convert to a NumPy array; a dtype that NumPy lacks stays a tensor."""
     is_plain = isinstance(array, np.ndarray) or dtype_name(array) == "bfloat16"
     return array if is_plain else array.numpy()
 
 
 def _add_labels(data: GraphData, labels: Any) -> None:
-    """Add labels that came beside a graph, of its only node type or by node type."""
+    """Add labels that are paired with a graph, of its only node type or by node type."""
     if labels is None:
         return
     for ntype, rows in _by_node_type(data, labels, "labels").items():
@@ -331,7 +331,7 @@ def _add_labels(data: GraphData, labels: Any) -> None:
 
 
 def _take_links(data: GraphData, dataset: Any) -> None:
-    """Replace the edges by those of all splits, with masks: OGB keeps held-out ones apart."""
+    """Replace the edges by all splits' edges, with masks: OGB's graph lacks held-out edges."""
     where = f"{data.name}: get_edge_split()"
     with their_errors(f"{where} failed", _KEY, "correct the class", DataError):
         given = dataset.get_edge_split()
@@ -390,15 +390,15 @@ def _choose_split(data: GraphData, split: int) -> None:
         arrays[name] = np.ascontiguousarray(arrays[name][:, split])
 
 
-# --- splits that a dataset has itself
+# --- a dataset's splits
 
 
 def named_splits(dataset: Any, spec: str) -> dict[str, Any] | None:
     """Return a dataset's ``get_idx_split()`` or ``splits`` by our names; None if it has neither."""
-    asked = hasattr(dataset, "get_idx_split")
-    source = "get_idx_split()" if asked else "splits"
+    has_method = hasattr(dataset, "get_idx_split")
+    source = "get_idx_split()" if has_method else "splits"
     with their_errors(f"{source} failed", f"{_KEY} {spec}", "correct the class", DataError):
-        given = dataset.get_idx_split() if asked else getattr(dataset, "splits", None)
+        given = dataset.get_idx_split() if has_method else getattr(dataset, "splits", None)
     if given is None:
         return None
     if not isinstance(given, Mapping):

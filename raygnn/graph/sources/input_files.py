@@ -90,11 +90,8 @@ def sha256(path: AnyPath) -> str:
 
 
 def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
-    """Refuse an array that a header claims and that does not fit into the available memory.
-
-    A few bytes of a damaged or hostile header can claim terabytes; asking the operating system
-    for them may succeed and get the process killed later.
-    """
+    """Refuse an array that, by its header, does not fit into the available memory. A damaged header
+    may claim terabytes, whose allocation can succeed and get the process killed later."""
     _, available = memory()
     if num_bytes > available:
         message = f"{array} would take {size(num_bytes)}, and {size(available)} of memory are free"
@@ -109,7 +106,7 @@ def out_of_memory(where: str, error: Exception) -> DataError:
 
 
 def require_rows(array: Any, num: int, origin: str, of: str) -> None:
-    """Refuse an array that has not one row for each of the ``num`` things called ``of``."""
+    """Raise DataError unless an array has ``num`` rows, one for each of the ``of``."""
     shape = tuple(array.shape)
     if not shape or shape[0] != num:
         message = f"its shape is {shape}, but there are {num} {of}"
@@ -117,7 +114,7 @@ def require_rows(array: Any, num: int, origin: str, of: str) -> None:
 
 
 def require_features(array: Array, origin: str) -> None:
-    """Refuse anything but a matrix of numbers."""
+    """Raise DataError unless an array is a matrix of numbers."""
     if array.dtype.kind not in "biuf" or array.ndim != 2:
         raise _unlike(array, origin, "features are a matrix of numbers, one row for each node")
 
@@ -167,7 +164,7 @@ def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> 
 def check_frames(
     nodes: Mapping[str, NodeFrame], edges: Mapping[EdgeType, EdgeFrame], origin: str
 ) -> None:
-    """Refuse arrays without one row for each node or edge; make ends of edges int64 ids."""
+    """Refuse arrays without one row for each node or edge; convert ends of edges to int64 ids."""
     for ntype, frame in nodes.items():
         for name, array in frame.data.items():
             require_rows(array, frame.num, f"{origin}: {ntype}/{name}", "nodes")
@@ -180,7 +177,7 @@ def check_frames(
 
 
 def to_targets(nodes: Mapping[str, NodeFrame], origin: str) -> None:
-    """Make ``label`` int64 ``[N]`` and masks bool ``[N]``; raises DataError where they are not."""
+    """Convert ``label`` to int64 ``[N]`` and masks to bool ``[N]``; raises DataError otherwise."""
     for ntype, frame in nodes.items():
         for name in frame.data.keys() & {"label", *MASKS}:
             convert = to_labels if name == "label" else to_mask

@@ -1,4 +1,4 @@
-"""The arrays in NumPy archives: what their headers claim, their content, and where it lies."""
+"""Arrays in NumPy archives: headers, elements, and their position in the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import check_fits_memory
 
 _REMEDY = "the file is truncated or not an .npz: get it or save it again"
-# of what a zip has before each member: the lengths of the name and of the extras after it
+# header of a zip member: the lengths of its name and extra fields, which follow
 _BEFORE_MEMBER = struct.Struct("<26x2H")
 
 
@@ -30,10 +30,10 @@ class Member:
     """Array as its header describes it, checked against the size of the member.
 
     Attributes:
-        shape: as there, or another of as many elements.
-        fortran: whether its elements are in Fortran's order.
-        start: bytes of the header.
-        place: where in the file the elements begin; None = they are compressed.
+        shape: the header's, or another with as many elements.
+        fortran: True if the elements are in Fortran order.
+        start: size of the header in bytes.
+        place: position of the elements in the file; None = they are compressed.
     """
 
     file: Path
@@ -78,8 +78,8 @@ class Member:
 def members(
     file: Path, names: Sequence[str], remedy: str, others: tuple[str, ...] = ()
 ) -> dict[str, Member]:
-    """Return the arrays of these names, without expanding any, and existing ones whose names begin
-    as ``others``."""
+    """Return the arrays ``names``, and those whose names begin with one of ``others``, without
+    reading their elements. Raises DataError if one is missing."""
     with _opened(file) as archive:
         stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]
         missing = [name for name in names if name not in stored]

@@ -1,7 +1,7 @@
 """Node datasets of the Open Graph Benchmark (Hu et al., 2020) in NumPy archives, unpacked or not.
 
-Large ones, such as ogbn-papers100M, come so. The package ``ogb`` downloads and unpacks them; it is
-not needed afterwards. All others are read with their classes: ``format: dataset``.
+The large ones, such as ogbn-papers100M, are stored in this way. The package ``ogb`` downloads and
+unpacks them, and is not needed afterwards. ``format: dataset`` reads the others with their class.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def reading_bytes(graph: OgbGraph) -> int:
 def read(graph: OgbGraph) -> GraphData:
     """Read the graph with the node ids of the package ``ogb``.
 
-    Nodes have ``feat`` ``[N, F]`` as stored, ``label`` int64 ``[N]`` (-1 = unknown; of several
-    labels for each node instead ``labels`` ``[N, T]``), masks bool ``[N]``, and what else is given
-    for each, such as ``year``; edges what is given for each, ``reltype`` as ``relation``.
+    Nodes have ``feat`` ``[N, F]`` as stored, ``label`` int64 ``[N]`` (-1 = unknown; multi-label:
+    ``labels`` ``[N, T]``), masks bool ``[N]``, and other arrays with a row per node, such as
+    ``year``; edges their arrays, ``reltype`` as ``relation``.
     """
     dataset = archived(graph)
     nodes = {name: member.read() for name, member in dataset.nodes.items()} | dataset.targets()
@@ -123,7 +123,7 @@ class Archived:
     Attributes:
         split: the directory of the split.
         ends: ``[2, E]``.
-        nodes, edges: array name → array with a row for each.
+        nodes, edges: array name → array with a row per node or edge.
         label: ``[N]``, or ``[N, T]``.
     """
 

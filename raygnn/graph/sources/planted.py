@@ -4,12 +4,12 @@ A configuration model with planted communities (a degree-corrected block model, 
 2011, with stubs matched exactly): each node has a degree drawn from a power law with the
 structural cut-off ``sqrt(nodes · degree)`` (Boguñá et al. 2004), a share ``homophily`` of its
 stubs is matched within its community, the rest anywhere. A node's features are its community's
-mean plus noise, ``noise`` times as large, scaled to variance 1: too little to tell communities
-apart by, until they are averaged over neighbours.
+mean plus noise, ``noise`` times as large, scaled to variance 1: they hardly separate communities
+until they are averaged over neighbours.
 
-Random numbers are numpy's PCG64, one stream for each thing drawn, and only integer arithmetic
-and correctly rounded operations come after them (the noise is a sum of eight random bytes, not
-numpy's normal), so that a seed means the same graph on every machine.
+Random numbers are numpy's PCG64, one stream per sampled quantity, followed only by integer
+arithmetic and correctly rounded operations (the noise is a sum of eight random bytes, not numpy's
+normal), so that a seed yields the same graph on every machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
 
-_BLOCK = 1 << 22  # features drawn at once
-_NODE, _EDGE = 64, 52  # bytes while they are drawn, as measured with 10 and 50 edges a node
+_BLOCK = 1 << 22  # features sampled at once
+_NODE, _EDGE = 64, 52  # peak bytes while sampling, measured with 10 and 50 edges per node
 _BYTE_SUM_MEAN, _BYTE_SUM_DEVIATION = 8 * 127.5, math.sqrt(8 * (256**2 - 1) / 12)
 
-# One random stream for each thing drawn: changing how one is drawn leaves the others alone.
+# One random stream per sampled quantity, so that a change of one leaves the others unchanged.
 _LABELS, _DEGREES, _EDGES, _MEANS, _FEATURES, _SPLIT, _USERS, _PURCHASES = range(8)
 
 
@@ -40,8 +40,8 @@ def files(graph: PlantedGraph) -> list[Path]:
 
 
 def reading_bytes(graph: PlantedGraph) -> int:
-    """See :func:`raygnn.graph.sources.reading_bytes`: features, what is drawn for each node, and
-    the edges, of which several arrays are there at once while they are matched."""
+    """See :func:`raygnn.graph.sources.reading_bytes`: features, sampled numbers per node, and the
+    edges, whose matching needs several arrays at once."""
     drawn = sum(rows * width * 4 for rows, width in _widths(graph)) + graph.nodes * _NODE
     also, bought = _numbers_of_edges(graph)
     return drawn + (also + bought) * _EDGE
@@ -54,9 +54,7 @@ def read(graph: PlantedGraph) -> GraphData:
     is within a few percent of ``degree``. With ``typed``, four fifths of the nodes are ``item`` (as
     above) and one fifth ``user`` (half as many features, no labels), with the edge types
     ``(item, also, item)``, ``(user, buys, item)`` and ``(item, bought_by, user)``.
-
-    That there are enough nodes for the degree, the classes and the split is a matter of the
-    options alone, and checked with them: see :mod:`raygnn.config.rules`.
+    :mod:`raygnn.config.rules` checks that the nodes suffice for degree, classes and split.
     """
     items = graph.labelled_nodes
     label = _stream(graph, _LABELS).integers(0, graph.classes, items)

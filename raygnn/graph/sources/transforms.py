@@ -16,7 +16,7 @@ def normalize(data: GraphData, method: str) -> None:
     """Scale the array ``feat`` of every node type, keeping its floating dtype.
 
     Args:
-        data: its arrays are replaced, or scaled in place where they are float32.
+        data: its arrays are replaced, or scaled in place if they are float32.
         method: ``none``; ``row``, each row divided by its sum unless that is 0 (Kipf & Welling
             2017); ``standard``, each column to mean 0 and deviation 1 over the nodes of a type
             (a constant column becomes 0).
@@ -71,8 +71,8 @@ def _column_mean(feat: Array, center: Array, power: int) -> Array:
 def add_reverses(data: GraphData) -> None:
     """Give every edge type ``("a", "likes", "b")`` a second one, ``("b", "rev_likes", "a")``.
 
-    Edge i of it is the reverse of edge i, with the same arrays: relation, weights, masks. Nothing
-    is copied. ``data.reverses`` says which type is whose.
+    Its edge i reverses edge i, with the same arrays: relation, weights, masks. Nothing is copied.
+    ``data.reverses`` maps each type to its reverse.
     """
     for etype, edges in list(data.edges.items()):
         other: EdgeType = (etype[2], REVERSE_PREFIX + etype[1], etype[0])

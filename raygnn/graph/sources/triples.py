@@ -1,10 +1,8 @@
 """Knowledge graphs: files of ``head<TAB>relation<TAB>tail``, as FB15k-237 and others come.
 
-All triples are edges of one type with their relation as an int64 array, not an edge type for each
-relation: there are hundreds to thousands of relations, many with few triples. What samples,
-partitions and exchanges works edge type by edge type, with a cost for each that is there; models
-of links (DistMult, RotatE, R-GCN with bases, CompGCN) look a relation up in a table by its
-number, which is what the array holds.
+All triples are edges of one type, with their relation as an int64 array. An edge type per relation
+would be slow, because sampling, partitioning and exchanges have a cost per edge type; and models of
+links (DistMult, RotatE, R-GCN with bases, CompGCN) look a relation up by its number.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ def read(graph: TriplesGraph) -> GraphData:
     """Read nodes ``entity`` and edges ``entity:triple:entity`` in the order of the files.
 
     Edges have ``relation`` int64 ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask`` bool
-    ``[E]``. Entities are numbered as they appear, heads before tails; relations in sorted order, as
-    are words in tables. ``ids`` and ``names`` keep what they are called.
+    ``[E]``. Entities are numbered as they appear, heads before tails; relations in sorted order,
+    like categories in tables. Their names are kept in ``ids`` and ``names``.
 
     Files that end in .txt or .tsv have lines of three columns; .csv and .parquet have columns
     ``head``, ``relation`` and ``tail``.

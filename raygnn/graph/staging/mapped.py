@@ -76,7 +76,7 @@ def map_table(
         files: at least `PAGE` rows apart, so that no page belongs to two, and with ``at`` equal to
             ``first`` modulo `PAGE`. Rows in between are undefined.
         shared: a multiple of `PAGE` beyond the last shared row.
-        handle: descriptor of an anonymous file of so many rows; None = the rows are private.
+        handle: descriptor of an anonymous file of ``shared`` rows; None = the rows are private.
         large: put private memory on large pages if the system has them. Random reads from small
             pages take up to 50 % longer, as nearly every row misses the TLB.
 
@@ -117,7 +117,7 @@ def map_table(
 
 
 def outgrows(size: int, share: float) -> bool:
-    """Return True if so many bytes of a file exceed a share of the available memory. The pages that
+    """Return True if ``size`` bytes of a file exceed a share of the available memory. Pages that
     the system reads ahead around random reads would then evict needed ones."""
     return size > share * available_memory.memory()[1]
 

@@ -34,7 +34,7 @@ class AddedEdges:
     """Edges that a graph does not have.
 
     Attributes:
-        src, dst: global ids, int64 ``[E]``; those of added nodes follow the graph's.
+        src, dst: global ids, int64 ``[E]``; added nodes follow the graph's.
         data: edge array → ``[E, …]``.
         order: numbers of the edges, by ``dst``.
     """
@@ -156,7 +156,7 @@ def neighbourhood(
         bounds={t: np.array([0, len(some)]) for t, some in ids.items()},
         topology={e: _lists(shard, e, ids, new[e], some, reads) for e, some in met.items()},
         node_data=data,
-        original={},  # of which nothing is read
+        original={},  # is not read
         replicated=True,
         staged=shard.staged,
         held=shard.held,
@@ -171,7 +171,7 @@ def _in_edges(
     """Return places in the lists, the node of each, and the numbers of added edges.
 
     Args:
-        old, counts: those of ``nodes``, ascending, that have lists, and their lengths.
+        old, counts: ascending, the ``nodes`` that have lists, and the lengths of these.
     """
     starts, (begins, added) = lists.indptr[old], new.into(nodes)
     if cap is None:
@@ -270,7 +270,7 @@ def _appended(
     width = math.prod(stored.shape[1:])
     if name not in given or math.prod(given[name].shape[1:]) != width:
         message = f"the model reads {name!r} of {kind}, and these rows do not make it"
-        raise DataError(message, remedy="give lists as long as those of the training")
+        raise DataError(message, remedy="give lists as long as in the training")
     new = given[name][rows].reshape(len(rows), *stored.shape[1:])
     return np.concatenate([stored, new.astype(stored.dtype)])
 
