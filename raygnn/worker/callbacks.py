@@ -19,6 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from raygnn.config.schema import TrainConfig
 from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.models.user import construct, load_class
+from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.worker import blackbox
@@ -158,11 +159,6 @@ class Averaging(pl.Callback):
         self._step = -1
         self.average: dict[str, Tensor] = {}
 
-    @classmethod
-    def from_config(cls, config: TrainConfig) -> Averaging | None:
-        """Return the averaging that ``train.ema`` asks for, if any."""
-        return None if config.ema is None else cls(config.ema)
-
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = trainer.global_step
         values = _values(module)  # on their device, unlike a checkpoint's
@@ -222,17 +218,16 @@ def _wide(value: Tensor) -> Tensor:
 
 class Phases(pl.Callback):
     """Records the phases of each step: ``batch`` (waiting for it), ``forward``, ``backward``,
-    ``optimizer``, ``between`` (callbacks). It is the first of the callbacks, and `Waiting` the
-    last."""
+    ``optimizer``, ``between`` (callbacks). It is the first of the callbacks; `Closing`, the last,
+    records that the next batch is awaited."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         blackbox.note("batch")
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Share, *_: Any
     ) -> None:
-        epoch = getattr(batch, "epoch", trainer.current_epoch)
-        blackbox.note("forward", epoch=epoch, step=getattr(batch, "step", batch_idx))
+        blackbox.note("forward", epoch=batch.epoch, step=batch.step)
         seen = weakref.ref(batch)  # so that training can free the batch
         blackbox.remember(lambda: describe(seen()))
 
@@ -271,13 +266,6 @@ def _reporting(hook: Callable[..., Any], where: str) -> Callable[..., Any]:
             raise exit_error(error, where) from error
 
     return reporting
-
-
-class Waiting(pl.Callback):
-    """Records, as the last of the callbacks, that the next batch is awaited."""
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        blackbox.note("batch")
 
 
 def describe(batch: Any) -> dict[str, Any]:

@@ -115,7 +115,9 @@ class DryRunRank:
 
     def _job(self) -> Job:
         request, directory = self._request, self._directory
-        config, place = _alone(request.config, directory), request.collection
+        staging = request.config.staging.model_copy(update={"path": directory / "stage"})
+        config = request.config.model_copy(update={"staging": staging})
+        place = request.collection
         if not config.task.of_graphs:
             place = directory / "partition"
             make_partition(Missing(place, 1, "random", "", {}, place), small_graph(request))
@@ -152,11 +154,6 @@ def check_callbacks(callbacks: list[pl.Callback]) -> None:
     except Exception as error:
         said = error_text(error).partition("\n")[0]
         raise ConfigError(f"{what}: {said}", where="train.callbacks", remedy=remedy) from error
-
-
-def _alone(config: Config, directory: Path) -> Config:
-    staging = config.staging.model_copy(update={"path": directory / "stage"})
-    return config.model_copy(update={"staging": staging})
 
 
 def _placed(rows: TrainingRows) -> TrainingRows:

@@ -1,4 +1,4 @@
-"""What the driver passes to every rank; light, since the driver imports it, too."""
+"""Job that the driver passes to every rank; light, since the driver imports it, too."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,23 +102,21 @@ class Forwarder:
     def send(self, *others: str) -> None:
         """Send what has changed. ``others``: further directories to send."""
         with self._sending:
-            self._send_changed(others)
-
-    def _send_changed(self, others: Iterable[str]) -> None:
-        files = files_of_run(self._directory)
-        for folder in others:
-            below = files_of_run(self._directory / folder)
-            files |= {f"{folder}{name}": stat for name, stat in below.items()}
-        changed = [n for n, stat in files.items() if self._is_mine(n) and self._sent.get(n) != stat]
-        ends = self._serve("ends") if changed else {}
-        for name in changed:
-            at = 0
-            if name in ends and _extends(self._directory / name, *ends[name]):
-                at = ends[name][0]
-            elif self._rank is None and (name in ends or not name.endswith(_APPENDED)):
-                continue
-            self._send(name, at)
-            self._sent[name] = files[name]
+            files = files_of_run(self._directory)
+            for folder in others:
+                below = files_of_run(self._directory / folder)
+                files |= {f"{folder}{name}": stat for name, stat in below.items()}
+            mine = [name for name in files if self._is_mine(name)]
+            changed = [name for name in mine if self._sent.get(name) != files[name]]
+            ends = self._serve("ends") if changed else {}
+            for name in changed:
+                at = 0
+                if name in ends and _extends(self._directory / name, *ends[name]):
+                    at = ends[name][0]
+                elif self._rank is None and (name in ends or not name.endswith(_APPENDED)):
+                    continue
+                self._send(name, at)
+                self._sent[name] = files[name]
 
     def _send(self, name: str, at: int) -> None:
         with open(self._directory / name, "rb") as file:

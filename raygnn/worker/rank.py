@@ -23,7 +23,7 @@ from raygnn.tasks.calibration import calibrations
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
-from raygnn.worker.callbacks import Averaging, Evaluation, Phases, Waiting, user_hooks
+from raygnn.worker.callbacks import Averaging, Evaluation, Phases, user_hooks
 from raygnn.worker.comm.reduction import shard_optimizer
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
@@ -58,7 +58,7 @@ class Rank(RankSetup):
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
         task.total_steps = self._total_steps(steps_per_epoch)
-        averaging = Averaging.from_config(config.train)
+        averaging = None if config.train.ema is None else Averaging(config.train.ema)
         if self.ranks.first:
             job.control.tell(steps_per_epoch=steps_per_epoch)
         evaluate = partial(self._evaluate, plane, task)
@@ -89,7 +89,7 @@ class Rank(RankSetup):
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [one for one in (averaging, transfer) if one]
         callbacks += [evaluation] if has_val else []
-        trainer = self.trainer([*callbacks, checkpoints, Closing(), Waiting()], checkpoints.plugin)
+        trainer = self.trainer([*callbacks, checkpoints, Closing()], checkpoints.plugin)
         log.info("training from %s", state or "the start")
         cause, trained = None, False
         try:

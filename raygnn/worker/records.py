@@ -46,8 +46,8 @@ class Counters:
 
 @dataclass(frozen=True)
 class _Window:
-    """Of some steps, the newest of which is ``step``; the same on all ranks but for ``time``,
-    seconds since the command began, and ``seconds``, how long they took."""
+    """Figures of some steps up to ``step``. All but ``time``, seconds since the command began, and
+    ``seconds``, the duration of the steps, are equal on all ranks."""
 
     step: int
     epoch: int
@@ -330,10 +330,11 @@ class Records(pl.Callback):
 
 
 class Closing(pl.Callback):
-    """Ends the clock's part of the callbacks, as the last of them."""
+    """Ends the clock's part of the callbacks, as the last of them; the next batch is awaited."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: TaskModule, *_: Any) -> None:
         module.clock.lap("rest")
+        blackbox.note("batch")
 
 
 def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:

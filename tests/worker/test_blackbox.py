@@ -27,11 +27,13 @@ from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state_file import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.clock import StepClock
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
-from raygnn.worker.callbacks import Phases, Waiting, describe
+from raygnn.worker.callbacks import Phases, describe
 from raygnn.worker.control import Control, RankProgress
+from raygnn.worker.records import Closing
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import job
 
@@ -542,6 +544,7 @@ class _StateReader(pl.LightningModule):
     def __init__(self, logs: Path):
         super().__init__()
         self.layer = nn.Linear(4, 1)
+        self.clock = StepClock()
         self.logs = logs
         self.seen: list[tuple[str, int | None, int | None]] = []
 
@@ -585,7 +588,7 @@ def test_the_phases_of_a_step(tmp_path: Path, current: None) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Phases(), _Look(), Waiting(), _Look()],
+        callbacks=[Phases(), _Look(), Closing(), _Look()],
     )  # fmt: skip
     trainer.fit(net, train_dataloaders=DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     assert net.seen == [

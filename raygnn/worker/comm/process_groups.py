@@ -20,7 +20,7 @@ from raygnn.tasks.lightning_modules import TaskModule
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank and its process groups.
+    """A rank and its process groups.
 
     Gradients use the default group, which exists already. The data plane and the control messages
     each have a gloo group of their own, so that no two threads share one. All ranks create the

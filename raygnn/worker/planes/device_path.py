@@ -1,4 +1,4 @@
-"""Which parts of a batch the GPU builds: where neighbours are sampled, and where rows are read.
+"""Choice of the parts of a batch that the GPU builds: sampling neighbours, and reading rows.
 
 All ranks decide alike. With ``auto``, GPU and CPU do the same work once before the first batch; the
 CPU stays responsible if the GPU fails or its result differs.

@@ -53,11 +53,7 @@ from raygnn.tasks.ranking import (
 from raygnn.worker.job import RELATIONS, SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import Kept, build, loss_of, make_task, map_shard
-from raygnn.worker.planes.prediction_rows import (
-    NO_SPLIT,
-    Predictions,
-    chunk_rows,
-)
+from raygnn.worker.planes.prediction_rows import NO_SPLIT, Predictions, chunk_rows
 from raygnn.worker.planes.seed_times import EdgeHistory, times_of
 from raygnn.worker.planes.vocabulary import count_numbers
 
@@ -88,10 +84,10 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def edges(self) -> OwnedEdges:
-        """This rank's edges of the type. Collective."""
+        """Edges of the type that this rank owns. Collective."""
         target, task = self.target, self.config.task
         read = self.config.model.decoder_feature_names
-        arrays = [target.relation, None if task.of_links else task.target, self._when]
+        arrays = [target.relation, None if task.of_links else task.target, self.when]
         shard = map_shard(
             self.job,
             self.ranks,
@@ -110,7 +106,7 @@ class EdgePlane(PartitionPlane):
         return edges
 
     @property
-    def _when(self) -> str | None:
+    def when(self) -> str | None:
         """Array of the edges' times, also if all seeds have one; None = there is none."""
         time = self.config.sampling.time
         return None if time is None else time.seeds or time.edges
@@ -121,6 +117,12 @@ class EdgePlane(PartitionPlane):
         if model.pair_history:
             return EdgeHistory.width
         return self.edges.column(JOINED).shape[1] if model.decoder_feature_names else 0
+
+    def kinds(self, some: Any = slice(None)) -> np.ndarray | None:
+        """Return the relations of owned edges, int64 ``[n]``; None if the edges have none.
+        ``some``: positions of the edges."""
+        name = self.target.relation
+        return None if name is None else self.edges.column(name)[some].astype(np.int64)
 
     @cached_property
     def labels(self) -> Tensor:
@@ -160,9 +162,6 @@ class EdgePlane(PartitionPlane):
         else:
             loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
-
-    def _trained(self) -> Tensor:
-        return self.labels[self._chosen("train")]
 
     @cached_property
     def out_features(self) -> int:
@@ -219,10 +218,9 @@ class EdgePlane(PartitionPlane):
         if isinstance(config, LinkPrediction) and config.negatives.kind != "none":
             seed = self.config.train.seed
             number = 0 if self.time is None else config.negatives.each
-            known, relation = None, self.target.relation
+            known = None
             if config.filters and self.time is None:
-                kinds = None if relation is None else edges.column(relation)[own].astype(np.int64)
-                known = gather_known(ends, kinds, self.relations, self.control)
+                known = gather_known(ends, self.kinds(own), self.relations, self.control)
             given = config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
             negatives = make_negatives(*given, known, self.relations)
         elif listed is not None:
@@ -234,11 +232,10 @@ class EdgePlane(PartitionPlane):
     @cached_property
     def _listed(self) -> dict[str, ListedNegatives]:
         """Lists of `Job.negatives` for this rank's edges, by use. Collective."""
-        edges, relation = self.edges, self.target.relation
-        kinds = None if relation is None else edges.column(relation).astype(np.int64)
+        edges, kinds = self.edges, self.kinds()
         found: dict[int, ListedNegatives] = {}
         for name, lists in self.job.negatives.items():
-            if lists.pairs is not None and (name == TRAINING or self.time or relation):
+            if lists.pairs is not None and (name == TRAINING or self.time or self.target.relation):
                 message = "it has no lists for each edge, as training, times and relations need"
                 remedy = "provide source_neg or target_neg for each edge"
                 raise lists.error(message, remedy)
@@ -353,11 +350,10 @@ class EdgePlane(PartitionPlane):
         return nodes
 
     def predict(self, task: TaskModule, request: Request) -> Iterator[Predictions]:
-        model, edges, target = task.model, self.edges, self.target
-        split = request.split
+        model, edges, split = task.model, self.edges, request.split
         assert isinstance(model, EdgeModel)
         own = np.arange(len(edges.src)) if split == "all" else self._in_split(split)
-        kind, when = f"edge type {self.seed_type!r}", self._when
+        kind, when = f"edge type {self.seed_type!r}", self.when
         times = None
         if when is not None and (when in edges or request.since is not None):
             times = times_of(edges.column(when) if when in edges else None, kind, when)
@@ -394,15 +390,10 @@ class EdgePlane(PartitionPlane):
                 beside={
                     "source": sources[start : start + size].numpy(),
                     "target": original(end, edges.dst[some]),
-                    "relation": None
-                    if target.relation is None
-                    else edges.column(target.relation)[some].astype(np.int64),
+                    "relation": self.kinds(some),
                     "time": None if times is None else times[some],
                 },
             )
-
-    def count(self, split: str) -> int:
-        return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
 
     @property
     def _unsplit(self) -> bool:
@@ -432,17 +423,15 @@ class EdgePlane(PartitionPlane):
     def _outputs(self, model: EdgeModel, rows: Mapping[str, NodeRows], own: np.ndarray) -> Tensor:
         """Return outputs of owned edges, float32 ``[n, out_features]``. Collective. ``rows``: node
         type → rows of the edges' ends."""
-        edges, device, target = self.edges, self.ranks.device, self.target
+        edges, device = self.edges, self.ranks.device
         decoder: Decoder = copy.deepcopy(model.decoder).float().eval()
         size = chunk_rows(rows[self.etype[2]].rows.shape[1])
         outputs = []
         for number in range(-(-self.control.max(len(own)) // size)):
             some = own[number * size : (number + 1) * size]
             sources = self._of_sources(some, rows[self.etype[0]].select)
-            relation = None
-            if target.relation is not None:
-                given = edges.column(target.relation)[some].astype(np.int64)
-                relation = torch.from_numpy(given).to(device)
+            kinds = self.kinds(some)
+            relation = None if kinds is None else torch.from_numpy(kinds).to(device)
             ends = rows[self.etype[2]].select(edges.dst[some])
             features = edges.column(JOINED)[some].to(device) if self._width else None
             with torch.no_grad():

@@ -4,7 +4,7 @@ memory if they fit."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -114,16 +114,17 @@ def make_store(
     )
 
 
+@dataclass
 class MemoryBudget:
     """Decides which feature rows a host keeps in memory. Collective: the host's leader decides for
     all of its ranks. ``inputs``: node type → the arrays that the model reads."""
 
-    def __init__(self, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks):
-        self._config = ranks.config
-        self._shard = shard
-        self._inputs = inputs
-        self._host = ranks.host
-        self._ranks = ranks
+    shard: Shard
+    inputs: Mapping[str, Inputs]
+    ranks: Ranks
+
+    def __post_init__(self) -> None:
+        self._config, self._host = self.ranks.config, self.ranks.host
 
     @cached_property
     def holds_rows(self) -> bool:
@@ -138,7 +139,7 @@ class MemoryBudget:
     @cached_property
     def cached_share(self) -> float:
         """``sampling.cache``: share of the remote rows that this host caches."""
-        share, shard = self._config.sampling.cache, self._shard
+        share, shard = self._config.sampling.cache, self.shard
         if share != "auto":
             return share
         remote = sum(
@@ -152,8 +153,8 @@ class MemoryBudget:
         kept, rows = 0.0 if self._host.holds_all else self.cached_share, 0.0
         for ntype, size in self._sizes.items():
             here = self._here(ntype)
-            rows += size * (here + kept * (self._shard.num_nodes(ntype) - here))
-        return DevicePath(self._config, self._shard, self._ranks, int(rows))
+            rows += size * (here + kept * (self.shard.num_nodes(ntype) - here))
+        return DevicePath(self._config, self.shard, self.ranks, int(rows))
 
     @property
     def evaluations(self) -> float:
@@ -161,7 +162,7 @@ class MemoryBudget:
         return memory()[1] / _CACHE / len(self._host.ranks)
 
     def _here(self, ntype: str) -> int:
-        bounds = self._shard.bounds[ntype]
+        bounds = self.shard.bounds[ntype]
         return sum(int(bounds[rank + 1] - bounds[rank]) for rank in self._host.ranks)
 
     @property
@@ -170,8 +171,8 @@ class MemoryBudget:
         width = self._config.arithmetic.dtype.itemsize
         return {
             t: sum(
-                row_width(arrays[name]) * (1 if name in self._inputs[t].scaled else width)
-                for name in (*self._inputs[t].plain, *self._inputs[t].scaled)
+                row_width(arrays[name]) * (1 if name in self.inputs[t].scaled else width)
+                for name in (*self.inputs[t].plain, *self.inputs[t].scaled)
             )
-            for t, arrays in self._shard.node_data.items()
+            for t, arrays in self.shard.node_data.items()
         }

@@ -89,9 +89,7 @@ class MultitaskPlane(PartitionPlane):
         assert isinstance(task, MultitaskTask)
         assert isinstance(task.model, MultitaskModel)
         found: dict[str, float] = {}
-        request = self.job.request
-        wanted = [request.task] if request and request.task else list(self.planes)
-        planes = {name: self.planes[name] for name in wanted if self.planes[name].count(split)}
+        planes = {name: plane for name, plane in self._wanted.items() if plane.count(split)}
         nodes: dict[str, np.ndarray] = {}
         for plane in planes.values():
             for ntype, ids in plane.read(split).items():
@@ -124,9 +122,13 @@ class MultitaskPlane(PartitionPlane):
 
     def count(self, split: str) -> int:
         """See `Plane`: seeds of all tasks, or of the requested one."""
-        request = self.job.request
-        wanted = [request.task] if request and request.task else list(self.planes)
-        return sum(self.planes[name].count(split) for name in wanted)
+        return sum(plane.count(split) for plane in self._wanted.values())
+
+    @property
+    def _wanted(self) -> dict[str, NodePlane | EdgePlane]:
+        """Planes of the requested task, or of all."""
+        name = self.job.request and self.job.request.task
+        return {name: self.planes[name]} if name else self.planes
 
     def _check_selection(self) -> None:
         if not self.config.trains:

@@ -58,9 +58,6 @@ class NodePlane(PartitionPlane):
         loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
-    def _trained(self) -> Tensor:
-        return self.labels[self._chosen("train")]
-
     @cached_property
     def out_features(self) -> int:
         """Number of classes, or width of a regression target. Collective."""
@@ -192,9 +189,6 @@ class NodePlane(PartitionPlane):
         """Return the seeds of all ranks for training. Collective."""
         times = self._times(np.arange(self.shard.owned(self.ntype)))
         return gather_seeds(self.shard, self.control, self.ntype, self.labels, times)
-
-    def count(self, split: str) -> int:
-        return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
 
 
 class RowPlane(NodePlane):

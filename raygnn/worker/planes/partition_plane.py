@@ -80,6 +80,9 @@ class PartitionPlane:
         def out_features(self) -> int: ...
         @property
         def ntypes(self) -> list[str]: ...
+        @property
+        def labels(self) -> Tensor: ...
+        def _chosen(self, split: str) -> np.ndarray: ...
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
@@ -267,6 +270,12 @@ class PartitionPlane:
         yield from embedded_nodes(
             *given, lambda ids: self.inference.represent(encoder, {ntype: ids})[ntype].select(ids)
         )
+
+    def count(self, split: str) -> int:
+        return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
+
+    def _trained(self) -> Tensor:
+        return self.labels[self._chosen("train")]
 
     def validates(self, split: str) -> bool:
         """Return whether a split is evaluated repeatedly."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -376,11 +377,9 @@ def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
         return 0
     rows = 0
     with replacing(path) as file, pq.ParquetWriter(file, first.schema) as writer:
-        table: pa.Table | None = first
-        while table is not None:
+        for table in chain([first], tables):
             writer.write_table(table)
             rows += table.num_rows
-            table = next(tables, None)
     return rows
 
 

@@ -124,13 +124,11 @@ def _candidates(plane: EdgePlane, candidates: Any, ntype: str) -> np.ndarray:
 
 def _known(plane: EdgePlane, known: bool, relation: int) -> KnownEdges:
     """Return the pairs that are not recommended, with this rank's targets."""
-    edges, shard, named = plane.edges, plane.shard, plane.target.relation
+    edges, shard, kinds = plane.edges, plane.shard, plane.kinds()
     keys, nodes = np.empty(0, np.int64), np.empty(0, np.int64)
     if known:
-        kind = 0 if named is None else edges.column(named).astype(np.int64)
-        keys, nodes = edges.src * plane.relations + kind, edges.dst
-        time = plane.config.sampling.time
-        when = None if time is None else time.seeds or time.edges
+        keys, nodes = edges.src * plane.relations + (0 if kinds is None else kinds), edges.dst
+        when = plane.when
         if when is not None and when in edges:
             there = times_of(edges.column(when), plane.seed_type, when) < plane.clock.at
             keys, nodes = keys[there], nodes[there]
