@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 2_706,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_497,
+    "worker": 8_473,
     "driver": 4_216,
     "prediction": 1_356,
     "search": 1_041,
@@ -64,8 +64,8 @@ LINES_TODAY = {
     "runs": 4_529,
     "jobs": 1_238,
     "cli": 855,
-    "package": 61_781,
-    "tests": 60_423,
+    "package": 61_757,
+    "tests": 60_426,
 }
 MODULES, MODULES_TODAY = 189, 247
 FOLDER_MODULES = 14
