@@ -356,11 +356,11 @@ _POLL = 0.5  # seconds; interval of checks whether the other thread is alive
 
 
 @dataclass(frozen=True)
-class _End:
+class _Last:
     error: BaseException | None = None
 
 
-_Ready: TypeAlias = "queue.Queue[T | _End]"
+_Ready: TypeAlias = "queue.Queue[T | _Last]"
 
 
 @dataclass(eq=False)
@@ -399,7 +399,7 @@ class Prefetcher(Generic[T]):
             for number in itertools.count():
                 asked = time.perf_counter()
                 item = self._await_next(ready, stop)
-                if isinstance(item, _End):
+                if isinstance(item, _Last):
                     if item.error is not None:
                         raise item.error
                     return
@@ -418,7 +418,7 @@ class Prefetcher(Generic[T]):
         )
         self._thread.start()
 
-    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _End:
+    def _await_next(self, ready: _Ready[T], stop: threading.Event) -> T | _Last:
         while True:
             if (steps := self._left) is not None:
                 self._left = None
@@ -432,7 +432,7 @@ class Prefetcher(Generic[T]):
                     raise RuntimeError("the prefetch thread ended without a batch") from None
 
     def _run(self, ready: _Ready[T], stop: threading.Event, steps: Iterator[int]) -> None:
-        def put(item: T | _End) -> bool:
+        def put(item: T | _Last) -> bool:
             while not stop.is_set():
                 try:
                     ready.put(item, timeout=_POLL)
@@ -465,6 +465,6 @@ class Prefetcher(Generic[T]):
             if self.alarm is not None:
                 with contextlib.suppress(Exception):  # the other ranks will time out
                     self.alarm.announce(error)
-            put(_End(error))
+            put(_Last(error))
         else:
-            put(_End())
+            put(_Last())

@@ -208,7 +208,7 @@ def absolute(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 LinkLoss = Callable[..., Tensor]
-Ends = Sequence[Tensor]  # for each replaced end
+PerEnd = Sequence[Tensor]  # for each replaced end
 
 _MARGIN = 1.0
 _SHIFT = 9.0  # γ of Sun et al. (2019) for FB15k-237
@@ -229,20 +229,20 @@ def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
     return kinds[config.chosen_loss]
 
 
-def binary_cross_entropy(there: Tensor, absent: Ends, counts: Ends, *, shift: float) -> Tensor:
+def binary_cross_entropy(there: Tensor, absent: PerEnd, counts: PerEnd, *, shift: float) -> Tensor:
     """Return the binary cross entropy, half for the edge, half for the mean of the negatives."""
     others = [_mean(F.softplus(s + shift), c) for s, c in zip(absent, counts)]
     return (F.softplus(-there - shift) + _both(others)) / 2
 
 
-def personalised_ranking(there: Tensor, absent: Ends, counts: Ends) -> Tensor:
+def personalised_ranking(there: Tensor, absent: PerEnd, counts: PerEnd) -> Tensor:
     """Return the mean over the negatives of -log sigmoid(edge - negative): Rendle et al., "BPR:
     Bayesian personalized ranking from implicit feedback" (UAI 2009)."""
     return _both([_mean(F.softplus(s - there.unsqueeze(1)), c) for s, c in zip(absent, counts)])
 
 
 def softmax_cross_entropy(
-    there: Tensor, absent: Ends, counts: Ends, log_q: Ends = (), *, temperature: float
+    there: Tensor, absent: PerEnd, counts: PerEnd, log_q: PerEnd = (), *, temperature: float
 ) -> Tensor:
     """Return the cross entropy of the edge among itself and the negatives, as Lacroix, Usunier &
     Obozinski, "Canonical tensor decomposition for knowledge base completion" (ICML 2018), with all
@@ -266,14 +266,14 @@ def softmax_cross_entropy(
     return _both(found)
 
 
-def margin(there: Tensor, absent: Ends, counts: Ends, *, gap: float) -> Tensor:
+def margin(there: Tensor, absent: PerEnd, counts: PerEnd, *, gap: float) -> Tensor:
     """Return the hinge loss of negatives scoring ``gap`` below the edge (Bordes et al., 2013)."""
     others = [_mean(F.relu(gap - there.unsqueeze(1) + s), c) for s, c in zip(absent, counts)]
     return _both(others)
 
 
 def self_adversarial(
-    there: Tensor, absent: Ends, counts: Ends, *, shift: float, temperature: float
+    there: Tensor, absent: PerEnd, counts: PerEnd, *, shift: float, temperature: float
 ) -> Tensor:
     """Return the loss of Sun et al., "RotatE" (ICLR 2019), equation 5: negatives are weighted by
     the exponential of their scores."""

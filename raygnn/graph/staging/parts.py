@@ -168,7 +168,7 @@ class Staged:
 
 def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[str]) -> None:
     original = _original(meta, span)
-    for ntype in {etype[2] for etype in meta.etypes}:
+    for ntype in dict.fromkeys(etype[2] for etype in meta.etypes):
         _write_ids(draft, f"keys/{ntype}", original[ntype])
     del original
     indptr, src, ends = {}, {}, dict.fromkeys(meta.etypes, 0)
@@ -187,7 +187,7 @@ def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[s
             ends[etype] += len(edges.src)
             src[etype].append(edges.src)
             rows = _rows(meta.edge_ranges[etype], span)
-            for name in set(names) & data.get(etype, {}).keys():
+            for name in (n for n in names if n in data.get(etype, {})):
                 values = data[etype][name]
                 if values.dtype == torch.bfloat16:  # numpy has none
                     values = values.float()
