@@ -180,8 +180,7 @@ def recommend(
 
     Raises:
         InputError: the run is not of link prediction, or its scores need more than embeddings
-            (``model.pair_history``, ``model.decoder_features``); and see `predict`.
-        PreflightError, TrainingError, Interrupted: see `predict`.
+            (``model.pair_history``, ``model.decoder_features``); for others see `predict`.
     """
     options = _common(locals())
     file = free_file(Path(out).expanduser().absolute(), overwrite)
@@ -245,8 +244,7 @@ def embed(
         list of float32.
 
     Raises:
-        InputError: the model has no embeddings of this type; and see `predict`.
-        PreflightError, TrainingError, Interrupted: see `predict`.
+        InputError: the model has no embeddings of this type; for others see `predict`.
     """
     options = _common(locals())
     file = free_file(Path(out).expanduser().absolute(), overwrite)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty
 from typing import TYPE_CHECKING, Literal
 
 from raygnn.config.load import ConfigSource, as_config, load_config
@@ -176,6 +175,5 @@ def _concurrent(config: Config, workers: int, cluster: RayCluster) -> int:
 
 
 def _show_notes(fit: TuneThread, show: Display) -> None:
-    with suppress(Empty):
-        while True:
-            show.note(fit.lines.get_nowait())
+    while not fit.lines.empty():
+        show.note(fit.lines.get())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raygnn.config.graph import TablesGraph
-from raygnn.errors import DataError, RaygnnError
+from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.neighbourhood import AddedEdges, NewEdges, NewNodes, concatenated
@@ -30,7 +30,7 @@ from raygnn.graph.tables.description import (
 )
 from raygnn.graph.tables.frames import TableArrays, fit_to, vocabulary_of
 from raygnn.graph.tables.reader import TableReader
-from raygnn.serving.questions import RequestError, Row, Rows, Update, UserId
+from raygnn.serving.questions import RequestError, Row, Rows, Update, UserId, request_errors
 from raygnn.serving.served_run import ServedModel
 from raygnn.worker.planes.vocabulary import edge_reads
 
@@ -38,6 +38,7 @@ MOST = {"nodes": 1000, "edges": 10_000}  # rows of a request
 _ERROR = re.compile(r", row (\d+), column (.+)", re.DOTALL)
 
 Placed = list[tuple[int, Row]]  # rows of a table with their positions in the request
+NewNumbers = Mapping[str, Mapping[UserId, int]]  # node type → id → global number of each new node
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class NewRows:
 
     Attributes:
         nodes, edges: see `raygnn.graph.staging.neighbourhood.neighbourhood`.
-        numbers: node type → id → global number of each new node, in the order of its arrays.
+        numbers: global numbers of the new nodes, in the order of their arrays.
         count: number of rows of the tables.
     """
 
     nodes: NewNodes = field(default_factory=dict)
     edges: NewEdges = field(default_factory=dict)
-    numbers: Mapping[str, Mapping[UserId, int]] = field(default_factory=dict)
+    numbers: NewNumbers = field(default_factory=dict)
     count: int = 0
 
 
@@ -74,11 +75,8 @@ class AllRows:
         served = self._model.served
         if (why := served.fixed) is not None:
             raise RequestError(why, where="nodes, edges", remedy="ask for nodes of the graph")
-        section = {**served.graph, "vocabulary": served.request.weights.about}
-        try:
-            return RowReader(section, self._model)
-        except RaygnnError as error:
-            raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
+        with request_errors():
+            return RowReader(self._model)
 
     def beside(self, nodes: Rows, edges: Rows) -> NewRows:
         """Return the kept rows with these. Raises RequestError if these cannot be read."""
@@ -116,13 +114,10 @@ class AllRows:
 
 
 class RowReader:
-    """Reads new rows as the run's tables were read, with their transforms and categories.
+    """Reads new rows as the run's tables were read, with their transforms and categories."""
 
-    Args:
-        section: ``graph``, of tables, with the training's ``vocabulary``.
-    """
-
-    def __init__(self, section: Mapping[str, Any], model: ServedModel):
+    def __init__(self, model: ServedModel):
+        section = {**model.served.graph, "vocabulary": model.served.request.weights.about}
         graph = TablesGraph.model_validate(section, strict=False)
         self._tables = read_description(Path(graph.path))
         self._words, self._to = vocabulary_of(graph), fit_to(graph, self._tables)
@@ -172,18 +167,14 @@ class RowReader:
             }
             for key, table in self._tables.edges.items():
                 etype, rows = self._tables.edge_type(key), [*enumerate(edges.get(key, ()))]
-                where, ends = f"edges.{key}", (table.source, table.target)
+                where = f"edges.{key}"
                 if isinstance(table, KeyTable):
                     where, rows = f"nodes.{etype[0]}", [*enumerate(nodes.get(etype[0], ()))]
-                    rows = [
-                        (at, row) for at, row in rows if row.get(table.target) not in (None, "")
-                    ]
+                    rows = [one for one in rows if one[1].get(table.target) not in (None, "")]
                 if not rows:
                     continue
-                src, dst = (
-                    np.array([self._end(t, c, where, at, row, numbers) for at, row in rows])
-                    for t, c in zip(etype[::2], ends)
-                )
+                src = self._ends(etype[0], table.source, where, rows, numbers)
+                dst = self._ends(etype[2], table.target, where, rows, numbers)
                 reverse = table.reverse and (etype[2], table.reverse, etype[0])
                 kind = etype_str(etype)
                 if reverse and kind not in self._words and etype_str(reverse) in self._words:
@@ -215,15 +206,12 @@ class RowReader:
 
     def _check_times(self, edges: NewEdges) -> None:
         """Raise RequestError if times of edges have other units than the graph's."""
-        served = self._model.served
-        time = edge_reads(served.one).time
+        time, clock = edge_reads(self._model.served.one).time, self._model.plane.clock
         for etype, new in edges.items():
             if time is not None and time in new.data:
-                try:
-                    clock, note = self._model.plane.clock, " (of this request)"
+                with request_errors():
+                    note = " (of this request)"
                     clock.check(new.data[time], etype_str(etype), time, note=note)
-                except DataError as error:
-                    raise RequestError(error.what, where=error.where, remedy=error.remedy) from None
 
     def _check(self, section: str, given: Rows, tables: Mapping[str, Table]) -> None:
         """Raise RequestError for an unknown table or column."""
@@ -260,35 +248,25 @@ class RowReader:
             numbers[one] = self._meta.num_nodes(ntype) + len(numbers)
         return numbers
 
-    def _end(
-        self,
-        ntype: str,
-        column: str,
-        where: str,
-        at: int,
-        row: Row,
-        numbers: Mapping[str, Mapping[UserId, int]],
-    ) -> int:
-        """Return the global number of the node at an end of an edge."""
-        one: Any = row.get(column)
-        found = None
-        if type(one) in (int, str):
-            found = numbers.get(ntype, {}).get(one)
-            found = self._ids(ntype).position(one) if found is None else found
-        if found is None:
-            what = f"{one!r} is no {ntype}"
-            remedy = f"name one of the graph, or send it in nodes.{ntype}"
-            raise RequestError(what, where=f"{where}[{at}].{column}", remedy=remedy)
-        return found
+    def _ends(
+        self, ntype: str, column: str, where: str, rows: Placed, numbers: NewNumbers
+    ) -> Array:
+        """Return the global numbers of the nodes at one end of edges."""
+        known, new, found = self._ids(ntype), numbers.get(ntype, {}), list[int]()
+        for at, row in rows:
+            one: Any = row.get(column)
+            number = None
+            if type(one) in (int, str):
+                number = new[one] if one in new else known.position(one)
+            if number is None:
+                remedy = f"name one of the graph, or send it in nodes.{ntype}"
+                place = f"{where}[{at}].{column}"
+                raise RequestError(f"{one!r} is no {ntype}", where=place, remedy=remedy)
+            found.append(number)
+        return np.array(found)
 
     def _arrays(
-        self,
-        where: str,
-        kind: str,
-        table: Table,
-        rows: Placed,
-        place: str,
-        words: str | None = None,
+        self, where: str, kind: str, table: Table, rows: Placed, place: str, words: str = ""
     ) -> dict[str, Array]:
         """Return the arrays of a table's rows."""
         arrays = TableArrays(_of_inputs(table), self._words.get(words or kind))

@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.data import etype_str
 from raygnn.graph.staging.neighbourhood import Neighbourhood, neighbourhood
 from raygnn.prediction.request import check_fanout, moment_of
@@ -23,7 +22,13 @@ from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.seeds import distinct
 from raygnn.serving.explanations import Contributions, Explainer, largest
 from raygnn.serving.new_rows import AllRows, NewRows
-from raygnn.serving.questions import AnswerRows, NodeQuestion, RequestError, UserId
+from raygnn.serving.questions import (
+    AnswerRows,
+    NodeQuestion,
+    RequestError,
+    UserId,
+    request_errors,
+)
 from raygnn.serving.served_run import ServedModel
 from raygnn.tasks.inference import Inference
 from raygnn.worker.planes.prediction_rows import Format
@@ -152,11 +157,8 @@ class NodeAnswers:
         if plane.time is not None and self._config.table is None:
             arrays[ntype].add(plane.time)
         read = model.depth, edge_reads(self._config), arrays, _MOST_EDGES, cap
-        try:
+        with request_errors("ids"):
             return neighbourhood(plane.shard, (new.nodes, new.edges), {ntype: nodes}, *read)
-        except DataError as error:
-            where = error.where or "ids"
-            raise RequestError(error.what, where=where, remedy=error.remedy) from None
 
     def _check(self, one: NodeQuestion) -> None:
         if one.fanout is not None and (found := check_fanout(self._config, one.fanout)):
@@ -272,10 +274,8 @@ class NodeAnswers:
             own: np.ndarray = plane.node_times(self._ntype)
             return own[positions]
         at = datetime.now(UTC).isoformat() if at is None else at
-        try:
+        with request_errors("at"):
             moment = plane.clock.moment(moment_of(config, at, "at"), f"at {at}")
-        except RaygnnError as error:
-            raise RequestError(error.what, where="at", remedy=error.remedy) from None
         time = config.sampling.time
         if config.table is not None and time is not None and not time.strict:
             moment += 1  # a row sees edges at its own time

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from raygnn.errors import InputError
+from raygnn.errors import InputError, RaygnnError
 
 MOST = 1000  # ids, pairs or graphs of a request, and targets of a list
 _EXPLAINED = 10  # ids of a request with explanations
@@ -48,6 +49,15 @@ _KNOWN = ConfigDict(extra="forbid")
 
 class RequestError(InputError):
     """Error of a request, reported to its caller."""
+
+
+@contextmanager
+def request_errors(where: str | None = None) -> Iterator[None]:
+    """Turn an error of raygnn in the block into a `RequestError`, at ``where`` if it is set."""
+    try:
+        yield
+    except RaygnnError as error:
+        raise RequestError(error.what, where=where or error.where, remedy=error.remedy) from None
 
 
 @dataclass(frozen=True, config=_KNOWN)

@@ -91,8 +91,7 @@ def serve(
             raise PreflightError(what, remedy='pip install "raygnn[serve]"') from None
         _check_room(config.cluster.cpus_per_worker, replicas)
         name = config.name
-        options |= {"overrides": overrides, "token_file": token_file, "replicas": replicas}
-        options |= {"updates": updates}
+        options |= {"overrides": overrides, "replicas": replicas, "updates": updates}
         if not verbose:
             logging.getLogger("ray.serve").setLevel(logging.ERROR)
         with show.stage("model"):
@@ -103,7 +102,9 @@ def serve(
                 http_options={"host": host, "port": port, "request_timeout_s": _DEADLINE},
             )
             try:
-                ray_serve.run(app(run, **options), name=name, route_prefix="/")
+                ray_serve.run(
+                    app(run, token_file=token_file, **options), name=name, route_prefix="/"
+                )
             except Exception as error:
                 what, trace = "Ray Serve could not deploy the model", str(error)
                 raise TrainingError(what, where=name, trace=trace) from None
