@@ -321,16 +321,18 @@ def _calibration(asked: Asked) -> tuple[tuple[float, ...], tuple[float, ...]]:
         what = f"{task.kind} has no probabilities of classes"
         raise InputError(what, where="--calibrated", remedy=remedy)
     what = "the run has no calibration, which training fits to the validation split at its end"
-    with suppress(KeyError, TypeError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         kept = summary["calibration"][asked.task]
-        scale, bias = (tuple(map(number, kept[name])) for name in ("scale", "bias"))
-        finite = bias and all(map(math.isfinite, scale + bias))
-        known = not task.classifies or len(bias) in (asked.weights.sizes or {}).values()
-        if not finite or not known or len(scale) != (len(bias) if task.several_labels else 1):
-            what = "scale and bias in summary.json are not as many finite numbers as they must be"
-        elif summary.get("weights") == asked.weights.sha256:
+        kept = kept["scale"], kept["bias"]
+        what = "scale and bias in summary.json are not as many finite numbers as they must be"
+        scale, bias = (tuple(map(float, one)) for one in kept)
+        sound = bias and len(scale) == (len(bias) if task.several_labels else 1)
+        sound = sound and all(map(math.isfinite, scale + bias))
+        if task.classifies:
+            sound = sound and len(bias) in (asked.weights.sizes or {}).values()
+        if sound and summary.get("weights") == asked.weights.sha256:
             return scale, bias
-        else:
+        if sound:
             what = "the run's calibration was fitted to other weights than its selected.pt"
     remedy += ", or train again with a validation split"
     raise InputError(what, where="--calibrated", remedy=remedy)

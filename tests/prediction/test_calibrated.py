@@ -81,7 +81,7 @@ def test_a_run_without_a_valid_calibration_is_refused(
     for said, about in (
         ("has no calibration", {}),
         ("has no calibration", {"scale": None}),
-        (wrong, {**good, "scale": "1"}),
+        (wrong, {**good, "scale": "x"}),
         (wrong, {**good, "bias": [0.0] * 3}),
         (wrong, {**good, "bias": [0, 10**400]}),
         (wrong, {**good, "bias": [0, float("nan")]}),
