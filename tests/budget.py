@@ -58,13 +58,13 @@ LINES_TODAY = {
     "checkpoint": 1_847,
     "worker": 8_473,
     "driver": 4_216,
-    "prediction": 1_354,
+    "prediction": 1_356,
     "search": 1_039,
     "serving": 2_389,
     "runs": 4_529,
     "jobs": 1_238,
     "cli": 855,
-    "package": 61_742,
+    "package": 61_744,
     "tests": 60_426,
 }
 MODULES, MODULES_TODAY = 189, 247
