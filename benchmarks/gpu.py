@@ -283,6 +283,10 @@ def random_block(num_dst: int, fanout: int, num_src: int) -> Adjacency:
     return Adjacency(indptr, torch.randint(0, num_src, (int(indptr[-1]),)))
 
 
+def moved(adj: Adjacency, device: torch.device) -> Adjacency:
+    return Adjacency(adj.indptr.to(device), adj.src.to(device))
+
+
 def kernel_calls(adj: Adjacency, num_src: int) -> Iterator[tuple[str, Callable, list[Tensor]]]:
     """``(name, call on (edges, *inputs), inputs)``."""
     edges = len(adj.src)
@@ -315,7 +319,7 @@ def kernels(device: torch.device) -> tuple[list[list[str]], float]:
 
             def outcome(place: torch.device, dtype=dtype, call=call, inputs=inputs):  # type: ignore[no-untyped-def]
                 leaves = [i.to(place, dtype).requires_grad_() for i in map(Tensor.detach, inputs)]
-                edges = adj.to(place)  # the CPU's as well: what is built from it is built again
+                edges = moved(adj, place)  # the CPU's as well: what is built from it is built again
                 out = call(edges, *leaves)
                 grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
                 return [t.detach().cpu() for t in (out, *grads)]
@@ -326,7 +330,7 @@ def kernels(device: torch.device) -> tuple[list[list[str]], float]:
                 worst = max(worst, gap)
                 row.append(f"{gap:.1e}")
             leaves = [i.to(device, dtype).detach().requires_grad_() for i in inputs]
-            start = adj.to(device)
+            start = moved(adj, device)
             upstream = torch.ones_like(call(start, *leaves))
 
             def both(call=call, leaves=leaves, upstream=upstream, start=start) -> None:  # type: ignore[no-untyped-def]

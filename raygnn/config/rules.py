@@ -278,7 +278,7 @@ def _table(
         message = "it is not said of which node type the entities are"
         yield Problem((*at, "ntype"), message, "name it")
     if task.classifies and not isinstance(table.target, str):
-        message = f"a class is in one column, and {show(table.target)} are several"
+        message = f"a class label needs one column, and {show(table.target)} are several"
         yield Problem((*here, "target"), message, f"set {dotted((*at, 'labels'))} to multi")
     if table.sql is not None and not isinstance(config.graph, TablesGraph):
         message = "sql names tables of a description, and graph.format is not tables"
