@@ -26,20 +26,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from bench_engine import GRAPHS, WORK, job
+from machine import load, setting, table
 from torch import nn
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
-
-from bench_engine import GRAPHS, WORK, job  # noqa: E402
-from machine import load, setting, table  # noqa: E402
-
-from raygnn.config.load import load_config  # noqa: E402
-from raygnn.sampling.exchange import World  # noqa: E402
-from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
-from raygnn.worker.job import Job  # noqa: E402
-from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
-from tests.support.graphs import ensure_partition  # noqa: E402
+from raygnn.config.load import load_config
+from raygnn.sampling.exchange import World
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job
+from raygnn.worker.planes.node_plane import NodePlane
+from tests.support.graphs import ensure_partition
 
 WANTED = 3.0
 BATCH = 1000
@@ -61,7 +57,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
-def peers(partition: Path) -> dict[str, Callable[[], object]]:
+def other_libraries(partition: Path) -> dict[str, Callable[[], object]]:
     """Return inference of the same network by name, on one graph in memory."""
     from peers.dgl_loader import inference, load
     from peers.model import SAGE
@@ -82,8 +78,11 @@ def peers(partition: Path) -> dict[str, Callable[[], object]]:
         first, second = convolutions
         return second(first(feat, adjacency).relu(), adjacency)
 
-    names = {"DGL, minibatches of each layer": lambda: inference(model, graph, feat)}
-    return {**names, "DGL, whole graph": whole, "PyG, whole graph": pyg}
+    return {
+        "DGL, minibatches of each layer": lambda: inference(model, graph, feat),
+        "DGL, whole graph": whole,
+        "PyG, whole graph": pyg,
+    }
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -124,7 +123,7 @@ def main() -> int:
         "layer by layer": lambda: inference.outputs(model, "_N", nodes)
     }
     with torch.no_grad():
-        ways |= peers(partition)
+        ways |= other_libraries(partition)
         times = [{name: seconds(way) for name, way in ways.items()} for _ in range(given.rounds)]
     taken = {name: statistics.median(of[name] for of in times) for name in ways}
     layered = taken["layer by layer"]

@@ -30,8 +30,6 @@ from typing import Any
 import numpy as np
 from machine import load, setting, table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame

@@ -28,18 +28,19 @@ def divide(
     graph: tuple[IntArray, IntArray],
     parts: int,
     weights: IntArray,
-    loads: IntArray,
+    loads: IntArray | None,
     what: str,
     edge_weights: IntArray | None = None,
 ) -> IntArray:
     """Partition with `metis`, again with a constraint on in-edges (``loads``, int64 ``[nodes]``) if
-    a part has too many."""
+    a part has too many; None = ``weights`` constrain them already."""
     try:
         assigned = metis(*graph, parts, weights, edge_weights)
-        held = np.bincount(assigned, loads, parts)
-        if held.max() > _EDGE_IMBALANCE * held.mean():
-            weights = np.concatenate([weights, loads[:, None]], axis=1)
-            assigned = metis(*graph, parts, weights, edge_weights)
+        if loads is not None:
+            held = np.bincount(assigned, loads, parts)
+            if held.max() > _EDGE_IMBALANCE * held.mean():
+                weights = np.concatenate([weights, loads[:, None]], axis=1)
+                assigned = metis(*graph, parts, weights, edge_weights)
     except RuntimeError as error:
         message = f"METIS could not divide {what} into {parts} parts: {error}"
         raise DataError(message, remedy="use fewer parts, or partition.method: random") from error

@@ -287,7 +287,7 @@ def _divide(coarse: csr_array, clusters: Array, balance: Balance) -> IntArray:
     np.add.at(weights, (clusters, balance.groups), 1)
     weights[:, -1] = loads  # a part at its limit of in-edges would accept no more nodes
     what = f"{count} clusters of nodes"
-    return divide((coarse.indptr, coarse.indices), parts, weights, loads, what, coarse.data)
+    return divide((coarse.indptr, coarse.indices), parts, weights, None, what, coarse.data)
 
 
 def _refine(edges: _EdgePasses, balance: Balance, labels: Array) -> None:

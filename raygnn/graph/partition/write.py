@@ -180,9 +180,8 @@ class Assembly:
         def on_demand(dtype: Any, of: Callable[[SortedEdges, bool], Array | int]) -> OnDemand:
             def pieces() -> Iterator[Array]:
                 for edges in own + outer:
-                    yield np.full(
-                        counts[edges.bucket.number], of(edges, edges.bucket.part == part), dtype
-                    )
+                    values = np.asarray(of(edges, edges.bucket.part == part), dtype)
+                    yield np.broadcast_to(values, counts[edges.bucket.number])
 
             return OnDemand(np.dtype(dtype), (sum(counts.values()),), pieces)
 
