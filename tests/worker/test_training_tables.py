@@ -419,7 +419,7 @@ def test_rows_of_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(InputError, match="have no labels"):
             run.evaluate(rows=month.drop(columns="grew"))
         month.assign(customer="nobody").to_csv("bad.csv", index=False)
-        with pytest.raises(InputError, match=r"bad\.csv, row 1 .*'nobody' is no customer"):
+        with pytest.raises(InputError, match=r"bad\.csv, row 1 .*there is no customer 'nobody'"):
             raygnn.predict(run, rows="bad.csv", out="bad.parquet", display=False)
         assert not Path("bad.parquet").exists()
 
