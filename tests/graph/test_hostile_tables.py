@@ -31,7 +31,7 @@ from tests.graph.test_outofcore import out_of_core
 from tests.support.builders import assert_refused
 from tests.support.hostile import tree
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.long]
 
 MEMORY = 1 << 30  # bytes that reading may take beyond those of the process before it
 WRITTEN = 1 << 26  # bytes of a file that may be written

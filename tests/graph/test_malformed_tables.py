@@ -296,6 +296,7 @@ def test_malformed_tables_are_refused(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
 def test_damage_anywhere_is_refused_or_harmless(kind: str, tmp_path: Path) -> None:
     graph = write_shop(tmp_path, kind)

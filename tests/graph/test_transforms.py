@@ -32,6 +32,8 @@ from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
 from tests.support import company
 from tests.support.tables_builder import SPEC, changed, write_shop
 
+pytestmark = pytest.mark.long
+
 CALLS = ("customer", "calls", "customer")
 SHARES = {"train": 0.4, "val": 0.1, "seed": 3}
 SPLITS: dict[str, dict[str, Any]] = {
@@ -164,7 +166,6 @@ def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
     assert close(feat, company.by_hand(people[training], people))
 
 
-@pytest.mark.long
 @settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))  # slow to shrink
 @given(
     seed=st.integers(0, 2**32 - 1),

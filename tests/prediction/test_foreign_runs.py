@@ -34,6 +34,8 @@ from tests.support.hostile import ROOT, tree
 from tests.support.made_runs import make_run
 from tests.support.small_jobs import job, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e<script>owned()</script><img src=x onerror=owned()>"
 
 
@@ -292,7 +294,6 @@ VERBS = (
 )
 
 
-@pytest.mark.long
 def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> None:
     """Commands in a downloaded directory import none of its modules, even if these have names of
     libraries."""
@@ -320,7 +321,6 @@ def test_modules_beside_a_run(foreign: Run, marker: Path, tmp_path: Path) -> Non
 # --- weights -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*pickle protocol")
 def test_weights_that_run_things_whose_digest_is_right(
     foreign: Run, trained: Run, marker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

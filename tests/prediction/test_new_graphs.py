@@ -24,6 +24,8 @@ from tests.support.datasets import Bonds, RandomGraphs
 from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_graph_tasks import dataset, make
 
+pytestmark = pytest.mark.long
+
 OWN = "tests.worker.test_graph_tasks:OwnGin"
 SPLITS = ("train", "val", "test")
 

@@ -30,6 +30,8 @@ from tests.support.graphs import ensure_partition
 from tests.support.small_jobs import job
 from tests.worker.test_events import END, events, run
 
+pytestmark = pytest.mark.long
+
 AT = 703  # which nodes and edges are at
 VALUES = {"link_prediction": "score"}
 

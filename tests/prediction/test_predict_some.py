@@ -30,6 +30,8 @@ from tests.support.graphs import on_whole_graph
 from tests.support.small_jobs import JobFactory, job, train_on_ranks
 from tests.worker.test_graph_tasks import make
 
+pytestmark = pytest.mark.long
+
 NODES = [3, 500, 77, 3, 901]
 
 

@@ -124,6 +124,7 @@ def permitted(data: GraphData, timing: Timing, etype: EdgeType, node: int, bound
     return list(places[keep][np.argsort(at[keep], kind="stable")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_only_edges_before_the_seeds(kind: str, tmp_path: Path) -> None:
     make, ntype = GRAPHS[kind]

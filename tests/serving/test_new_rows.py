@@ -27,6 +27,8 @@ from tests.prediction.test_predict import ask
 from tests.serving.test_answers import error, rows, serve
 from tests.support.small_jobs import JobFactory, job, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 CUSTOMERS, ITEMS, SALES, KINSHIPS = 60, 30, 400, 80
 
 NODES: dict[str, Any] = {

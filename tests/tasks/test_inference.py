@@ -140,6 +140,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "kind"),
     [(False, "sage"), (False, "gatv2"), (False, "gin"), (False, "rgcn-block"),

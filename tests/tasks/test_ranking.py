@@ -30,6 +30,8 @@ from tests.support.graphs import (
 )
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.long
+
 PLAIN: EdgeType = ("_N", "_E", "_N")
 BUYS: EdgeType = (USER, "buys", ITEM)
 RELATIONS, WIDTH = 3, 4

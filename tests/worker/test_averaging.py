@@ -16,6 +16,8 @@ from raygnn.worker.callbacks import Averaging
 from tests.support.small_jobs import JobFactory, selected, train_on_ranks
 from tests.worker.test_schedule import goes_on
 
+pytestmark = pytest.mark.long
+
 
 class _Trainer:
     """A trainer at some step."""

@@ -21,6 +21,8 @@ from tests.prediction.test_predict import ask
 from tests.support.small_jobs import losses, slow_but, train_on_ranks
 from tests.worker.test_edge_tasks import config_of
 
+pytestmark = pytest.mark.long
+
 NODES, DEGREE = 300, 10
 TRAIN = {"epochs": 25, "lr": 0.02, "weight_decay": 0.001, "eval_every": 5}
 PAYS: EdgeType = ("one", "pays", "one")

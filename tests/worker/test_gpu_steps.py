@@ -128,6 +128,7 @@ JOBS: dict[str, Callable[[Path], Config]] = {
 NEED_DGL = ("graphs", "padded graphs", "relations")  # which makes their graphs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.dgl if n in NEED_DGL else ()) for n in JOBS]
 )

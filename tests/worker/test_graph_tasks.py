@@ -18,6 +18,8 @@ from raygnn.runs.run import Run
 from raygnn.sampling.collate import GraphBatchMaker
 from tests.support.small_jobs import job, slow_but, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 DATASETS = "tests.support.datasets"
 
 

@@ -15,6 +15,8 @@ from tests.sampling.test_features import mixed_graph
 from tests.support.graphs import ITEM, USER, partitioned
 from tests.support.small_jobs import JobFactory, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 INPUTS = {"features": ["feat", "half", "count", "small"], "categories": {"brand": 4}}
 
 

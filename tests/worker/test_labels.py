@@ -14,6 +14,8 @@ from tests.support.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset, losses, make
 
+pytestmark = pytest.mark.long
+
 COLUMNS = ["split", "probability_0", "label_0", "probability_1", "label_1"]
 
 

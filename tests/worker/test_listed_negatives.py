@@ -25,6 +25,8 @@ from tests.support.small_jobs import job, losses, slow_but, train_on_ranks
 from tests.worker import test_timed_jobs as timed_jobs
 from tests.worker.test_edge_tasks import LIKES, LINKS, PEOPLE, THINGS, config_of, shop
 
+pytestmark = pytest.mark.long
+
 HITS, RANKED = (20, 50, 100), (1, 3, 10)
 
 

@@ -24,6 +24,8 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.metrics import classification_metrics
 from tests.support.small_jobs import ensure_partition, job, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 PAYMENTS = 600
 
 

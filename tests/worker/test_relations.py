@@ -19,6 +19,8 @@ from raygnn.worker.planes.vocabulary import count_numbers
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import job, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 NODES, CLASSES, NOISE = 1200, 4, 5
 
 

@@ -22,6 +22,8 @@ from tests.driver.test_resume import stopped
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 
+pytestmark = pytest.mark.long
+
 # ── the same training ────────────────────────────────────────────────────────────────────────
 
 
