@@ -39,8 +39,8 @@ from machine import load, setting, table  # noqa: E402
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.config.schema import Config  # noqa: E402
 from raygnn.worker import rank  # noqa: E402
-from raygnn.worker.guard import compare  # noqa: E402
-from raygnn.worker.guard.callback import Guard  # noqa: E402
+from raygnn.worker.comm import fingerprint  # noqa: E402
+from raygnn.worker.comm.guard import Guard  # noqa: E402
 from tests.support.small_jobs import job, train_on_ranks  # noqa: E402
 
 LIMIT = 0.5  # % of a step
@@ -78,7 +78,7 @@ class TimedGuard(Guard):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         super().on_train_start(trainer, module)
-        reduce = compare._max
+        reduce = fingerprint._max
 
         def timed(*args: Any) -> Any:
             begin = time.perf_counter()
@@ -86,7 +86,7 @@ class TimedGuard(Guard):
             self._waits[-1] += time.perf_counter() - begin
             return found
 
-        compare._max = timed  # in this rank's process alone
+        fingerprint._max = timed  # in this rank's process alone
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         self._update = time.perf_counter()

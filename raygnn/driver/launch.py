@@ -19,7 +19,7 @@ from raygnn.errors import LONGEST_TRACE, RaygnnError, TrainingError, plain_text
 from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
-from raygnn.worker.blackbox.recorder import oom_kills
+from raygnn.worker.blackbox import oom_kills
 from raygnn.worker.control import ControlHandle, SaveRequest, Snapshot, read_result
 from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop

@@ -23,7 +23,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import EXITS, TaskModule, exit_error
 from raygnn.worker import blackbox
-from raygnn.worker.guard.fingerprint import tensors
+from raygnn.worker.comm.fingerprint import tensors
 from raygnn.worker.records import Records
 
 

@@ -19,9 +19,9 @@ from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.losses import own_sources
 from raygnn.worker import blackbox
+from raygnn.worker.comm.guard import Guard
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
-from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.records import Counters, Records, RecordWriter
 from raygnn.worker.stragglers import Stragglers

@@ -26,8 +26,8 @@ from raygnn.checkpoint.store import RowFiles
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.exchange import Exchange, World
+from raygnn.worker.comm.guard import Guard
 from raygnn.worker.control import Control, SaveRequest
-from raygnn.worker.guard.callback import Guard
 from tests.support.small_jobs import JobFactory, about, job, train_on_ranks
 
 CONFIG = load_config(job(Path("runs")))

@@ -24,7 +24,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.tasks.lightning_modules import TaskModule
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm.guard import Guard
 from raygnn.worker.rank import Rank
 from tests.support.small_jobs import JobFactory, about, job, train_on_ranks
 

@@ -29,8 +29,7 @@ from raygnn.runs.diagnose.state_file import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import StepClock
 from raygnn.worker import blackbox, failures, main
-from raygnn.worker.blackbox import flight
-from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
+from raygnn.worker.blackbox import PREFETCH_THREAD, Recorder, flight, memory_usage, oom_kills
 from raygnn.worker.callbacks import Phases, describe
 from raygnn.worker.control import Control, RankProgress
 from raygnn.worker.records import Closing
@@ -74,7 +73,7 @@ def forked(function: Callable[[], None]) -> int:
 @pytest.fixture
 def each_note(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write every note at once."""
-    monkeypatch.setattr("raygnn.worker.blackbox.recorder._APART", 0.0)
+    monkeypatch.setattr("raygnn.worker.blackbox._APART", 0.0)
 
 
 def in_prefetch_thread(function: Callable[[], None]) -> None:
@@ -108,7 +107,7 @@ def test_a_killed_rank_has_left_where_it_was(tmp_path: Path) -> None:
 def test_notes_that_follow_at_once_are_left_to_the_watcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raygnn.worker.blackbox.recorder._APART", 600.0)
+    monkeypatch.setattr("raygnn.worker.blackbox._APART", 600.0)
     mine = recorder(tmp_path)
     mine._written = dict.fromkeys(mine._written, time.monotonic() - 601)
     mine.note("forward", step=1)
@@ -161,7 +160,7 @@ def test_without_storage_there_is_no_recorder(
 
     if what == "full":
         monkeypatch.setattr(os, "pwrite", full)
-        monkeypatch.setattr("raygnn.worker.blackbox.recorder.write_atomic", full)
+        monkeypatch.setattr("raygnn.worker.blackbox.write_atomic", full)
     mine.note("forward")
     mine.watch()
     mine.write("why", final=True)
@@ -173,7 +172,7 @@ def test_without_storage_there_is_no_recorder(
 def test_a_storage_that_is_slow_is_written_by_the_watcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raygnn.worker.blackbox.recorder._SLOW", -1.0)
+    monkeypatch.setattr("raygnn.worker.blackbox._SLOW", -1.0)
     mine = recorder(tmp_path)
     mine.note("forward", step=1)
     assert state(tmp_path).training.phase == ""

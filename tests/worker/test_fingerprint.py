@@ -17,8 +17,8 @@ from torch import nn
 
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Adjacency, Batch, Block, GraphBatch, Part
-from raygnn.worker.guard import compare, fingerprint
-from raygnn.worker.guard.fingerprint import Sections
+from raygnn.worker.comm import fingerprint
+from raygnn.worker.comm.fingerprint import Sections
 
 EDGE = ("user", "buys", "item")
 
@@ -45,7 +45,7 @@ def make_batch(rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any
 
 def explain(ranks: list[Sections]) -> GuardError:
     """Return the error that `compare` raises once hashes differ, with the exchange simulated."""
-    return compare.disagreement(list(map(compare.excerpt, ranks)), ["here"] * len(ranks))
+    return fingerprint.disagreement(list(map(fingerprint.excerpt, ranks)), ["here"] * len(ranks))
 
 
 class NormNet(nn.Module):
@@ -220,8 +220,8 @@ def test_hash_differs_exactly_where_descriptions_do(
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6))
 def test_extremes_of_hashes_are_exact(hashes: list[int]) -> None:
-    largest = torch.stack([compare.both_ends(value) for value in hashes]).amax(0)
-    assert compare.differ(largest) is (len(set(hashes)) > 1)
+    largest = torch.stack([fingerprint.both_ends(value) for value in hashes]).amax(0)
+    assert fingerprint.differ(largest) is (len(set(hashes)) > 1)
 
 
 @settings(deadline=None)
@@ -245,7 +245,7 @@ def test_planted_differences_are_named(
         here, there = ("missing", "there") if missing else ("odd", words[name])
         groups = [(here, sorted(at)), (there, rest)]
         groups.sort(key=lambda group: (-len(group[1]), group[1][0]))
-        said = ", ".join(f"{text} on {compare.ranks_text(who)}" for text, who in groups)
+        said = ", ".join(f"{text} on {fingerprint.ranks_text(who)}" for text, who in groups)
         expected[f"parameter {name}"] = said if missing else f"dtype {said}"
     error = explain([entry_sections(own) for own in ranks])
     phrases = error.what.removeprefix("ranks differ: ").split("; ")
@@ -291,7 +291,7 @@ def test_a_difference_in_order_only() -> None:
         "ranks differ: parameter 1 is b on ranks 0 and 1, c on rank 2; "
         "parameter 2 is c on ranks 0 and 1, b on rank 2"
     )
-    assert (error.rank, error.remedy) == (2, compare.REMEDIES["order"])
+    assert (error.rank, error.remedy) == (2, fingerprint.REMEDIES["order"])
 
 
 def test_only_the_fields_that_differ_are_told() -> None:
@@ -322,7 +322,7 @@ def test_a_number_and_its_text_are_told_apart() -> None:
     ],
 )
 def test_ranks_in_runs(ranks: list[int], text: str) -> None:
-    assert compare.ranks_text(ranks) == text
+    assert fingerprint.ranks_text(ranks) == text
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from raygnn.config.schema import Config
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Share
 from raygnn.tasks.lightning_modules import LossWindow, TaskModule
-from raygnn.worker.guard import callback
+from raygnn.worker.comm import guard as guard_module
 from tests.models.test_networks import (
     FAMILIES,
     HETEROGENEOUS,
@@ -51,7 +51,7 @@ def test_families(family: dict[str, Any], schema: Any) -> None:
     x = {name: value.to(META).float() for name, value in x.items()}
     degree = {name: value.to(META) for name, value in degree.items()}
     model([block.to(META) for block in blocks], x, degree).square().sum().backward()
-    assert callback.not_finite([p.grad for p in model.parameters()]).device == META
+    assert guard_module.not_finite([p.grad for p in model.parameters()]).device == META
 
 
 class InOrder(TorchDispatchMode):

@@ -20,8 +20,9 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.worker.guard import callback, compare
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm import fingerprint
+from raygnn.worker.comm import guard as guard_module
+from raygnn.worker.comm.guard import Guard
 from tests.support.ranks import run_ranks
 from tests.support.small_jobs import runtime
 
@@ -252,9 +253,9 @@ def _count_compares(exchange: Exchange) -> list[tuple[str, list[str]]]:
 
     def count(exchange: Exchange, sections: Any, where: str) -> None:
         seen.append((where, list(sections)))
-        compare.compare(exchange, sections, where)
+        fingerprint.compare(exchange, sections, where)
 
-    callback.compare = count  # in this process alone, which is fresh
+    guard_module.compare = count  # in this process alone, which is fresh
 
     def every_two(rank: int, setup: Setup) -> None:
         setup.guard = {"every": 2}
@@ -397,7 +398,7 @@ def test_ranks_that_differ(name: str) -> None:
     error = alike(size, unlike(rank, change))
     said = error["what"].removeprefix("ranks differ: ")
     assert said.startswith(what) if what.endswith(";") else said == what
-    assert error["remedy"] == compare.REMEDIES[section]
+    assert error["remedy"] == fingerprint.REMEDIES[section]
     assert error["rank"] == (rank if size == 3 else 0)  # of two ranks, either may be right
     before = section in ("parameters", "order", "options")
     assert error["where"] == ("before training" if before else "step 0")  # as most ranks see it
@@ -505,8 +506,8 @@ def test_unused_parameters_that_are_looked_for_reduce_to_the_mean(accumulate: in
 @pytest.fixture
 def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let optimizers decide about steps by themselves, as their kernels on a GPU do."""
-    monkeypatch.setattr(callback, "_on_gpu", lambda tensor: True)
-    monkeypatch.delattr(callback._Gradients, "are_finite")
+    monkeypatch.setattr(guard_module, "_on_gpu", lambda tensor: True)
+    monkeypatch.delattr(guard_module._Gradients, "are_finite")
 
 
 FUSED = partial(torch.optim.AdamW, fused=True)
@@ -548,7 +549,7 @@ def test_too_many_in_a_row(
     one."""
     if later:
         request.getfixturevalue("as_a_gpu")
-        monkeypatch.setattr(callback, "_PENDING", 2 * accumulate)
+        monkeypatch.setattr(guard_module, "_PENDING", 2 * accumulate)
 
     def change(rank: int, setup: Setup) -> None:
         setup.guard = {"nan_steps": 2}
@@ -609,7 +610,7 @@ def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
     large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # their sum overflows
     small = torch.ones(3, dtype=dtype)
     sparse = torch.sparse_coo_tensor([[0, 2]], large[:2], (5,))
-    gradients = callback._Gradients()
+    gradients = guard_module._Gradients()
     assert gradients.are_finite([])
     assert gradients.are_finite([large, small, sparse])
     for gradient in (large.clone(), sparse.clone().coalesce()):
@@ -622,7 +623,7 @@ def test_finite_is_seen_wherever_gradients_lie() -> None:
     def views(bucket: Tensor) -> list[Tensor]:
         return [bucket[:6].view(2, 3), bucket[6:]]
 
-    gradients = callback._Gradients()
+    gradients = guard_module._Gradients()
     first, second, roomy = torch.ones(10), torch.ones(10), torch.ones(12)
     for bucket in (first, first, second):
         assert gradients.are_finite(views(bucket))
@@ -707,7 +708,7 @@ def test_running_statistics_go_with_the_step(
 def test_a_module_without_such_buffers_costs_nothing() -> None:
     module = TwoBranches()
     module.register_buffer("table", torch.arange(4))
-    assert callback._Buffers.from_module(module) is None
+    assert guard_module._Buffers.from_module(module) is None
 
 
 def test_off_compares_nothing_and_still_leaves_steps_out() -> None:

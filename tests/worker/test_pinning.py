@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.load import load_config
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm.guard import Guard
 from raygnn.worker.rank import Rank
 from tests.support.small_jobs import job, losses, train_on_ranks
 from tests.worker.test_graph_tasks import dataset

@@ -16,7 +16,7 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import TaskModule
 from raygnn.worker.comm import reduction
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm.guard import Guard
 from tests.support.small_jobs import JobFactory, train_on_ranks
 
 SLEEP = 0.3

@@ -14,7 +14,7 @@ from raygnn.runs.display import _slow
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.guard.callback import Guard
+from raygnn.worker.comm.guard import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.rank_setup import RankSetup
 from raygnn.worker.stragglers import Stragglers

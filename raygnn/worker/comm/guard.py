@@ -19,8 +19,8 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.guard import fingerprint
-from raygnn.worker.guard.compare import compare, ranks_text
+from raygnn.worker.comm import fingerprint
+from raygnn.worker.comm.fingerprint import compare, ranks_text
 
 log = logging.getLogger("raygnn")
 
