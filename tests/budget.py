@@ -56,7 +56,7 @@ LINES_TODAY = {
     "preflight": 2_706,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_473,
+    "worker": 8_449,
     "driver": 4_216,
     "prediction": 1_356,
     "search": 1_039,
@@ -64,10 +64,10 @@ LINES_TODAY = {
     "runs": 4_529,
     "jobs": 1_238,
     "cli": 855,
-    "package": 61_744,
+    "package": 61_720,
     "tests": 60_462,
 }
-MODULES, MODULES_TODAY = 189, 247
+MODULES, MODULES_TODAY = 189, 245
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
