@@ -125,22 +125,16 @@ PRECISIONS: dict[str, Precision] = {
 class StagingConfig(Section):
     """Copy of a node's partitions on its local disk, which all its workers share."""
 
-    path: InputPath | None = Field(
-        None,
-        description="Directory on each node; null = raygnn-<user> in its temporary directory. "
-        "If storage is a URI, a job's files are also written here before they are uploaded.",
-    )
-    max_gb: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Largest size, GB; the least recently used entries are removed first. "
-        "null = half of the disk.",
-    )
-    resident: Literal["auto", "always", "never"] = Field(
-        "auto",
-        description="Copy the feature rows that a node's workers own into memory with huge "
-        "pages, once per node, which is faster to read than a mapped file; auto = if they "
-        "take at most a quarter of the free memory.",
-    )
+    path: InputPath | None = None
+    """Directory on each node; null = raygnn-<user> in its temporary directory. If storage is a URI,
+    a job's files are also written here before they are uploaded."""
+    max_gb: Annotated[float, Field(gt=0)] | None = None
+    """Largest size, GB; the least recently used entries are removed first. null = half of the
+    disk."""
+    resident: Literal["auto", "always", "never"] = "auto"
+    """Copy the feature rows that a node's workers own into memory with huge pages, once per node,
+    which is faster to read than a mapped file; auto = if they take at most a quarter of the free
+    memory."""
 
     @property
     def root(self) -> Path:
@@ -151,38 +145,27 @@ class StagingConfig(Section):
 class CommConfig(Section):
     """Communication between the workers."""
 
-    backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto", description="Backend of the process group; auto = nccl with GPUs, else gloo."
-    )
-    timeout: Annotated[Span, from_seconds(1, "ranks need as long to meet")] = Field(
-        Duration(1800.0), description="Longest wait for a collective, such as 30m."
-    )
-    bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
-    overlap: bool = Field(
-        True, description="Exchange gradients during the backward pass; false = all at its end."
-    )
-    compression: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="Data type in which gradients are exchanged; none = their own."
-    )
-    shard: Literal["none", "optimizer"] = Field(
-        "none",
-        description="State that is sharded over the workers instead of replicated: optimizer "
-        "= optimizer state (ZeRO-1). Losses are the same; memory is saved at the cost of traffic.",
-    )
-    find_unused_parameters: bool = Field(
-        False, description="Search for parameters without a gradient in each step (slow)."
-    )
-    env: Environment = Field(
-        {},
-        description="Environment variables of every worker; they override raygnn's choices. "
-        "Values that look like secrets, by name or as a URI with a user, are written as `***` "
-        "in the run directory.",
-    )
-    debug: bool = Field(
-        False,
-        description="Debugging on all ranks: collectives are compared before they run, NCCL "
-        "logs to a file per rank, CUDA errors are raised where they occur (slow).",
-    )
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Backend of the process group; auto = nccl with GPUs, else gloo."""
+    timeout: Annotated[Span, from_seconds(1, "ranks need as long to meet")] = Duration(1800.0)
+    """Longest wait for a collective, such as 30m."""
+    bucket_cap_mb: Count = 25
+    """Size of a gradient bucket, MB."""
+    overlap: bool = True
+    """Exchange gradients during the backward pass; false = all at its end."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """Data type in which gradients are exchanged; none = their own."""
+    shard: Literal["none", "optimizer"] = "none"
+    """State that is sharded over the workers instead of replicated: optimizer = optimizer state
+    (ZeRO-1). Losses are the same; memory is saved at the cost of traffic."""
+    find_unused_parameters: bool = False
+    """Search for parameters without a gradient in each step (slow)."""
+    env: Environment = Field({})
+    """Environment variables of every worker; they override raygnn's choices. Values that look like
+    secrets, by name or as a URI with a user, are written as `***` in the run directory."""
+    debug: bool = False
+    """Debugging on all ranks: collectives are compared before they run, NCCL logs to a file per
+    rank, CUDA errors are raised where they occur (slow)."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, value in self.env.items():
@@ -197,41 +180,31 @@ class ClusterConfig(Section):
 
     read_if: ClassVar[Conditions] = {"num_cpus": ("address", "auto", "local")}
 
-    address: Address = Field(
-        "auto",
-        description="HOST:PORT of a Ray head node; local = start Ray here; auto = RAY_ADDRESS "
-        "if it is set, else local.",
-    )
-    workers: Workers = Field(
-        "auto",
-        description="Number of workers; auto = one for a graph of fewer than 50,000 nodes and "
-        "1 GiB, else as many as fit; [min, max] = elastic training: as many of them as fit, "
-        "adjusted when nodes join or leave, with batches for max workers.",
-    )
-    cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
-    gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
-    uniform: Literal["strict", "warn", "off"] = Field(
-        "strict",
-        description="If nodes that may run workers differ (checks `*_uniform` below): strict "
-        "= refuse, warn = warn, off = ignore.",
-    )
-    wait: Wait = Field(
-        0,
-        description="Longest wait for an autoscaling cluster to add nodes: the job requests "
-        "resources for its workers (the minimum of a range) and starts when they are "
-        "available; 0 = refuse a job that does not fit at once.",
-    )
-    allow: list[str] = Field(
-        [], description="Names of checks (see below) whose errors do not stop the job."
-    )
-    probe_timeout: Span = Field(
-        Duration(5.0),
-        description="Longest wait for a node to report its hardware, after the first node's "
-        "answer; the first one may take half a minute, because a Python process is started for it.",
-    )
-    num_cpus: Count | None = Field(
-        None, description="CPUs of the Ray that is started here; null = all."
-    )
+    address: Address = "auto"
+    """HOST:PORT of a Ray head node; local = start Ray here; auto = RAY_ADDRESS if it is set, else
+    local."""
+    workers: Workers = "auto"
+    """Number of workers; auto = one for a graph of fewer than 50,000 nodes and 1 GiB, else as many
+    as fit; [min, max] = elastic training: as many of them as fit, adjusted when nodes join or
+    leave, with batches for max workers."""
+    cpus_per_worker: Count = 1
+    """CPUs of a worker."""
+    gpus_per_worker: int = Field(0, ge=0, le=1024)
+    """GPUs of a worker."""
+    uniform: Literal["strict", "warn", "off"] = "strict"
+    """If nodes that may run workers differ (checks `*_uniform` below): strict = refuse, warn =
+    warn, off = ignore."""
+    wait: Wait = 0
+    """Longest wait for an autoscaling cluster to add nodes: the job requests resources for its
+    workers (the minimum of a range) and starts when they are available; 0 = refuse a job that does
+    not fit at once."""
+    allow: list[str] = Field([])
+    """Names of checks (see below) whose errors do not stop the job."""
+    probe_timeout: Span = Duration(5.0)
+    """Longest wait for a node to report its hardware, after the first node's answer; the first one
+    may take half a minute, because a Python process is started for it."""
+    num_cpus: Count | None = None
+    """CPUs of the Ray that is started here; null = all."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         yield from self._allowed((*at, "allow"))
@@ -294,41 +267,32 @@ class ClusterConfig(Section):
 class FaultConfig(Section):
     """Fault tolerance: checkpoints, restarts and timeouts."""
 
-    max_failures: int = Field(3, ge=0, le=10**6, description="Restarts before the job fails.")
-    checkpoint_every: Interval = Field(
-        Duration(600.0),
-        description="Interval between checkpoints: steps (a number) or time (such as 10m); "
-        "the last step is always saved.",
-    )
-    keep: Count = Field(3, description="Number of checkpoints kept.")
-    straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
-        1.5,
-        description="A rank is reported as slow if its own busy time is at least this "
-        "multiple of the other ranks' median in three consecutive windows of "
-        "`train.log_every` steps; null = never.",
-    )
-    save_timeout: Span = Field(
-        Duration(30.0),
-        description="Longest wait for the last checkpoint when a run is interrupted (Ctrl-C, "
-        "SIGTERM, `ray job stop`); a second Ctrl-C ends the wait.",
-    )
-    storage_timeout: Span = Field(
-        Duration(60.0),
-        description="Longest wait for storage that is full or unreachable, where the run "
-        "needs it: at its start and end. In between, records are buffered and checkpoints are "
-        "skipped. Slow storage is waited for as long as it accepts some bytes in this time.",
-    )
+    max_failures: int = Field(3, ge=0, le=10**6)
+    """Restarts before the job fails."""
+    checkpoint_every: Interval = Duration(600.0)
+    """Interval between checkpoints: steps (a number) or time (such as 10m); the last step is always
+    saved."""
+    keep: Count = 3
+    """Number of checkpoints kept."""
+    straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 1.5
+    """A rank is reported as slow if its own busy time is at least this multiple of the other ranks'
+    median in three consecutive windows of `train.log_every` steps; null = never."""
+    save_timeout: Span = Duration(30.0)
+    """Longest wait for the last checkpoint when a run is interrupted (Ctrl-C, SIGTERM, `ray job
+    stop`); a second Ctrl-C ends the wait."""
+    storage_timeout: Span = Duration(60.0)
+    """Longest wait for storage that is full or unreachable, where the run needs it: at its start
+    and end. In between, records are buffered and checkpoints are skipped. Slow storage is waited
+    for as long as it accepts some bytes in this time."""
     heartbeat: Annotated[
         Span, from_seconds(5, "a rank that is well may be silent for a second or two")
-    ] = Field(
-        Duration(60.0),
-        description="Longest silence of a rank, from 5s. Each rank sends a heartbeat every "
-        "second, whatever it computes. A rank without one is frozen (stopped, swapping, stuck "
-        "in the kernel or in storage): it is named and killed, and all ranks restart. After "
-        "another rank's collective has timed out, 10s are enough. Code that holds the GIL, "
-        "such as a native call or the import of large libraries from slow storage, looks "
-        "frozen, too: raise the value if yours does, or to hold a rank in a debugger.",
-    )
+    ] = Duration(60.0)
+    """Longest silence of a rank, from 5s. Each rank sends a heartbeat every second, whatever it
+    computes. A rank without one is frozen (stopped, swapping, stuck in the kernel or in storage):
+    it is named and killed, and all ranks restart. After another rank's collective has timed out,
+    10s are enough. Code that holds the GIL, such as a native call or the import of large libraries
+    from slow storage, looks frozen, too: raise the value if yours does, or to hold a rank in a
+    debugger."""
 
 
 # what YAML 1.1 makes of on and off, where another reader than ours was used
@@ -338,23 +302,14 @@ _OnOff = BeforeValidator(lambda v: ("on" if v else "off") if isinstance(v, bool)
 class GuardConfig(Section):
     """Comparison of the ranks, and limits on bad batches."""
 
-    mode: Annotated[Literal["on", "deep", "off"], _OnOff] = Field(
-        "on",
-        description="on = ranks compare what they are about to do (parameters, dtypes, batch "
-        "arrays, options); deep = also each collective before it runs (slow); off = no comparison.",
-    )
-    every: Count = Field(
-        100,
-        description="Steps between comparisons; the first step after each start is always "
-        "compared.",
-    )
-    nan_steps: int = Field(
-        10,
-        ge=0,
-        le=LARGEST,
-        description="Consecutive steps with a non-finite gradient that all ranks skip "
-        "together; one more fails the run.",
-    )
+    mode: Annotated[Literal["on", "deep", "off"], _OnOff] = "on"
+    """on = ranks compare what they are about to do (parameters, dtypes, batch arrays, options);
+    deep = also each collective before it runs (slow); off = no comparison."""
+    every: Count = 100
+    """Steps between comparisons; the first step after each start is always compared."""
+    nan_steps: int = Field(10, ge=0, le=LARGEST)
+    """Consecutive steps with a non-finite gradient that all ranks skip together; one more fails the
+    run."""
 
 
 Loggers: TypeAlias = Annotated[
@@ -378,15 +333,12 @@ _VARIABLES = {
 class LoggingConfig(Section):
     """Loggers that receive the training records, besides the run directory."""
 
-    loggers: Loggers = Field(
-        {"tensorboard": {}},
-        description="Loggers that receive every record of metrics.jsonl: a list, or a mapping of "
-        "each to its arguments. tensorboard writes to `loggers/` in the run directory; mlflow and "
-        "wandb need their package and pass arguments to Lightning's MLFlowLogger and WandbLogger, "
-        "such as `{mlflow: {tracking_uri: …}}`. Secrets belong in the environment of the command "
-        "(MLFLOW_TRACKING_TOKEN, WANDB_API_KEY), not here. A logger that fails never stops a "
-        "training.",
-    )
+    loggers: Loggers = Field({"tensorboard": {}})
+    """Loggers that receive every record of metrics.jsonl: a list, or a mapping of each to its
+    arguments. tensorboard writes to `loggers/` in the run directory; mlflow and wandb need their
+    package and pass arguments to Lightning's MLFlowLogger and WandbLogger, such as `{mlflow:
+    {tracking_uri: …}}`. Secrets belong in the environment of the command (MLFLOW_TRACKING_TOKEN,
+    WANDB_API_KEY), not here. A logger that fails never stops a training."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, arguments in self.loggers.items():

@@ -325,6 +325,7 @@ class _Place:
     key: KeyPath  # its key path
     section: type[Section]  # section around it
     key_info: FieldInfo | None = None  # key of that section that it belongs to, or None
+    meaning: str = ""  # description of that key
     # kinds that the section, or the value, may have
     kinds: Mapping[str, type[Section]] = field(default_factory=dict)
     kind: str = ""  # kind of the section
@@ -347,6 +348,7 @@ def _place(root: type[Section], loc: KeyPath) -> _Place:
             (place.section,) = sections
             place.key_info = place.section.model_fields.get(str(part))
             annotation = place.key_info and place.key_info.annotation
+            place.meaning = place.section.meaning(str(part)) if place.key_info else ""
             if place.section not in place.kinds.values():
                 place.kinds = {}
         else:
@@ -362,7 +364,7 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     key, field = place.key, place.key_info
     if error.startswith("union_tag"):
         if not isinstance(value, dict):
-            return wrong_value(key, {**detail, "type": "dict_type"}, field)
+            return wrong_value(key, {**detail, "type": "dict_type"}, field, place.meaning)
         name = next(iter(place.kinds.values())).kind_key
         if "like" in value and ":" in str(value.get(name)):
             name = "like"
@@ -374,8 +376,7 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     if error == "extra_forbidden":
         return _unknown(root, place, value)
     if error == "missing":
-        meaning = field.description if field else ""
-        return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {meaning}")
+        return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {place.meaning}")
     if error == "invalid_key":
         return Problem(key, "expected text as the key", "put the key in quotes")
     if detail["loc"][-1] == "[key]":
@@ -385,8 +386,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
         whole = len(key) == 2 or key[:2] == ("logging", "loggers")
         if whole or is_secret(str(key[2]), text):
             what = f"{wanted(detail)}, got {HIDDEN}"
-            return Problem(key, what, f"correct it: {field and field.description}")
-    return wrong_value(key, detail, field)
+            return Problem(key, what, f"correct it: {place.meaning}")
+    return wrong_value(key, detail, field, place.meaning)
 
 
 def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:

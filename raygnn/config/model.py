@@ -30,43 +30,28 @@ from raygnn.errors import ConfigError
 DecoderKind: TypeAlias = Literal["dot", "cosine", "mlp", "distmult", "complex", "rotate", "transe"]
 NO_LAYERS = "none"  # the model.kind without message passing
 
-_KIND = (
-    "gcn, sage, gat, gatv2, gin, rgcn, hgt, han, lightgcn, none (no message passing: a node is "
-    "what its features and learned rows say), or package.module:Class of your own torch.nn.Module."
-)
-
 
 class EmbeddingConfig(Section):
     """Embedding tables: a learned row for each node."""
 
-    dim: Count = Field(description="Width of an embedding row.")
-    ntypes: DifferentNames | None = Field(
-        None,
-        description="Node types with an embedding table, joined to their features if they "
-        "have some; null = those without features.",
-    )
-    optimizer: Literal["adam", "adagrad"] = Field(
-        "adam",
-        description="Sparse optimizer, which updates only the rows that a batch reads: "
-        "torch's SparseAdam, or its Adagrad with sparse gradients.",
-    )
-    lr: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Learning rate of the embedding rows, which follows train.schedule; null "
-        "= train.lr.",
-    )
-    weight_decay: float = Field(
-        0.0,
-        ge=0,
-        description="Decoupled weight decay as in AdamW: each step first multiplies the rows "
-        "that its batch reads, and no others, by 1 - lr × weight_decay.",
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of embedding rows.")
-    init: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="Rows are initialised uniformly between -init and init; null = sqrt(3 / "
-        "dim), for a mean squared length of 1.",
-    )
+    dim: Count
+    """Width of an embedding row."""
+    ntypes: DifferentNames | None = None
+    """Node types with an embedding table, joined to their features if they have some; null = those
+    without features."""
+    optimizer: Literal["adam", "adagrad"] = "adam"
+    """Sparse optimizer, which updates only the rows that a batch reads: torch's SparseAdam, or its
+    Adagrad with sparse gradients."""
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of the embedding rows, which follows train.schedule; null = train.lr."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay as in AdamW: each step first multiplies the rows that its batch reads,
+    and no others, by 1 - lr × weight_decay."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of embedding rows."""
+    init: Annotated[float, Field(gt=0)] | None = None
+    """Rows are initialised uniformly between -init and init; null = sqrt(3 / dim), for a mean
+    squared length of 1."""
 
     @property
     def bound(self) -> float:
@@ -90,37 +75,26 @@ class _FixedWidth:
 
 
 class _Model(Section):
-    kind: str = Field(description=_KIND)
-    features: Names | None = Field(
-        "feat",
-        description="Name of the node array that is the input, or a list of names; a node "
-        "type uses those that it has; null = none. int8 arrays are scaled by NAME_scale if it "
-        "exists.",
-    )
-    embedding: EmbeddingConfig | None = Field(
-        None, description="Embedding tables: learned rows for nodes, see below; null = none."
-    )
-    decoder: DecoderKind | None = Field(
-        None,
-        description="Score of an edge from the outputs of its two ends, in tasks on edges; "
-        "null = mlp for classification and regression; for links distmult if edges have "
-        "relations, else dot.",
-    )
-    relation: Text | None = Field(
-        None,
-        description="Edge array with each edge's relation; null = `relation` if it exists, "
-        "else the edge type alone.",
-    )
-    decoder_features: Names | None = Field(
-        None,
-        description="Edge features of the predicted edges, an array or a list of arrays, "
-        "which the decoder reads besides their ends; null = none.",
-    )
-    pair_history: bool = Field(
-        False,
-        description="Temporal link prediction: the decoder (mlp) also reads how many earlier edges "
-        "the two ends have with each other and with any node, and the time since the last ones.",
-    )
+    kind: str
+    """gcn, sage, gat, gatv2, gin, rgcn, hgt, han, lightgcn, none (no message passing: a node is its
+    features and its embedding row), or package.module:Class of your own torch.nn.Module."""
+    features: Names | None = "feat"
+    """Name of the node array that is the input, or a list of names; a node type uses those that it
+    has; null = none. int8 arrays are scaled by NAME_scale if it exists."""
+    embedding: EmbeddingConfig | None = None
+    """Embedding tables: learned rows for nodes, see below; null = none."""
+    decoder: DecoderKind | None = None
+    """Score of an edge from the outputs of its two ends, in tasks on edges; null = mlp for
+    classification and regression; for links distmult if edges have relations, else dot."""
+    relation: Text | None = None
+    """Edge array with each edge's relation; null = `relation` if it exists, else the edge type
+    alone."""
+    decoder_features: Names | None = None
+    """Edge features of the predicted edges, an array or a list of arrays, which the decoder reads
+    besides their ends; null = none."""
+    pair_history: bool = False
+    """Temporal link prediction: the decoder (mlp) also reads how many earlier edges the two ends
+    have with each other and with any node, and the time since the last ones."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -173,11 +147,12 @@ class _Model(Section):
 class NoLayersConfig(_FixedWidth, _Model):
     """Model without message passing: a node is its features and its embedding row."""
 
-    kind: Literal["none"] = Field(description=_KIND)
+    kind: Literal["none"]
 
 
 class _Layers(_Model):
-    layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
+    layers: int = Field(2, ge=1, le=64)
+    """Number of message-passing layers."""
 
     @property
     def depth(self) -> int:
@@ -187,7 +162,7 @@ class _Layers(_Model):
 class LightGcnConfig(_FixedWidth, _Layers):
     """LightGCN: layers without weights on embedding tables."""
 
-    kind: Literal["lightgcn"] = Field(description=_KIND)
+    kind: Literal["lightgcn"]
 
     @property
     def hidden(self) -> int:  # type: ignore[override]
@@ -208,11 +183,9 @@ class LightGcnConfig(_FixedWidth, _Layers):
 class _EdgeFeatures(_Layers):
     """Models that read edge features."""
 
-    edge_features: Names | None = Field(
-        None,
-        description="Edge features that messages read: an edge array or a list of them; an "
-        "edge type uses those that it has. null = none.",
-    )
+    edge_features: Names | None = None
+    """Edge features that messages read: an edge array or a list of them; an edge type uses those
+    that it has. null = none."""
 
     @property
     def edge_feature_names(self) -> tuple[str, ...]:
@@ -222,71 +195,47 @@ class _EdgeFeatures(_Layers):
 class UserModelConfig(_FixedWidth, _EdgeFeatures):
     """A torch.nn.Module of the user's."""
 
-    kind: UserClass = Field(description=_KIND)
-    args: JsonValues = Field(
-        {}, description="Keyword arguments of your own class (package.module:Class)."
-    )
-    interface: Literal["dgl", "pyg", "pyg_layers"] = Field(
-        "dgl",
-        description="Input of your own class: dgl = DGL blocks; pyg = x and edge_index of one "
-        "sampled graph, as PyG modules take them; pyg_layers = x and one edge_index per "
-        "layer, from its sources to its targets.",
-    )
+    kind: UserClass
+    args: JsonValues = Field({})
+    """Keyword arguments of your own class (package.module:Class)."""
+    interface: Literal["dgl", "pyg", "pyg_layers"] = "dgl"
+    """Input of your own class: dgl = DGL blocks; pyg = x and edge_index of one sampled graph, as
+    PyG modules take them; pyg_layers = x and one edge_index per layer, from its sources to its
+    targets."""
 
 
 class FamilyConfig(_Layers):
     """Keys of all built-in models."""
 
-    hidden: Count = Field(
-        64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
-    )
-    dropout: float = Field(
-        0.5,
-        ge=0,
-        lt=1,
-        description="Dropout of a layer's inputs; for tables, which have few columns, 0.1 "
-        "unless it is set.",
-    )
-    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None,
-        description="Dropout of the input features; null = dropout. With 0, gcn, sage and gin "
-        "aggregate the features of the first layer without copying them.",
-    )
-    residual: bool = Field(False, description="Add a layer's input to its output.")
-    norm: Literal["none", "layer", "batch"] = Field(
-        "none",
-        description="Normalisation after each hidden layer, and inside gin's; batch = over "
-        "the nodes of all workers.",
-    )
-    categories: dict[Text, Count] = Field(
-        {},
-        description="Categorical node features: integer array → width of its embedding, which "
-        "is joined to the other features.",
-    )
-    ages: dict[Text, Count] = Field(
-        {},
-        description="Relative times: integer node array of times → width of a learned encoding of "
-        "the time from each to its seed's time (temporal sampling), which is joined to the other "
-        "features. A later time counts as the seed's.",
-    )
-    columns: Literal["raw", "learned"] = Field(
-        "raw",
-        description="Input of the first layer: raw = features and embedded categories side by "
-        "side; learned = a column encoder of these for each node type, to the width hidden.",
-    )
-    activation: Literal["relu", "elu"] | None = Field(
-        None, description="Activation of hidden layers; null = the usual one of the model."
-    )
-    readout: Literal["sum", "mean", "max"] | None = Field(
-        None,
-        description="Pooling of a graph's nodes in graph-level tasks; null = sum for gin, "
-        "else mean.",
-    )
-    recompute: bool = Field(
-        False,
-        description="Activation checkpointing: keep only the layers' inputs for the backward "
-        "pass and recompute the rest; less memory, more time, the same gradients.",
-    )
+    hidden: Count = 64
+    """Width of a hidden layer; for gat, gatv2, hgt and han over all heads."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """Dropout of a layer's inputs; for tables, which have few columns, 0.1 unless it is set."""
+    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Dropout of the input features; null = dropout. With 0, gcn, sage and gin aggregate the
+    features of the first layer without copying them."""
+    residual: bool = False
+    """Add a layer's input to its output."""
+    norm: Literal["none", "layer", "batch"] = "none"
+    """Normalisation after each hidden layer, and inside gin's; batch = over the nodes of all
+    workers."""
+    categories: dict[Text, Count] = Field({})
+    """Categorical node features: integer array → width of its embedding, which is joined to the
+    other features."""
+    ages: dict[Text, Count] = Field({})
+    """Relative times: integer node array of times → width of a learned encoding of the time from
+    each to its seed's time (temporal sampling), which is joined to the other features. A later time
+    counts as the seed's."""
+    columns: Literal["raw", "learned"] = "raw"
+    """Input of the first layer: raw = features and embedded categories side by side; learned = a
+    column encoder of these for each node type, to the width hidden."""
+    activation: Literal["relu", "elu"] | None = None
+    """Activation of hidden layers; null = the usual one of the model."""
+    readout: Literal["sum", "mean", "max"] | None = None
+    """Pooling of a graph's nodes in graph-level tasks; null = sum for gin, else mean."""
+    recompute: bool = False
+    """Activation checkpointing: keep only the layers' inputs for the backward pass and recompute
+    the rest; less memory, more time, the same gradients."""
 
     @property
     def first_dropout(self) -> float:
@@ -308,23 +257,19 @@ class FamilyConfig(_Layers):
 class GcnConfig(FamilyConfig):
     """Graph convolutional network."""
 
-    kind: Literal["gcn"] = Field(description=_KIND)
+    kind: Literal["gcn"]
 
 
 class _EdgeFamily(FamilyConfig, _EdgeFeatures):
     """Built-in models whose messages read edge features."""
 
-    edge_categories: dict[Text, Count] = Field(
-        {},
-        description="Categorical edge features: integer array → width of its embedding, which "
-        "is joined to edge_features.",
-    )
+    edge_categories: dict[Text, Count] = Field({})
+    """Categorical edge features: integer array → width of its embedding, which is joined to
+    edge_features."""
 
-    time_encoding: Count | None = Field(
-        None,
-        description="Width of a learned encoding of an edge's age (temporal sampling), which "
-        "is joined to edge_features; null = none.",
-    )
+    time_encoding: Count | None = None
+    """Width of a learned encoding of an edge's age (temporal sampling), which is joined to
+    edge_features; null = none."""
 
     @property
     def edge_category_widths(self) -> dict[str, int]:
@@ -347,24 +292,21 @@ class _EdgeFamily(FamilyConfig, _EdgeFeatures):
 class GinConfig(_EdgeFamily):
     """Graph isomorphism network."""
 
-    kind: Literal["gin"] = Field(description=_KIND)
+    kind: Literal["gin"]
 
 
 class SageConfig(_EdgeFamily):
     """GraphSAGE."""
 
-    kind: Literal["sage"] = Field(description=_KIND)
-    aggregator: Literal["mean", "sum", "max"] = Field(
-        "mean",
-        description="Aggregation of neighbours; a sum over sampled neighbours is scaled to "
-        "the full degree, but not with `sampling.time`.",
-    )
+    kind: Literal["sage"]
+    aggregator: Literal["mean", "sum", "max"] = "mean"
+    """Aggregation of neighbours; a sum over sampled neighbours is scaled to the full degree, but
+    not with `sampling.time`."""
 
 
 class _Heads(_EdgeFamily):
-    heads: int = Field(
-        8, ge=1, le=1024, description="Attention heads of a hidden layer, or (hgt) of each layer."
-    )
+    heads: int = Field(8, ge=1, le=1024)
+    """Attention heads of a hidden layer, or (hgt) of each layer."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         yield from super()._conflicts(at)
@@ -377,22 +319,17 @@ class _Heads(_EdgeFamily):
 class HgtConfig(_Heads):
     """Heterogeneous graph transformer."""
 
-    kind: Literal["hgt"] = Field(description=_KIND)
+    kind: Literal["hgt"]
 
 
 class AttentionConfig(_Heads):
     """Models with attention between neighbours."""
 
-    kind: Literal["gat", "gatv2", "han"] = Field(description=_KIND)
-    out_heads: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Attention heads of the last layer, averaged; not in graph-level tasks.",
-    )
-    attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Dropout of attention weights; null = dropout."
-    )
+    kind: Literal["gat", "gatv2", "han"]
+    out_heads: int = Field(1, ge=1, le=1024)
+    """Attention heads of the last layer, averaged; not in graph-level tasks."""
+    attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Dropout of attention weights; null = dropout."""
 
 
 class RgcnConfig(_EdgeFamily):
@@ -400,17 +337,14 @@ class RgcnConfig(_EdgeFamily):
 
     read_if: ClassVar[Conditions] = {"bases": ("regularizer", "basis", "block")}
 
-    kind: Literal["rgcn"] = Field(description=_KIND)
-    regularizer: Literal["basis", "block", "none"] = Field(
-        "basis",
-        description="Decomposition of a relation's weights: basis = a combination of matrices that "
-        "relations share, block = blocks on the diagonal, none = one matrix per relation.",
-    )
-    bases: Count = Field(8, description="Number of shared matrices, or of blocks.")
-    mean_over: Literal["relation", "all"] = Field(
-        "relation",
-        description="Average neighbours per relation, or over all relations of an edge type.",
-    )
+    kind: Literal["rgcn"]
+    regularizer: Literal["basis", "block", "none"] = "basis"
+    """Decomposition of a relation's weights: basis = a combination of matrices that relations
+    share, block = blocks on the diagonal, none = one matrix per relation."""
+    bases: Count = 8
+    """Number of shared matrices, or of blocks."""
+    mean_over: Literal["relation", "all"] = "relation"
+    """Average neighbours per relation, or over all relations of an edge type."""
 
 
 ModelConfig: TypeAlias = Annotated[
@@ -444,19 +378,15 @@ class InitConfig(Section):
     `rows.TYPE` the embedding table of a node type.
     """
 
-    run: Text = Field(
-        description="Finished run whose selected weights are used: its name in storage, path or "
-        "URI. Weights are matched by name and shape, embedding rows by your node ids."
-    )
-    exclude: Patterns = Field(
-        (), description="Patterns of weights and tables that keep their random values."
-    )
-    freeze: Patterns = Field((), description="Patterns of weights and tables that do not train.")
-    lr_scale: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        {},
-        description="Pattern of weights → factor of their learning rate; the first pattern that "
-        "matches counts.",
-    )
+    run: Text
+    """Finished run whose selected weights are used: its name in storage, path or URI. Weights are
+    matched by name and shape, embedding rows by your node ids."""
+    exclude: Patterns = ()
+    """Patterns of weights and tables that keep their random values."""
+    freeze: Patterns = ()
+    """Patterns of weights and tables that do not train."""
+    lr_scale: dict[Text, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field({})
+    """Pattern of weights → factor of their learning rate; the first pattern that matches counts."""
 
     def matches(self, key: str, name: str) -> bool:
         """Return whether a pattern of ``exclude``, ``freeze`` or ``lr_scale`` matches a name."""

@@ -97,10 +97,12 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
     return Problem(key, f"unknown key {show(key[-1])}", remedy)
 
 
-def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
-    """A value that is not what its key takes."""
+def wrong_value(
+    key: KeyPath, detail: ErrorDetails, field: FieldInfo | None, meaning: str
+) -> Problem:
+    """Return the problem of a wrong value; ``meaning``: description of the key."""
     what = f"{wanted(detail)}, got {show(detail['input'])}"
-    return Problem(key, what, _for_value(detail, field))
+    return Problem(key, what, _for_value(detail, field, meaning))
 
 
 def wanted(detail: ErrorDetails) -> str:
@@ -113,7 +115,7 @@ def one_of(word: Any, known: Iterable[str]) -> str:
     return f"did you mean {close}? " * bool(close) + f"known: {', '.join(known)}"
 
 
-def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
+def _for_value(detail: ErrorDetails, field: FieldInfo | None, meaning: str) -> str:
     """The nearest choice if there is one, else the key's meaning and default."""
     kind, value = detail["type"], detail["input"]
     if field is None:
@@ -125,8 +127,8 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
     if kind == "model_type" and isinstance(field.default, BaseModel):
         return f"give its keys: {', '.join(type(field.default).model_fields)}"
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
-        return f"correct it: {field.description}"
-    return f"correct it or leave it out (default {show(field.default)}): {field.description}"
+        return f"correct it: {meaning}"
+    return f"correct it or leave it out (default {show(field.default)}): {meaning}"
 
 
 def _choices(annotation: Any) -> list[str]:

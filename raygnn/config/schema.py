@@ -62,25 +62,18 @@ from raygnn.config.yaml_text import KeyPath
 class PartitionConfig(Section):
     """Division of the graph between the workers."""
 
-    parts: AutoParts = Field(
-        "auto", description="Number of partitions; auto = one for each worker."
-    )
-    method: Literal["metis", "stream", "random"] = Field(
-        "metis",
-        description="metis = fewest edges between partitions; stream = similar, with a "
-        "fraction of the memory; random = fastest.",
-    )
-    engine: Literal["auto", "local", "ray"] = Field(
-        "auto",
-        description="Where the graph is partitioned: local = in memory; ray = out-of-core, by "
-        "Ray tasks on all nodes; auto = ray for tables and OGB archives larger than memory.",
-    )
-    path: Place | None = Field(
-        None,
-        description="Directory of an existing partition, or of the one to write; null = "
-        "<storage>/partitions/<digest>. An existing one may be a URI that pyarrow.fs opens, "
-        "such as s3://BUCKET/DIRECTORY.",
-    )
+    parts: AutoParts = "auto"
+    """Number of partitions; auto = one for each worker."""
+    method: Literal["metis", "stream", "random"] = "metis"
+    """metis = fewest edges between partitions; stream = similar, with a fraction of the memory;
+    random = fastest."""
+    engine: Literal["auto", "local", "ray"] = "auto"
+    """Where the graph is partitioned: local = in memory; ray = out-of-core, by Ray tasks on all
+    nodes; auto = ray for tables and OGB archives larger than memory."""
+    path: Place | None = None
+    """Directory of an existing partition, or of the one to write; null =
+    <storage>/partitions/<digest>. An existing one may be a URI that pyarrow.fs opens, such as
+    s3://BUCKET/DIRECTORY."""
 
     @property
     def used_method(self) -> str:
@@ -91,80 +84,52 @@ class PartitionConfig(Section):
 class TimeConfig(Section):
     """Temporal sampling: a seed's neighbours are sampled over earlier edges only."""
 
-    edges: Text = Field(
-        description="Edge array of integers with the time of each edge: `time` for tables. "
-        "Edge types without it are timeless and always sampled."
-    )
-    seeds: Text | None = Field(
-        None,
-        description="Array with the time at which each node or edge is predicted; null = the "
-        "edge times, for tasks on edges.",
-    )
-    strategy: Literal["uniform", "latest"] = Field(
-        "uniform",
-        description="Which earlier edges of a node are sampled: uniform = any, latest = the "
-        "most recent.",
-    )
-    window: TimeSpan | None = Field(
-        None,
-        description="Largest age of an edge at its seed's time, such as 30d, or a number in "
-        "the units of the times; null = unlimited.",
-    )
-    strict: bool = Field(
-        False,
-        description="Rows of a training table do not see edges of their own time. Other seeds "
-        "never see those.",
-    )
+    edges: Text
+    """Edge array of integers with the time of each edge: `time` for tables. Edge types without it
+    are timeless and always sampled."""
+    seeds: Text | None = None
+    """Array with the time at which each node or edge is predicted; null = the edge times, for tasks
+    on edges."""
+    strategy: Literal["uniform", "latest"] = "uniform"
+    """Which earlier edges of a node are sampled: uniform = any, latest = the most recent."""
+    window: TimeSpan | None = None
+    """Largest age of an edge at its seed's time, such as 30d, or a number in the units of the
+    times; null = unlimited."""
+    strict: bool = False
+    """Rows of a training table do not see edges of their own time. Other seeds never see those."""
 
 
 class SamplingConfig(Section):
     """Neighbour sampling and minibatches."""
 
-    fanout: Fanouts = Field(
-        (10, 10),
-        description="Neighbours sampled per layer, from the seeds outward; -1 = all. In a "
-        "heterogeneous graph a layer may also have a number for each edge type (`{buys: 5, "
-        "'*': 10}`, by relation or source:relation:target; `*` = all others).",
-    )
-    batch_size: Count = Field(
-        512,
-        description="Seeds per worker and step. The global batch stays as it was at the start "
-        "of the run when the number of workers changes.",
-    )
-    eval_batch_size: Count | None = Field(
-        None,
-        description="Seeds per worker and step in the evaluation of your own model class; "
-        "null = 1024.",
-    )
-    replace: bool = Field(False, description="Sample neighbours with replacement.")
-    edge_weight: Text | None = Field(
-        None,
-        description="Edge array of sampling weights; null, and edge types without it = uniform.",
-    )
-    time: TimeConfig | None = Field(
-        None, description="Temporal sampling: only edges before a seed's time; null = all edges."
-    )
-    topology: Literal["auto", "replicated", "partitioned"] = Field(
-        "auto",
-        description="replicated = each node stores the whole graph structure; partitioned = "
-        "only its own partitions; auto = replicated if it fits.",
-    )
-    cache: AutoFraction = Field(
-        "auto",
-        description="Fraction of the other nodes' feature rows that each node caches, most likely "
-        "first, once for all its workers; auto = as many as fit in a sixteenth of its free memory.",
-    )
-    prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    sample_on: Literal["auto", "cpu", "gpu"] = Field(
-        "auto",
-        description="Device that samples neighbours, with identical results; auto = the "
-        "worker's GPU if it can.",
-    )
-    features_on: Literal["auto", "cpu", "pinned", "gpu"] = Field(
-        "auto",
-        description="Memory that holds rows of features, and of embedding tables while they train, "
-        "for a GPU, see performance.md; auto = the nearest in which they fit.",
-    )
+    fanout: Fanouts = (10, 10)
+    """Neighbours sampled per layer, from the seeds outward; -1 = all. In a heterogeneous graph a
+    layer may also have a number for each edge type (`{buys: 5, '*': 10}`, by relation or
+    source:relation:target; `*` = all others)."""
+    batch_size: Count = 512
+    """Seeds per worker and step. The global batch stays as it was at the start of the run when the
+    number of workers changes."""
+    eval_batch_size: Count | None = None
+    """Seeds per worker and step in the evaluation of your own model class; null = 1024."""
+    replace: bool = False
+    """Sample neighbours with replacement."""
+    edge_weight: Text | None = None
+    """Edge array of sampling weights; null, and edge types without it = uniform."""
+    time: TimeConfig | None = None
+    """Temporal sampling: only edges before a seed's time; null = all edges."""
+    topology: Literal["auto", "replicated", "partitioned"] = "auto"
+    """replicated = each node stores the whole graph structure; partitioned = only its own
+    partitions; auto = replicated if it fits."""
+    cache: AutoFraction = "auto"
+    """Fraction of the other nodes' feature rows that each node caches, most likely first, once for
+    all its workers; auto = as many as fit in a sixteenth of its free memory."""
+    prefetch: int = Field(2, ge=0, le=1024)
+    """Batches prepared ahead."""
+    sample_on: Literal["auto", "cpu", "gpu"] = "auto"
+    """Device that samples neighbours, with identical results; auto = the worker's GPU if it can."""
+    features_on: Literal["auto", "cpu", "pinned", "gpu"] = "auto"
+    """Memory that holds rows of features, and of embedding tables while they train, for a GPU, see
+    performance.md; auto = the nearest in which they fit."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]
@@ -192,28 +157,21 @@ class ScheduleConfig(Section):
         "floor": ("kind", "cosine", "plateau"),
     }
 
-    kind: Literal["constant", "cosine", "step", "plateau", "one_cycle"] = Field(
-        "constant",
-        description="cosine: decays to the floor at the end of the run; step: multiplied by gamma "
-        "at fixed intervals; plateau: multiplied by gamma when the validation metric stops "
-        "improving by train.min_delta; one_cycle: rises and falls once.",
-    )
-    warmup: Stretch | None = Field(
-        None,
-        description="Linear warm-up from near 0, or with lr_scaling from the rate of one worker: "
-        "steps, or a share of the run; null = none. For one_cycle the share that rises, null = "
-        "0.3.",
-    )
-    every: Stretch | None = Field(
-        None, description="Steps, or share of the run, between two drops (step); null = 0.3."
-    )
-    gamma: Share | None = Field(None, description="Factor of a drop (step, plateau); null = 0.1.")
-    patience: Annotated[int, Field(ge=0)] = Field(
-        10, description="Evaluations without improvement before a drop (plateau)."
-    )
-    floor: Fraction | None = Field(
-        None, description="Lowest rate, as a share of the highest (cosine, plateau); null = 0."
-    )
+    kind: Literal["constant", "cosine", "step", "plateau", "one_cycle"] = "constant"
+    """cosine: decays to the floor at the end of the run; step: multiplied by gamma at fixed
+    intervals; plateau: multiplied by gamma when the validation metric stops improving by
+    train.min_delta; one_cycle: rises and falls once."""
+    warmup: Stretch | None = None
+    """Linear warm-up from near 0, or with lr_scaling from the rate of one worker: steps, or a share
+    of the run; null = none. For one_cycle the share that rises, null = 0.3."""
+    every: Stretch | None = None
+    """Steps, or share of the run, between two drops (step); null = 0.3."""
+    gamma: Share | None = None
+    """Factor of a drop (step, plateau); null = 0.1."""
+    patience: Annotated[int, Field(ge=0)] = 10
+    """Evaluations without improvement before a drop (plateau)."""
+    floor: Fraction | None = None
+    """Lowest rate, as a share of the highest (cosine, plateau); null = 0."""
 
 
 class TrainConfig(Section):
@@ -221,118 +179,91 @@ class TrainConfig(Section):
 
     read_if: ClassVar[Conditions] = {"momentum": ("optimizer", "sgd")}
 
-    epochs: Count = Field(20, description="Passes over the training seeds.")
-    max_steps: Count | None = Field(
-        None, description="Stop after this many steps; null = unlimited."
-    )
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimizer.")
-    lr: float = Field(0.003, gt=0, description="Learning rate; with a schedule, its highest value.")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="Growth of the learning rate with the number of workers that the global "
-        "batch is made for.",
-    )
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
-    accumulate: Count = Field(
-        1, description="Gradient accumulation: batches whose gradients are summed into one step."
-    )
-    clip: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Gradient clipping: largest norm; null = unlimited."
-    )
-    ema: Share | None = Field(
-        None,
-        description="Decay per step of an exponential moving average of the weights, which is "
-        "evaluated, selected and tested instead of them; null = none.",
-    )
-    log_every: Count = Field(10, description="Steps between lines of metrics.jsonl.")
-    eval_every: Count = Field(1, description="Epochs between evaluations.")
-    patience: Count | None = Field(
-        None,
-        description="Early stopping: epochs without improvement before training stops; null = "
-        "never.",
-    )
-    min_delta: Annotated[float, Field(ge=0)] = Field(
-        0.0,
-        description="Smallest gain that counts as an improvement, in the metric's unit, for "
-        "patience and for the plateau schedule.",
-    )
-    select: Literal["best", "last"] = Field(
-        "best",
-        description="Weights that are tested: best = best on validation, last = those of the "
-        "last step.",
-    )
-    seed: int = Field(
-        0, ge=0, le=2**32 - 1, description="Random seed of weights, batches and sampling."
-    )
-    init: InitConfig | None = Field(
-        None,
-        description="Initial weights from another run (transfer learning); null = random ones.",
-    )
-    callbacks: Classes = Field(
-        {},
-        description="Your own Lightning callbacks, package.module:Class, which every worker "
-        "runs in this order: a list, or a mapping of each to its keyword arguments.",
-    )
+    epochs: Count = 20
+    """Passes over the training seeds."""
+    max_steps: Count | None = None
+    """Stop after this many steps; null = unlimited."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Optimizer."""
+    lr: float = Field(0.003, gt=0)
+    """Learning rate; with a schedule, its highest value."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Growth of the learning rate with the number of workers that the global batch is made for."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Momentum (sgd)."""
+    accumulate: Count = 1
+    """Gradient accumulation: batches whose gradients are summed into one step."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Gradient clipping: largest norm; null = unlimited."""
+    ema: Share | None = None
+    """Decay per step of an exponential moving average of the weights, which is evaluated, selected
+    and tested instead of them; null = none."""
+    log_every: Count = 10
+    """Steps between lines of metrics.jsonl."""
+    eval_every: Count = 1
+    """Epochs between evaluations."""
+    patience: Count | None = None
+    """Early stopping: epochs without improvement before training stops; null = never."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Smallest gain that counts as an improvement, in the metric's unit, for patience and for the
+    plateau schedule."""
+    select: Literal["best", "last"] = "best"
+    """Weights that are tested: best = best on validation, last = those of the last step."""
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    """Random seed of weights, batches and sampling."""
+    init: InitConfig | None = None
+    """Initial weights from another run (transfer learning); null = random ones."""
+    callbacks: Classes = Field({})
+    """Your own Lightning callbacks, package.module:Class, which every worker runs in this order: a
+    list, or a mapping of each to its keyword arguments."""
 
 
 class Config(Section):
     """Complete configuration of a job. Get one from :func:`raygnn.load_config`."""
 
-    name: RunName = Field(description="Name of the run and of its directory in storage.")
-    storage: Storage = Field(
-        Path("runs"),
-        description="Directory that every node sees, relative to the working directory of the "
-        "command; or a URI that pyarrow.fs opens, such as s3://BUCKET/DIRECTORY, which every "
-        "node can reach.",
-    )
-    graph: GraphConfig | None = Field(
-        None, description="Input graph; may be omitted if partition.path exists."
-    )
-    partition: PartitionConfig = Field(
-        PartitionConfig(), description="Division of the graph between the workers."
-    )
-    task: TaskConfig = Field(
-        NodeClassification(), description="What is predicted, its loss and its metric."
-    )
-    tasks: Tasks | None = Field(
-        None,
-        description="Multi-task learning: several tasks on one graph instead of `task`: name "
-        "→ the keys of `task`, and `weight`, `batch_factor` and `decoder`. All share one "
-        "network; the first task's metric selects the best weights.",
-    )
-    model: ModelConfig = Field(description="Graph neural network.")
-    sampling: SamplingConfig = Field(
-        SamplingConfig(), description="Neighbour sampling and minibatches."
-    )
-    staging: StagingConfig = Field(
-        StagingConfig(),
-        description="Copy of a node's partitions on its local disk, which all its workers share.",
-    )
-    train: TrainConfig = Field(TrainConfig(), description="Optimisation.")
-    precision: Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"] = Field(
-        "fp32",
-        description="Number types of weights and arithmetic; the mixed ones (mixed precision) "
-        "keep weights in fp32.",
-    )
-    guard: GuardConfig = Field(
-        GuardConfig(),
-        description="Comparison of the ranks, and limits on bad batches.",
-    )
-    comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
-    cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster that the job runs on.")
-    fault: FaultConfig = Field(
-        FaultConfig(), description="Fault tolerance: checkpoints, restarts and timeouts."
-    )
-    logging: LoggingConfig = Field(
-        LoggingConfig(),
-        description="Loggers that receive the training records, besides the run directory.",
-    )
+    name: RunName
+    """Name of the run and of its directory in storage."""
+    storage: Storage = Path("runs")
+    """Directory that every node sees, relative to the working directory of the command; or a URI
+    that pyarrow.fs opens, such as s3://BUCKET/DIRECTORY, which every node can reach."""
+    graph: GraphConfig | None = None
+    """Input graph; may be omitted if partition.path exists."""
+    partition: PartitionConfig = PartitionConfig()
+    """Division of the graph between the workers."""
+    task: TaskConfig = NodeClassification()
+    """What is predicted, its loss and its metric."""
+    tasks: Tasks | None = None
+    """Multi-task learning: several tasks on one graph instead of `task`: name → the keys of `task`,
+    and `weight`, `batch_factor` and `decoder`. All share one network; the first task's metric
+    selects the best weights."""
+    model: ModelConfig
+    """Graph neural network."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Neighbour sampling and minibatches."""
+    staging: StagingConfig = StagingConfig()
+    """Copy of a node's partitions on its local disk, which all its workers share."""
+    train: TrainConfig = TrainConfig()
+    """Optimisation."""
+    precision: Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"] = "fp32"
+    """Number types of weights and arithmetic; the mixed ones (mixed precision) keep weights in
+    fp32."""
+    guard: GuardConfig = GuardConfig()
+    """Comparison of the ranks, and limits on bad batches."""
+    comm: CommConfig = CommConfig()
+    """Communication between the workers."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Ray cluster that the job runs on."""
+    fault: FaultConfig = FaultConfig()
+    """Fault tolerance: checkpoints, restarts and timeouts."""
+    logging: LoggingConfig = LoggingConfig()
+    """Loggers that receive the training records, besides the run directory."""
 
-    search: SearchConfig | None = Field(
-        None, description="Hyperparameter search of `raygnn tune`; other commands ignore it."
-    )
+    search: SearchConfig | None = None
+    """Hyperparameter search of `raygnn tune`; other commands ignore it."""
 
     _file: Path | None = PrivateAttr(default=None)
     _trains: bool = PrivateAttr(default=True)

@@ -28,16 +28,14 @@ WholeNumbers: TypeAlias = Annotated[
 class SearchValues(Section):
     """Values of one key: exactly one of the four keys."""
 
-    choice: Annotated[tuple[Any, ...], BeforeValidator(to_tuple)] | None = Field(
-        None, description="List of values."
-    )
-    uniform: Numbers | None = Field(None, description="Range of a number, [LOW, HIGH].")
-    loguniform: Numbers | None = Field(
-        None, description="Range of a positive number, uniform in its logarithm."
-    )
-    randint: WholeNumbers | None = Field(
-        None, description="Range of a whole number, [LOW, HIGH]; HIGH is excluded, as in Ray Tune."
-    )
+    choice: Annotated[tuple[Any, ...], BeforeValidator(to_tuple)] | None = None
+    """List of values."""
+    uniform: Numbers | None = None
+    """Range of a number, [LOW, HIGH]."""
+    loguniform: Numbers | None = None
+    """Range of a positive number, uniform in its logarithm."""
+    randint: WholeNumbers | None = None
+    """Range of a whole number, [LOW, HIGH]; HIGH is excluded, as in Ray Tune."""
 
     @property
     def kind(self) -> tuple[str, tuple[Any, ...]]:
@@ -78,28 +76,20 @@ class SearchConfig(Section):
         "[0, 0.6]}`, `{loguniform: [1.0e-4, 0.1]}` or `{randint: [1, 5]}`. Keys of the sections "
         f"{', '.join(_FIXED[2:-1])} are equal in all trials.",
     )
-    metric: Text | None = Field(
-        None,
-        description="Metric to optimise, such as `val/loss` or `seeds_per_second`; null = that of "
-        "the task on the validation split.",
-    )
+    metric: Text | None = None
+    """Metric to optimise, such as `val/loss` or `seeds_per_second`; null = that of the task on the
+    validation split."""
     trials: Count | None = Field(
         None, description=f"Number of trials; null = {_TRIALS}, or all of a grid."
     )
-    algorithm: Literal["random", "grid", "optuna"] = Field(
-        "random",
-        description="random = sampled with train.seed; grid = all combinations of choices; optuna "
-        "= suggested by Optuna's TPE from the trials so far, from train.seed "
-        "(`pip install raygnn[optuna]`).",
-    )
-    scheduler: Literal["none", "asha", "median"] = Field(
-        "asha",
-        description="Which trials are stopped early, by epochs: asha = the worse ones at each "
-        "rung (successive halving), median = those below the median of the others, none.",
-    )
-    concurrent: AutoCount = Field(
-        "auto", description="Trials at the same time; auto = as many as the cluster can hold."
-    )
+    algorithm: Literal["random", "grid", "optuna"] = "random"
+    """random = sampled with train.seed; grid = all combinations of choices; optuna = suggested by
+    Optuna's TPE from the trials so far, from train.seed (`pip install raygnn[optuna]`)."""
+    scheduler: Literal["none", "asha", "median"] = "asha"
+    """Which trials are stopped early, by epochs: asha = the worse ones at each rung (successive
+    halving), median = those below the median of the others, none."""
+    concurrent: AutoCount = "auto"
+    """Trials at the same time; auto = as many as the cluster can hold."""
 
     @property
     def count(self) -> int:

@@ -28,23 +28,17 @@ class SplitConfig(Section):
 
     read_if: ClassVar[Conditions] = {"seed": ("by", "random"), "time": ("by", "time")}
 
-    by: Literal["random", "time"] = Field(
-        "random",
-        description="random = uniformly at random (edges only); time = the earliest for "
-        "training, the latest for test.",
-    )
-    val: ShareOrMoment = Field(
-        0.1,
-        description="Validation fraction; by time also the start of the validation period "
-        "(2026-01-31).",
-    )
-    test: ShareOrMoment = Field(
-        0.1, description="Test fraction; by time also the start of the test period (2026-02-28)."
-    )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Random seed of the split.")
-    time: Text | None = Field(
-        None, description="Array with the seeds' times; null = that of sampling.time."
-    )
+    by: Literal["random", "time"] = "random"
+    """random = uniformly at random (edges only); time = the earliest for training, the latest for
+    test."""
+    val: ShareOrMoment = 0.1
+    """Validation fraction; by time also the start of the validation period (2026-01-31)."""
+    test: ShareOrMoment = 0.1
+    """Test fraction; by time also the start of the test period (2026-02-28)."""
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    """Random seed of the split."""
+    time: Text | None = None
+    """Array with the seeds' times; null = that of sampling.time."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         name, val, test = dotted(at), self.val, self.test
@@ -73,34 +67,24 @@ class TrainingTable(Section):
     """Training table (Robinson et al. 2024, RelBench): rows of an entity, a time and a target, each
     of which is a seed. A row sees what was known at its time, which includes edges of that time."""
 
-    files: Files | None = Field(
-        None,
-        description="CSV or Parquet: a file or a pattern such as rows/*.parquet, or one for each "
-        "split: {train: …, val: …, test: …}.",
-    )
-    sql: Text | None = Field(
-        None,
-        description="In place of files: a SELECT over the tables of graph.path, by their names, "
-        "and over files, relative to it.",
-    )
-    url: Text | None = Field(
-        None,
-        description="With sql: the database that runs it, env:NAME or sqlite:///FILE; null = "
-        "DuckDB, over tables and files.",
-    )
-    entity: Text = Field(description="Column with the id of a node of task.ntype.")
-    time: Text | None = Field(
-        None, description="Column with the time of a row; needed with sampling.time."
-    )
-    target: Names = Field(
-        description="Column to predict, empty = unknown; of numbers and labels also several, or "
-        "one of lists."
-    )
-    split: Text | None = Field(
-        None,
-        description="Column with train, val, test or nothing, if one file or pattern has all rows "
-        "and task.split does not split them by time.",
-    )
+    files: Files | None = None
+    """CSV or Parquet: a file or a pattern such as rows/*.parquet, or one for each split: {train: …,
+    val: …, test: …}."""
+    sql: Text | None = None
+    """In place of files: a SELECT over the tables of graph.path, by their names, and over files,
+    relative to it."""
+    url: Text | None = None
+    """With sql: the database that runs it, env:NAME or sqlite:///FILE; null = DuckDB, over tables
+    and files."""
+    entity: Text
+    """Column with the id of a node of task.ntype."""
+    time: Text | None = None
+    """Column with the time of a row; needed with sampling.time."""
+    target: Names
+    """Column to predict, empty = unknown; of numbers and labels also several, or one of lists."""
+    split: Text | None = None
+    """Column with train, val, test or nothing, if one file or pattern has all rows and task.split
+    does not split them by time."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if (self.files is None) == (self.sql is None):

@@ -86,11 +86,6 @@ _ClassWeights: TypeAlias = Annotated[
     ],
     or_say("balanced, or a list of numbers above 0, one for each class"),
 ]
-_KIND = (
-    "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
-    "graphs), or which edges there are; or package.module:Class of your own raygnn.Task."
-)
-_LIKE = "Of a class of your own: the kind whose seeds, targets, evaluation and other keys it has."
 _SPLIT = (
     "Which seeds are for validation and test, where no masks say so; null = of edges a tenth each, "
     "at random: those between the same two nodes fall into the same split. Nodes are split by time "
@@ -103,25 +98,18 @@ class RankingConfig(Section):
 
     read_if: ClassVar[Conditions] = {"edges": ("candidates", "destinations")}
 
-    candidates: _Candidates | None = Field(
-        None,
-        description="Number of candidates sampled uniformly for each edge and end; null = all "
-        "nodes, exactly, and 1 with temporal sampling; destinations = all targets of the edge "
-        "type's edges, at the edge's time, without other true ones.",
-    )
-    edges: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="Edges of a split, chosen at random, that are ranked; null = all."
-    )
-    file: InputPath | None = Field(
-        None,
-        description="File of candidates for each edge, or of negative edges that all edges "
-        "share (npz, parquet, csv: see docs/models.md).",
-    )
-    top: _Tops | None = Field(
-        None,
-        description="K, or several, of the metrics per source (recall@K, ndcg@K, map@K, "
-        "precision@K, hit_rate@K); null = that of task.metric, if it is one of these.",
-    )
+    candidates: _Candidates | None = None
+    """Number of candidates sampled uniformly for each edge and end; null = all nodes, exactly, and
+    1 with temporal sampling; destinations = all targets of the edge type's edges, at the edge's
+    time, without other true ones."""
+    edges: Annotated[int, Field(ge=2)] | None = None
+    """Edges of a split, chosen at random, that are ranked; null = all."""
+    file: InputPath | None = None
+    """File of candidates for each edge, or of negative edges that all edges share (npz, parquet,
+    csv: see docs/models.md)."""
+    top: _Tops | None = None
+    """K, or several, of the metrics per source (recall@K, ndcg@K, map@K, precision@K, hit_rate@K);
+    null = that of task.metric, if it is one of these."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.file is not None and self.candidates is not None:
@@ -144,41 +132,26 @@ class NegativesConfig(Section):
         "correct": ("kind", "degree", "in_batch"),
     }
 
-    kind: Literal["uniform", "degree", "in_batch", "local", "none"] = Field(
-        "uniform",
-        description="Distribution of the nodes that replace an end of an edge: uniform; "
-        "degree = in proportion to training degree to the power 0.75; in_batch = the ends of "
-        "the step's other edges; local = uniform over the nodes that the worker owns; none = "
-        "only those of file.",
-    )
-    file: InputPath | None = Field(
-        None,
-        description="File of hard negatives for each training edge (npz, parquet, csv: see "
-        "docs/models.md), used in addition.",
-    )
-    number: Count = Field(
-        512,
-        description="Negative nodes per step and end, shared by all edges of the step "
-        "(uniform, degree, local).",
-    )
-    each: Count = Field(
-        1,
-        description="With temporal sampling: negative nodes per edge and end, at the edge's "
-        "time, instead of number.",
-    )
-    ends: Literal["both", "source", "target"] = Field(
-        "both", description="Ends of an edge that are replaced, in rankings of evaluations, too."
-    )
-    filtered: bool | None = Field(
-        None,
-        description="Sampled nodes that form a training edge there do not count as negatives; "
-        "null = true for bpr. Not with temporal sampling.",
-    )
-    correct: bool = Field(
-        False,
-        description="logQ correction of softmax: subtract the logarithm of a node's sampling "
-        "probability from its score (degree, in_batch).",
-    )
+    kind: Literal["uniform", "degree", "in_batch", "local", "none"] = "uniform"
+    """Distribution of the nodes that replace an end of an edge: uniform; degree = in proportion to
+    training degree to the power 0.75; in_batch = the ends of the step's other edges; local =
+    uniform over the nodes that the worker owns; none = only those of file."""
+    file: InputPath | None = None
+    """File of hard negatives for each training edge (npz, parquet, csv: see docs/models.md), used
+    in addition."""
+    number: Count = 512
+    """Negative nodes per step and end, shared by all edges of the step (uniform, degree, local)."""
+    each: Count = 1
+    """With temporal sampling: negative nodes per edge and end, at the edge's time, instead of
+    number."""
+    ends: Literal["both", "source", "target"] = "both"
+    """Ends of an edge that are replaced, in rankings of evaluations, too."""
+    filtered: bool | None = None
+    """Sampled nodes that form a training edge there do not count as negatives; null = true for bpr.
+    Not with temporal sampling."""
+    correct: bool = False
+    """logQ correction of softmax: subtract the logarithm of a node's sampling probability from its
+    score (degree, in_batch)."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.kind == "none" and self.file is None:
@@ -193,9 +166,14 @@ LOWER_IS_BETTER = ("mae", "rmse", "loss")
 
 
 class _Task(Section):
-    kind: str = Field(description=_KIND)
-    like: str = Field(description=_LIKE)
-    args: JsonValues = Field({}, description="Keyword arguments of your own class.")
+    kind: str
+    """Prediction: classes (classification) or numbers (regression) of nodes, of edges, or of whole
+    graphs (graph.format: graphs), or which edges exist (link_prediction); or package.module:Class
+    of your own raygnn.Task."""
+    like: str
+    """For your own class: the kind whose seeds, targets, evaluation and other keys it shares."""
+    args: JsonValues = Field({})
+    """Keyword arguments of your own class."""
     metric: str | None = None
 
     unit: ClassVar[str]
@@ -256,40 +234,29 @@ class _Task(Section):
 class ClassTask(_Task):
     """Classification: one class for each seed, or multi-label."""
 
-    target: Text = Field("label", description="Name of the label array.")
-    labels: Literal["one", "multi"] = Field(
-        "one",
-        description="one = single-label: one class number per seed; multi = multi-label: a "
-        "row of 0, 1, and -1 or NaN for unknown, per seed.",
-    )
-    metric: _ClassMetric | None = Field(
-        None,
-        description="Metric that selects the best weights; null = accuracy, or roc_auc for "
-        "multi-label. accuracy and f1 are single-label only; recall@K = fraction of the positive "
-        "seeds among the K with the highest score; package.module:function = your own.",
-    )
-    positive: int | Text | None = Field(
-        None,
-        description="Positive class, by category or number, of average_precision, roc_auc and "
-        "recall@K, such as fraud; null = class 1 of two, else the mean over all classes.",
-    )
-    loss: _ClassLoss | None = Field(
-        None,
-        description="cross_entropy (binary for multi-label), focal (Lin et al. 2017), or your "
-        "own package.module:function; null = cross_entropy.",
-    )
-    gamma: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="Focusing parameter of the focal loss; null = 2."
-    )
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Fraction of a target that is spread evenly over all classes."
-    )
-    class_weights: _ClassWeights | None = Field(
-        None,
-        description="Weight of each class in the loss, by class number; balanced = inversely "
-        "proportional to its number of training seeds; for multi-label the weight of a "
-        "positive label relative to a negative one.",
-    )
+    target: Text = "label"
+    """Name of the label array."""
+    labels: Literal["one", "multi"] = "one"
+    """one = single-label: one class number per seed; multi = multi-label: a row of 0, 1, and -1 or
+    NaN for unknown, per seed."""
+    metric: _ClassMetric | None = None
+    """Metric that selects the best weights; null = accuracy, or roc_auc for multi-label. accuracy
+    and f1 are single-label only; recall@K = fraction of the positive seeds among the K with the
+    highest score; package.module:function = your own."""
+    positive: int | Text | None = None
+    """Positive class, by category or number, of average_precision, roc_auc and recall@K, such as
+    fraud; null = class 1 of two, else the mean over all classes."""
+    loss: _ClassLoss | None = None
+    """cross_entropy (binary for multi-label), focal (Lin et al. 2017), or your own
+    package.module:function; null = cross_entropy."""
+    gamma: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Focusing parameter of the focal loss; null = 2."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Fraction of a target that is spread evenly over all classes."""
+    class_weights: _ClassWeights | None = None
+    """Weight of each class in the loss, by class number; balanced = inversely proportional to its
+    number of training seeds; for multi-label the weight of a positive label relative to a negative
+    one."""
 
     metrics = get_args(ClassMetric)
 
@@ -330,15 +297,12 @@ class ClassTask(_Task):
 
 
 class _NumberTask(_Task):
-    target: Text = Field("label", description="Name of the label array.")
-    metric: _NumberMetric | None = Field(
-        None,
-        description="Metric that selects the best weights, or your own "
-        "package.module:function; null = mae.",
-    )
-    loss: _NumberLoss | None = Field(
-        None, description="mse, l1, or your own package.module:function; null = mse."
-    )
+    target: Text = "label"
+    """Name of the label array."""
+    metric: _NumberMetric | None = None
+    """Metric that selects the best weights, or your own package.module:function; null = mae."""
+    loss: _NumberLoss | None = None
+    """mse, l1, or your own package.module:function; null = mse."""
 
     metrics = get_args(NumberMetric)
 
@@ -353,104 +317,80 @@ class _NumberTask(_Task):
 
 class _Nodes(_Task):
     unit = "node"
-    ntype: Text | None = Field(
-        None, description="Node type to predict for; null = the only one that has the target."
-    )
-    table: TrainingTable | None = Field(
-        None,
-        description="Training table, whose rows are the seeds, any number for a node; null = each "
-        "node of the type is a seed, and task.target names an array of the graph.",
-    )
+    ntype: Text | None = None
+    """Node type to predict for; null = the only one that has the target."""
+    table: TrainingTable | None = None
+    """Training table, whose rows are the seeds, any number for a node; null = each node of the type
+    is a seed, and task.target names an array of the graph."""
     split: SplitConfig | None = Field(None, description=_SPLIT)
 
 
 class _Edges(_Task):
     unit = "edge"
     read_if: ClassVar[Conditions] = {"reverse": ("exclude", "reverse")}
-    etype: Text | None = Field(
-        None,
-        description="Edge type to predict for, by its relation or as source:relation:target; "
-        "null = the only one, or the only one that has the target (or masks, for links).",
-    )
+    etype: Text | None = None
+    """Edge type to predict for, by its relation or as source:relation:target; null = the only one,
+    or the only one that has the target (or masks, for links)."""
     split: SplitConfig | None = Field(None, description=_SPLIT)
-    exclude: Literal["reverse", "self", "none"] = Field(
-        "reverse",
-        description="Edges that messages do not use: reverse = all held-out edges and the "
-        "step's own ones, and their reverse edges; self = the same without the reverse edges; "
-        "none = only held-out edges.",
-    )
-    reverse: Text | None = Field(
-        None,
-        description="Edge type with the reverse edges of task.etype; null = the one that "
-        "graph.reverse or a table's reverse added, else task.etype itself if both its ends "
-        "have one node type.",
-    )
+    exclude: Literal["reverse", "self", "none"] = "reverse"
+    """Edges that messages do not use: reverse = all held-out edges and the step's own ones, and
+    their reverse edges; self = the same without the reverse edges; none = only held-out edges."""
+    reverse: Text | None = None
+    """Edge type with the reverse edges of task.etype; null = the one that graph.reverse or a
+    table's reverse added, else task.etype itself if both its ends have one node type."""
 
 
 class NodeClassification(ClassTask, _Nodes):
     """Node classification."""
 
-    kind: Literal["node_classification"] | UserClass = Field(
-        "node_classification", description=_KIND
-    )
-    like: Literal["node_classification"] = Field("node_classification", description=_LIKE)
+    kind: Literal["node_classification"] | UserClass = "node_classification"
+    like: Literal["node_classification"] = "node_classification"
 
 
 class NodeRegression(_NumberTask, _Nodes):
     """Node regression."""
 
-    kind: Literal["node_regression"] | UserClass = Field(description=_KIND)
-    like: Literal["node_regression"] = Field("node_regression", description=_LIKE)
+    kind: Literal["node_regression"] | UserClass
+    like: Literal["node_regression"] = "node_regression"
 
 
 class EdgeClassification(ClassTask, _Edges):
     """Edge classification."""
 
-    kind: Literal["edge_classification"] | UserClass = Field(description=_KIND)
-    like: Literal["edge_classification"] = Field("edge_classification", description=_LIKE)
+    kind: Literal["edge_classification"] | UserClass
+    like: Literal["edge_classification"] = "edge_classification"
 
 
 class EdgeRegression(_NumberTask, _Edges):
     """Edge regression."""
 
-    kind: Literal["edge_regression"] | UserClass = Field(description=_KIND)
-    like: Literal["edge_regression"] = Field("edge_regression", description=_LIKE)
+    kind: Literal["edge_regression"] | UserClass
+    like: Literal["edge_regression"] = "edge_regression"
 
 
 class LinkPrediction(_Edges):
     """Link prediction: which edges exist."""
 
-    kind: Literal["link_prediction"] | UserClass = Field(description=_KIND)
-    like: Literal["link_prediction"] = Field("link_prediction", description=_LIKE)
-    metric: LinkMetric | None = Field(
-        None,
-        description="Metric that selects the best weights; null = mrr. recall@K, ndcg@K, map@K, "
-        "precision@K and hit_rate@K are of the K best targets of each source, of which it then "
-        "reports all, in place of mrr and hits.",
-    )
-    loss: Literal["bce", "bpr", "softmax", "margin", "self_adversarial"] | None = Field(
-        None,
-        description="bce = binary cross entropy; bpr = Bayesian personalized ranking; softmax = "
-        "cross entropy of the true edge among the negatives; margin = hinge loss; "
-        "self_adversarial = as in RotatE (Sun et al. 2019); null = softmax.",
-    )
-    negatives: NegativesConfig = Field(
-        NegativesConfig(), description="Negative sampling in training."
-    )
-    ranking: RankingConfig = Field(
-        RankingConfig(),
-        description="Candidates among which each true edge is ranked in an evaluation.",
-    )
-    margin: Annotated[float, Field(ge=0, le=10**6)] | None = Field(
-        None,
-        description="Margin of the hinge loss (margin; null = 1), or offset of the scores of "
-        "rotate and transe, which are negative distances (bce, self_adversarial; null = 9).",
-    )
-    temperature: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
-        None,
-        description="Scores are divided by it (softmax), or multiplied to weigh negatives "
-        "(self_adversarial); null = 1.",
-    )
+    kind: Literal["link_prediction"] | UserClass
+    like: Literal["link_prediction"] = "link_prediction"
+    metric: LinkMetric | None = None
+    """Metric that selects the best weights; null = mrr. recall@K, ndcg@K, map@K, precision@K and
+    hit_rate@K are of the K best targets of each source, of which it then reports all, in place of
+    mrr and hits."""
+    loss: Literal["bce", "bpr", "softmax", "margin", "self_adversarial"] | None = None
+    """bce = binary cross entropy; bpr = Bayesian personalized ranking; softmax = cross entropy of
+    the true edge among the negatives; margin = hinge loss; self_adversarial = as in RotatE (Sun et
+    al. 2019); null = softmax."""
+    negatives: NegativesConfig = NegativesConfig()
+    """Negative sampling in training."""
+    ranking: RankingConfig = RankingConfig()
+    """Candidates among which each true edge is ranked in an evaluation."""
+    margin: Annotated[float, Field(ge=0, le=10**6)] | None = None
+    """Margin of the hinge loss (margin; null = 1), or offset of the scores of rotate and transe,
+    which are negative distances (bce, self_adversarial; null = 9)."""
+    temperature: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """Scores are divided by it (softmax), or multiplied to weigh negatives (self_adversarial); null
+    = 1."""
 
     metrics = get_args(RankMetric)
     read_if: ClassVar[Conditions] = {
@@ -500,15 +440,15 @@ class _Graphs(_Task):
 class GraphClassification(ClassTask, _Graphs):
     """Graph classification."""
 
-    kind: Literal["graph_classification"] | UserClass = Field(description=_KIND)
-    like: Literal["graph_classification"] = Field("graph_classification", description=_LIKE)
+    kind: Literal["graph_classification"] | UserClass
+    like: Literal["graph_classification"] = "graph_classification"
 
 
 class GraphRegression(_NumberTask, _Graphs):
     """Graph regression."""
 
-    kind: Literal["graph_regression"] | UserClass = Field(description=_KIND)
-    like: Literal["graph_regression"] = Field("graph_regression", description=_LIKE)
+    kind: Literal["graph_regression"] | UserClass
+    like: Literal["graph_regression"] = "graph_regression"
 
 
 NodeTaskConfig: TypeAlias = NodeClassification | NodeRegression
@@ -537,21 +477,17 @@ def built_in_kind(value: Any) -> str | None:
 class OneOfTasks(Section):
     """Keys of a task in multi-task learning."""
 
-    weight: float = Field(1.0, gt=0, le=10**6, description="Weight of the task's loss in the sum.")
-    batch_factor: float = Field(
-        1.0,
-        gt=0,
-        le=10**6,
-        description="Seeds of the task per step, as a multiple of `sampling.batch_size`.",
-    )
+    weight: float = Field(1.0, gt=0, le=10**6)
+    """Weight of the task's loss in the sum."""
+    batch_factor: float = Field(1.0, gt=0, le=10**6)
+    """Seeds of the task per step, as a multiple of `sampling.batch_size`."""
 
 
 class EdgesOfTasks(OneOfTasks):
     """Keys of an edge task in multi-task learning."""
 
-    decoder: DecoderKind | None = Field(
-        None, description="Decoder of an edge task; null = `model.decoder`."
-    )
+    decoder: DecoderKind | None = None
+    """Decoder of an edge task; null = `model.decoder`."""
 
 
 class NodeClassificationOfTasks(NodeClassification, OneOfTasks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import math
 import os
@@ -12,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
@@ -24,6 +28,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     ValidationError,
@@ -31,7 +36,7 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from raygnn.config.places import SCHEMES, Uri
 from raygnn.config.problems import Problem, dotted, show
@@ -42,13 +47,45 @@ from raygnn.config.yaml_text import KeyPath
 Conditions: TypeAlias = Mapping[str, tuple[str | None, ...]]
 
 
+@cache
+def _descriptions(module: str) -> dict[tuple[str, str], str]:
+    """Return class and key → string below the key, for the sections of a module. Only errors and
+    the schema need them: pydantic's ``use_attribute_docstrings`` reads them at each import, which
+    takes as long as all other imports of a configuration."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        (section.name, ast.unparse(key.target)): " ".join(ast.literal_eval(text.value).split())
+        for section in tree.body
+        if isinstance(section, ast.ClassDef)
+        for key, text in pairwise(section.body)
+        if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
 class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
+    """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers. The
+    string below a key describes it in errors, in the JSON Schema and in docs/config.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     kind_key: ClassVar[str] = "kind"  # which key says what others a section has
 
     read_if: ClassVar[Conditions] = {}
+
+    @classmethod
+    def meaning(cls, key: str) -> str:
+        """Return the description of a key, in one line; empty without one."""
+        sections = [base for base in cls.__mro__ if issubclass(base, Section)]
+        found = (_descriptions(base.__module__).get((base.__name__, key)) for base in sections)
+        return cls.model_fields[key].description or next(filter(None, found), "")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core)
+        for key, value in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            value["description"] = cls.meaning(key)
+        return schema
 
     def problems(self, at: KeyPath) -> Iterator[Problem]:
         """Yield contradictions between the section's own keys, and keys that nothing reads; ``at``:
