@@ -29,7 +29,6 @@ from raygnn.config.model import FamilyConfig, InitConfig, ModelConfig
 from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
 from raygnn.config.search import SearchConfig
-from raygnn.config.split import TrainingTable
 from raygnn.config.task import (
     EdgesOfTasks,
     EdgeTaskConfig,
@@ -37,6 +36,7 @@ from raygnn.config.task import (
     NodeTaskConfig,
     TaskConfig,
     Tasks,
+    TrainingTable,
 )
 from raygnn.config.values import (
     AutoFraction,
@@ -132,19 +132,21 @@ class SamplingConfig(Section):
     performance.md; auto = the nearest in which they fit."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]
-        if self.replace and any(-1 in numbers for numbers in hops):
+        if self.replace and -1 in self.fanouts:
             yield Problem(
                 (*at, "replace"),
                 f"replace is true, but sampling.fanout {show(self.fanout)} takes all (-1) once",
                 "set sampling.replace to false, or give every layer a number of neighbours",
             )
         if self.time is not None and self.time.strategy == "latest":
-            for key, value in (("replace", self.replace), ("edge_weight", self.edge_weight)):
-                if value:
-                    message = f"{key} would be ignored: the latest edges are drawn"
-                    remedy = f"remove sampling.{key}, or set sampling.time.strategy to uniform"
-                    yield Problem((*at, key), message, remedy)
+            why, instead = "the latest edges are sampled", "set sampling.time.strategy to uniform"
+            yield from self.unused(at, "replace", "edge_weight", why=why, instead=instead)
+
+    @property
+    def fanouts(self) -> list[int]:
+        """Fanouts of all layers and edge types."""
+        hops = (hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout)
+        return [number for numbers in hops for number in numbers]
 
 
 class ScheduleConfig(Section):
@@ -295,57 +297,6 @@ class Config(Section):
             and "dropout" not in model.model_fields_set
         ):
             object.__setattr__(self, "model", model.model_copy(update={"dropout": 0.1}))
-
-    def problems(self, at: KeyPath = ()) -> Iterator[Problem]:
-        """Yield contradictions between the number of layers, the precision and GPUs."""
-        yield from self._sampling()
-        yield from self._precision()
-
-    def _sampling(self) -> Iterator[Problem]:
-        sampling, model = self.sampling, self.model
-        if self.task.of_graphs:
-            yield from sampling.unused(
-                ("sampling",),
-                *("fanout", "replace", "edge_weight", "topology", "cache"),
-                why=f"task.kind {self.task.kind} takes graphs whole",
-            )
-        elif not model.depth:
-            yield from sampling.unused(
-                ("sampling",),
-                *("fanout", "replace", "edge_weight"),
-                why="model.kind is none, which has no layers and draws no neighbours",
-                instead="choose another model.kind",
-            )
-        elif len(sampling.fanout) != model.depth:
-            yield Problem(
-                ("sampling", "fanout"),
-                f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {model.depth} "
-                "model.layers",
-                f"give one number per layer, such as {show([10] * min(model.depth, 5))}, "
-                "or change model.layers",
-            )
-        elif model.draws_once and any(hop != sampling.fanout[0] for hop in sampling.fanout):
-            yield Problem(
-                ("sampling", "fanout"),
-                f"fanouts {show(sampling.fanout)} differ: with model.interface pyg a node draws "
-                "its neighbours once, for all layers",
-                "give every layer the same fanout, or set model.interface to pyg_layers",
-            )
-
-    def _precision(self) -> Iterator[Problem]:
-        comm, gpus = self.comm, self.cluster.gpus_per_worker
-        if self.arithmetic.weights == "bfloat16" and comm.compression != "none":
-            yield Problem(
-                ("comm", "compression"),
-                f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
-                "remove comm.compression",
-            )
-        if self.precision != "fp16-mixed":
-            return
-        if not gpus:
-            message = f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}"
-            remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
-            yield Problem(("precision",), message, remedy)
 
     @property
     def words(self) -> Mapping[str, Sequence[Any]]:

@@ -117,7 +117,8 @@ class Section(BaseModel):
             value = getattr(self, key)
             if value != type(self).model_fields[key].default:
                 remedy = f"remove {dotted((*at, key))}" + (f", or {instead}" if instead else "")
-                yield Problem((*at, key), f"{key} {show(value)} would be ignored: {why}", remedy)
+                named = key if isinstance(value, Section) else f"{key} {show(value)}"
+                yield Problem((*at, key), f"{named} would be ignored: {why}", remedy)
 
 
 def members(annotation: Any) -> list[Any]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
-from raygnn.config.split import SplitConfig
-from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig
+from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
 from raygnn.graph.data import MASKS, SPLITS, EdgeSplit, EdgeTarget, EdgeType, etype_str
 from raygnn.preflight.facts import ArrayType, PartitionFacts
 from raygnn.util.files import is_away

@@ -58,7 +58,7 @@ def test_a_model_without_layers() -> None:
             {"model": {"kind": "sage", "embedding": {"dim": 8, "ntypes": ["a", "a"]}}},
             r"expected a list of different names",
         ),
-        ({"train": {"ema": 0.9}}, r"train\.ema.*every learned row"),
+        ({"train": {"ema": 0.9}}, r"train\.ema.*every embedding row"),
         (
             {"task": {"kind": "graph_regression"}, "graph": {"format": "graphs", "path": "/tmp"}},
             r"model\.embedding",

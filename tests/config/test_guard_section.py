@@ -54,5 +54,5 @@ def test_whole_graphs_are_not_sampled(sampling: dict[str, Any]) -> None:
     graph = {"format": "dataset", "dataset": "tests.support.datasets:RandomGraphs"}
     job = {**JOB, "graph": graph, "task": {"kind": "graph_regression", "metric": "rmse"}}
     assert load_config(job).task.chosen_metric == "rmse"
-    with pytest.raises(ConfigError, match="takes graphs whole"):
+    with pytest.raises(ConfigError, match="reads whole graphs"):
         load_config({**job, "sampling": sampling})

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "relations of whole graphs": (
         "name: small\ngraph: {format: graphs, path: graph.dgl}\n"
         "task: {kind: graph_classification}\nmodel: {kind: rgcn, relation: kind}\n",
-        ("model.relation", "whole graphs", "edge type"),
+        ("model.relation", "graph-level tasks", "edge type"),
     ),
 }
 

@@ -154,7 +154,7 @@ def test_lengths_of_lists_are_those_of_the_metric_and_those_named() -> None:
         assert isinstance(task, LinkPrediction)
         assert (task.tops, task.ranks_edges) == (tops, metric in (None, "mrr"))
         if tops:
-            with pytest.raises(ConfigError, match="metrics per source and time are of all"):
+            with pytest.raises(ConfigError, match="metrics per source and time rank all"):
                 load_config({**job, "sampling": {"time": {"edges": "t"}}})
 
 

@@ -68,10 +68,10 @@ def test_a_single_task_is_the_config_itself() -> None:
             {"tasks": {"a": {**LINKS, "decoder": "rotate"}}, "model": {"hidden": 7}},
             "tasks.a.decoder",
         ),
-        ({"tasks": {"a": KIND}, "model": {"decoder": "dot"}}, "none of the tasks is of edges"),
+        ({"tasks": {"a": KIND}, "model": {"decoder": "dot"}}, "no task is on edges"),
         ({"tasks": TWO, "task": {"metric": "f1"}}, "task: task would be ignored"),
         ({"tasks": TWO, "model": {"kind": "none"}}, "model.kind"),
-        ({"tasks": TWO, "graph": {"format": "graphs", "path": "x"}}, "tasks are of"),
+        ({"tasks": TWO, "graph": {"format": "graphs", "path": "x"}}, "tasks need one graph"),
         ({"tasks": {"a": KIND}, "model": {"relation": "r"}}, "model.relation"),
     ],
 )

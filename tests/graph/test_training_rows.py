@@ -249,13 +249,16 @@ def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({"ntype": None}, "it is not said of which node type the entities are"),
+        ({"ntype": None}, "the node type of the table"),
         ({"table": {"target": ["a", "b"]}}, "a class label needs one column"),
-        ({"split": None}, "must be said in one way"),
-        ({"table": {"split": "fold"}}, "must be said in one way"),
+        ({"split": None}, "in exactly one way"),
+        ({"table": {"split": "fold"}}, "in exactly one way"),
         ({"split": {"by": "random"}}, "rows are split by their time"),
         ({"table": {"time": None}}, "rows are split by their time"),
-        ({"table": {"files": {"train": "a.csv"}, "split": "fold"}}, "split would be ignored"),
+        (
+            {"table": {"files": {"train": "a.csv"}, "split": "fold"}},
+            "split 'fold' would be ignored",
+        ),
         ({"table": {"files": {"dev": "a.csv"}}}, "train"),
         ({"table": {"entity": ""}}, "entity"),
         ({"table": {"files": None}}, "files and sql: neither says where the rows are"),
@@ -263,7 +266,7 @@ def test_a_test_before_the_training_is_refused(tmp_path: Path) -> None:
         ({"table": {"files": None, "sql": "select 1"}}, "graph.format is not tables"),
         ({"table": {"url": "env:SHOP"}}, "table.url"),
         ({"table": {"url": "postgresql://ann:secret@host/shop"}}, "a password written here"),
-        ({"target": "left"}, "target would be ignored"),
+        ({"target": "left"}, "target 'left' would be ignored"),
     ],
 )
 def test_contradictions_are_refused(task: dict[str, Any], said: str, tmp_path: Path) -> None:

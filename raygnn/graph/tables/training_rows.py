@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from raygnn.config.schema import Config
-from raygnn.config.split import TrainingTable
-from raygnn.config.task import NodeTaskConfig
+from raygnn.config.task import NodeTaskConfig, TrainingTable
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, TrainingRows
 from raygnn.graph.sources.input_files import sha256
