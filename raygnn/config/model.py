@@ -1,9 +1,10 @@
-"""The section ``model``: the network, and the rows that are learned for nodes."""
+"""Section ``model``: the network and its embedding tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
@@ -28,7 +29,7 @@ from raygnn.config.yaml_text import KeyPath
 from raygnn.errors import ConfigError
 
 DecoderKind: TypeAlias = Literal["dot", "cosine", "mlp", "distmult", "complex", "rotate", "transe"]
-NO_LAYERS = "none"  # the model.kind without message passing
+NO_LAYERS = "none"  # model.kind without message passing
 
 
 class EmbeddingConfig(Section):
@@ -65,7 +66,7 @@ class EmbeddingConfig(Section):
 
 
 class _FixedWidth:
-    """Width, dropout and columns of a model that has no keys for them."""
+    """Width, dropout and columns of a model without keys for them."""
 
     hidden: ClassVar[int] = 64
     dropout: ClassVar[float] = 0.5
@@ -116,22 +117,23 @@ class _Model(Section):
     @property
     def edge_feature_names(self) -> tuple[str, ...]:
         """Edge features, without categories."""
-        return ()
+        return _listed(getattr(self, "edge_features", None))
 
     @property
     def edge_category_widths(self) -> dict[str, int]:
         """Embedded edge arrays → width of their embedding."""
-        return {}
+        widths: dict[str, int] = getattr(self, "edge_categories", {})
+        return widths
 
     @property
     def time_width(self) -> int:
         """Width of the encoding of an edge's age; 0 = none."""
-        return 0
+        return getattr(self, "time_encoding", None) or 0
 
     @property
     def depth(self) -> int:
         """Number of message-passing layers."""
-        return 0
+        return getattr(self, "layers", 0)
 
     @property
     def takes_dgl(self) -> bool:
@@ -154,10 +156,6 @@ class _Layers(_Model):
     layers: int = Field(2, ge=1, le=64)
     """Number of message-passing layers."""
 
-    @property
-    def depth(self) -> int:
-        return self.layers
-
 
 class LightGcnConfig(_FixedWidth, _Layers):
     """LightGCN: layers without weights on embedding tables."""
@@ -174,9 +172,9 @@ class LightGcnConfig(_FixedWidth, _Layers):
         return ()
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        yield from self.unused(at, "features", why="lightgcn reads embedding tables alone")
+        yield from self.unused(at, "features", why="lightgcn reads embedding tables only")
         if self.embedding is None:
-            message = "lightgcn has no weights, and there are no embedding tables to train"
+            message = "lightgcn trains embedding tables only, and model.embedding is not set"
             yield Problem((*at, "embedding"), message, "set model.embedding.dim, such as 64")
 
 
@@ -187,13 +185,9 @@ class _EdgeFeatures(_Layers):
     """Edge features that messages read: an edge array or a list of them; an edge type uses those
     that it has. null = none."""
 
-    @property
-    def edge_feature_names(self) -> tuple[str, ...]:
-        return _listed(self.edge_features)
-
 
 class UserModelConfig(_FixedWidth, _EdgeFeatures):
-    """A torch.nn.Module of the user's."""
+    """User-defined torch.nn.Module."""
 
     kind: UserClass
     args: JsonValues = Field({})
@@ -230,7 +224,7 @@ class FamilyConfig(_Layers):
     """Input of the first layer: raw = features and embedded categories side by side; learned = a
     column encoder of these for each node type, to the width hidden."""
     activation: Literal["relu", "elu"] | None = None
-    """Activation of hidden layers; null = the usual one of the model."""
+    """Activation of hidden layers; null = the model's usual one."""
     readout: Literal["sum", "mean", "max"] | None = None
     """Pooling of a graph's nodes in graph-level tasks; null = sum for gin, else mean."""
     recompute: bool = False
@@ -243,15 +237,18 @@ class FamilyConfig(_Layers):
         return self.dropout if self.input_dropout is None else self.input_dropout
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        for name in sorted(set(self.feature_names) & set(self.categories)):
-            yield Problem(
-                (*at, "categories"),
-                f"{name} is in model.features and in model.categories",
-                "keep it in one of them: categories are embedded, features are taken as numbers",
-            )
-        for name in sorted({*self.feature_names, *self.categories} & set(self.ages)):
-            message = f"{name} is in model.ages, and in model.features or model.categories"
-            yield Problem((*at, "ages"), message, "keep it in one of them")
+        named = {
+            "features": self.feature_names,
+            "categories": self.categories,
+            "ages": self.ages,
+            "edge_features": self.edge_feature_names,
+            "edge_categories": self.edge_category_widths,
+        }
+        for one, other in (*combinations(list(named)[:3], 2), list(named)[3:]):
+            for name in sorted({*named[one]} & {*named[other]}):
+                message = f"{name} is in model.{one} and in model.{other}"
+                remedy = "keep it in one: categories are embedded, features are read as numbers"
+                yield Problem((*at, other), message, remedy)
 
 
 class GcnConfig(FamilyConfig):
@@ -270,23 +267,6 @@ class _EdgeFamily(FamilyConfig, _EdgeFeatures):
     time_encoding: Count | None = None
     """Width of a learned encoding of an edge's age (temporal sampling), which is joined to
     edge_features; null = none."""
-
-    @property
-    def edge_category_widths(self) -> dict[str, int]:
-        return self.edge_categories
-
-    @property
-    def time_width(self) -> int:
-        return self.time_encoding or 0
-
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        yield from super()._conflicts(at)
-        for name in sorted(set(self.edge_feature_names) & set(self.edge_categories)):
-            yield Problem(
-                (*at, "edge_categories"),
-                f"{name} is in model.edge_features and in model.edge_categories",
-                "keep it in one of them: categories are embedded, features are taken as numbers",
-            )
 
 
 class GinConfig(_EdgeFamily):
@@ -389,23 +369,23 @@ class InitConfig(Section):
     """Pattern of weights → factor of their learning rate; the first pattern that matches counts."""
 
     def matches(self, key: str, name: str) -> bool:
-        """Return whether a pattern of ``exclude``, ``freeze`` or ``lr_scale`` matches a name."""
+        """Return True if a pattern of ``exclude``, ``freeze`` or ``lr_scale`` matches a name."""
         return any(_fits(name, pattern) for pattern in getattr(self, key))
 
     def scale(self, name: str) -> float:
-        """Return the factor of the learning rate of a weight."""
+        """Return the learning-rate factor of a weight."""
         found = (v for pattern, v in self.lr_scale.items() if _fits(name, pattern))
         return next(found, 1.0)
 
     def check(self, key: str, names: Iterable[str]) -> None:
         """Raise ConfigError if a pattern of ``key`` matches none of the names."""
-        there = list(names)
+        known = list(names)
         for pattern in getattr(self, key):
-            if not any(_fits(name, pattern) for name in there):
+            if not any(_fits(name, pattern) for name in known):
                 raise ConfigError(
                     f"{pattern!r} matches no weight",
                     where=f"train.init.{key}",
-                    remedy=f"use names, or patterns of names, among {', '.join(there)}",
+                    remedy=f"use names, or patterns of names, among {', '.join(known)}",
                 )
 
 
@@ -414,8 +394,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def read_model(**keys: Any) -> ModelConfig:
-    """Return the section with these keys. Raises pydantic.ValidationError if a key or a value is
-    wrong."""
+    """Return a model section. Raises pydantic.ValidationError for a wrong key or value."""
     model: ModelConfig = TypeAdapter(ModelConfig).validate_python(keys)
     return model
 

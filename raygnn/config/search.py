@@ -26,7 +26,7 @@ WholeNumbers: TypeAlias = Annotated[
 
 
 class SearchValues(Section):
-    """Values of one key: exactly one of the four keys."""
+    """Values of one key, by exactly one of: choice, uniform, loguniform, randint."""
 
     choice: Annotated[tuple[Any, ...], BeforeValidator(to_tuple)] | None = None
     """List of values."""
@@ -39,7 +39,7 @@ class SearchValues(Section):
 
     @property
     def kind(self) -> tuple[str, tuple[Any, ...]]:
-        """Name and value of the key that is set."""
+        """Name of the key that is set, and its value."""
         names = type(self).model_fields
         return next((name, value) for name in names if (value := getattr(self, name)) is not None)
 
@@ -63,7 +63,7 @@ class SearchValues(Section):
             what = f"the logarithm of {value[0]:g} does not exist"
             yield Problem(here, what, "begin above 0, or use uniform")
         elif len(set(map(show, self.extremes))) < 2:
-            what = f"{show(value)} is a space of one value or none"
+            what = f"{show(value)} has fewer than two values"
             yield Problem(here, what, "give two values or more, or set the key itself")
 
 
@@ -77,8 +77,8 @@ class SearchConfig(Section):
         f"{', '.join(_FIXED[2:-1])} are equal in all trials.",
     )
     metric: Text | None = None
-    """Metric to optimise, such as `val/loss` or `seeds_per_second`; null = that of the task on the
-    validation split."""
+    """Metric to optimise, such as `val/loss` or `seeds_per_second`; null = the task's metric on
+    the validation split."""
     trials: Count | None = Field(
         None, description=f"Number of trials; null = {_TRIALS}, or all of a grid."
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
@@ -28,32 +27,31 @@ from raygnn.config.values import (
     by_kind,
     classes_of,
     in_utc,
-    must,
     or_say,
     to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
 from raygnn.errors import ConfigError
 
-COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
-DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
-RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
+COMPLEX = ("complex", "rotate")  # decoders of complex vectors
+DISTANCES = ("rotate", "transe")  # decoders whose scores are negative distances
+RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # decoders that read relations
 
 ClassMetric: TypeAlias = Literal["accuracy", "f1", "mcc", "roc_auc", "average_precision"]
 NumberMetric: TypeAlias = Literal["mae", "rmse", "r2"]
-RecallAt: TypeAlias = Annotated[
-    str,
-    must(re.compile("recall@[1-9][0-9]{0,8}").fullmatch, "recall@K"),
-    WithJsonSchema({"type": "string", "pattern": "^recall@[1-9][0-9]*$"}),
-]
+RecallAt: TypeAlias = Annotated[str, Field(pattern="^recall@[1-9][0-9]{0,8}$")]
 RankMetric: TypeAlias = Literal[
     "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
 ]
-TOP_METRICS = ("recall", "ndcg", "map", "precision", "hit_rate")  # of the best K of each source
+TOP_METRICS = (
+    "recall",
+    "ndcg",
+    "map",
+    "precision",
+    "hit_rate",
+)  # of the K best targets of each source
 TopMetric: TypeAlias = Annotated[
-    str,
-    must(re.compile(f"({'|'.join(TOP_METRICS)})@[1-9][0-9]{{0,8}}").fullmatch, "recall@K"),
-    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(TOP_METRICS)})@[1-9][0-9]*$"}),
+    str, Field(pattern=f"^({'|'.join(TOP_METRICS)})@[1-9][0-9]{{0,8}}$")
 ]
 LinkMetric: TypeAlias = Annotated[
     RankMetric | TopMetric,
@@ -91,9 +89,9 @@ _ClassWeights: TypeAlias = Annotated[
     or_say("balanced, or a list of numbers above 0, one for each class"),
 ]
 _SPLIT = (
-    "Which seeds are for validation and test, where no masks say so; null = of edges a tenth each, "
-    "at random: those between the same two nodes fall into the same split. Nodes are split by time "
-    "alone."
+    "Split of the seeds into training, validation and test, for graphs without masks; null = for "
+    "edges a tenth each for validation and test, at random (edges between the same two nodes are "
+    "in the same split). Nodes can only be split by time."
 )
 
 
@@ -107,13 +105,13 @@ class RankingConfig(Section):
     1 with temporal sampling; destinations = all targets of the edge type's edges, at the edge's
     time, without other true ones."""
     edges: Annotated[int, Field(ge=2)] | None = None
-    """Edges of a split, chosen at random, that are ranked; null = all."""
+    """Number of a split's edges that are ranked, chosen at random; null = all."""
     file: InputPath | None = None
     """File of candidates for each edge, or of negative edges that all edges share (npz, parquet,
     csv: see docs/models.md)."""
     top: _Tops | None = None
     """K, or several, of the metrics per source (recall@K, ndcg@K, map@K, precision@K, hit_rate@K);
-    null = that of task.metric, if it is one of these."""
+    null = the K of task.metric, if it is one of these."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.file is not None:
@@ -127,7 +125,7 @@ class RankingConfig(Section):
 
 
 class NegativesConfig(Section):
-    """Negative sampling: the negative edges that a model learns to tell from true ones."""
+    """Negative sampling: the negative edges from which a model learns to distinguish true ones."""
 
     read_if: ClassVar[Conditions] = {
         "number": ("kind", "uniform", "degree", "local"),
@@ -149,17 +147,17 @@ class NegativesConfig(Section):
     """With temporal sampling: negative nodes per edge and end, at the edge's time, instead of
     number."""
     ends: Literal["both", "source", "target"] = "both"
-    """Ends of an edge that are replaced, in rankings of evaluations, too."""
+    """Ends of an edge that are replaced, in training and in the rankings of evaluations."""
     filtered: bool | None = None
-    """Sampled nodes that form a training edge there do not count as negatives; null = true for bpr.
-    Not with temporal sampling."""
+    """Do not count sampled nodes that form a training edge as negatives; null = true for bpr. Not
+    with temporal sampling."""
     correct: bool = False
     """logQ correction of softmax: subtract the logarithm of a node's sampling probability from its
     score (degree, in_batch)."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.kind == "none" and self.file is None:
-            message = "none draws no nodes, and no file gives any"
+            message = "there are no negatives: kind is none, and file is not set"
             yield Problem((*at, "kind"), message, f"set {dotted(at)}.file, or another kind")
         if self.correct and self.file is not None:
             message = "nodes in file are not sampled, so they have no probability"
@@ -181,14 +179,14 @@ class SplitConfig(Section):
     seed: int = Field(0, ge=0, le=2**32 - 1)
     """Random seed of the split."""
     time: Text | None = None
-    """Array with the seeds' times; null = that of sampling.time."""
+    """Array with the seeds' times; null = the array of sampling.time."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         name, val, test = dotted(at), self.val, self.test
         begin, end = (in_utc(v) if isinstance(v, str) else v for v in (val, test))
         kinds = {type(val), type(test)}
         if len(kinds) > 1 or (self.by == "random" and kinds != {float}):
-            message = f"val {val} and test {test} are not two shares, or by time two times"
+            message = f"val {val} and test {test} are neither two shares nor, by time, two times"
             remedy = "give both as shares from 0.0 to 1.0, both as dates, or both as whole numbers"
             yield Problem((*at, "val"), message, remedy)
         elif kinds != {float} and begin > end:  # type: ignore[operator]
@@ -207,14 +205,14 @@ Files: TypeAlias = Annotated[
 
 
 class TrainingTable(Section):
-    """Training table (Robinson et al. 2024, RelBench): rows of an entity, a time and a target, each
-    of which is a seed. A row sees what was known at its time, which includes edges of that time."""
+    """Training table (Robinson et al. 2024, RelBench): each row is a seed with an entity, a time
+    and a target. A row sees what was known at its time, including edges of that time."""
 
     files: Files | None = None
     """CSV or Parquet: a file or a pattern such as rows/*.parquet, or one for each split: {train: …,
     val: …, test: …}."""
     sql: Text | None = None
-    """In place of files: a SELECT over the tables of graph.path, by their names, and over files,
+    """Instead of files: a SELECT over the tables of graph.path, by their names, and over files,
     relative to it."""
     url: Text | None = None
     """With sql: the database that runs it, env:NAME or sqlite:///FILE; null = DuckDB, over tables
@@ -224,17 +222,18 @@ class TrainingTable(Section):
     time: Text | None = None
     """Column with the time of a row; needed with sampling.time."""
     target: Names
-    """Column to predict, empty = unknown; of numbers and labels also several, or one of lists."""
+    """Column to predict (empty = unknown); for regression and multi-label also several columns, or
+    one column of lists."""
     split: Text | None = None
     """Column with train, val, test or nothing, if one file or pattern has all rows and task.split
     does not split them by time."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if (self.files is None) == (self.sql is None):
-            both = "neither says" if self.sql is None else "both say"
-            yield Problem(at, f"files and sql: {both} where the rows are", "give one of them")
+            state = "missing" if self.sql is None else "set"
+            yield Problem(at, f"files and sql are both {state}", "set exactly one of them")
         if self.sql is None:
-            yield from self.unused(at, "url", why="there is no sql")
+            yield from self.unused(at, "url", why="sql is not set")
         if self.url is not None and not DATABASE.fullmatch(self.url):
             yield Problem((*at, "url"), *NO_DATABASE)
         if isinstance(self.files, dict):
@@ -305,9 +304,9 @@ class _Task(Section):
         named = {key: getattr(self, key, None) for key in ("loss", "metric")}
         return {key: name for key, name in named.items() if name and ":" in name}
 
-    def _own_problems(self, at: KeyPath) -> Iterator[Problem]:
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if "metric" in self.own and self.chosen_metric in (*self.metrics, *LOWER_IS_BETTER):
-            message = f"{self.chosen_metric} is the name of another metric"
+            message = f"{self.chosen_metric} is the name of a built-in metric"
             yield Problem((*at, "metric"), message, "give your function another name")
 
 
@@ -361,11 +360,10 @@ class ClassTask(_Task):
             )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        if self.several_labels and self.positive is not None:
-            why = f"{dotted((*at, 'labels'))} is {self.labels}"
-            yield from self.unused(at, "positive", why=why)
+        if self.several_labels:
+            yield from self.unused(at, "positive", why=f"{dotted((*at, 'labels'))} is multi")
         if self.several_labels and self.metric in self.metrics[:2]:
-            message = f"there is no {self.metric} where task.labels is {self.labels}"
+            message = f"{self.metric} is not defined if task.labels is {self.labels}"
             fitting = " or ".join(self.metrics[2:])
             yield Problem((*at, "metric"), message, f"set it to {fitting}")
         why = f"{dotted((*at, 'loss'))} is {self.loss or 'cross_entropy'}"
@@ -373,7 +371,7 @@ class ClassTask(_Task):
             yield from self.unused(at, "class_weights", "label_smoothing", why=why)
         if self.loss != "focal":
             yield from self.unused(at, "gamma", why=why, instead="set it to focal")
-        yield from self._own_problems(at)
+        yield from super()._conflicts(at)
 
 
 class _NumberTask(_Task):
@@ -391,17 +389,14 @@ class _NumberTask(_Task):
         """Loss in use."""
         return self.loss or "mse"
 
-    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        return self._own_problems(at)
-
 
 class _Nodes(_Task):
     unit = "node"
     ntype: Text | None = None
     """Node type to predict for; null = the only one that has the target."""
     table: TrainingTable | None = None
-    """Training table, whose rows are the seeds, any number for a node; null = each node of the type
-    is a seed, and task.target names an array of the graph."""
+    """Training table: its rows are the seeds, any number per node; null = each node of the type is
+    a seed, and task.target names an array of the graph."""
     split: SplitConfig | None = Field(None, description=_SPLIT)
 
 
@@ -413,8 +408,8 @@ class _Edges(_Task):
     or the only one that has the target (or masks, for links)."""
     split: SplitConfig | None = Field(None, description=_SPLIT)
     exclude: Literal["reverse", "self", "none"] = "reverse"
-    """Edges that messages do not use: reverse = all held-out edges and the step's own ones, and
-    their reverse edges; self = the same without the reverse edges; none = only held-out edges."""
+    """Edges that messages do not use: reverse = held-out edges, the step's seed edges, and the
+    reverse edges of both; self = the same without reverse edges; none = only held-out edges."""
     reverse: Text | None = None
     """Edge type with the reverse edges of task.etype; null = the one that graph.reverse or a
     table's reverse added, else task.etype itself if both its ends have one node type."""
@@ -455,7 +450,7 @@ class LinkPrediction(_Edges):
     like: Literal["link_prediction"] = "link_prediction"
     metric: LinkMetric | None = None
     """Metric that selects the best weights; null = mrr. recall@K, ndcg@K, map@K, precision@K and
-    hit_rate@K are of the K best targets of each source, of which it then reports all, in place of
+    hit_rate@K evaluate the K best targets of each source; all five are then reported, instead of
     mrr and hits."""
     loss: Literal["bce", "bpr", "softmax", "margin", "self_adversarial"] | None = None
     """bce = binary cross entropy; bpr = Bayesian personalized ranking; softmax = cross entropy of
@@ -477,7 +472,7 @@ class LinkPrediction(_Edges):
         **_Edges.read_if,
         "temperature": ("loss", "self_adversarial", "softmax", None),
     }
-    target: ClassVar[str] = ""  # no array holds what is predicted
+    target: ClassVar[str] = ""  # no array holds the targets
 
     @property
     def chosen_loss(self) -> str:
@@ -504,14 +499,13 @@ class LinkPrediction(_Edges):
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.chosen_loss != "softmax":
             why, instead = f"{dotted((*at, 'loss'))} is {self.loss}", "set it to softmax"
-            yield from self.negatives.unused(
-                (*at, "negatives"), "correct", why=why, instead=instead
-            )
+            here = (*at, "negatives")
+            yield from self.negatives.unused(here, "correct", why=why, instead=instead)
         ranking = self.ranking
         some = ranking.file is not None or ranking.edges is not None
         if self.tops and (some or ranking.candidates not in (None, "destinations")):
-            message = "metrics per source are of all targets, and task.ranking names some of them"
-            remedy = f"remove it, or file, edges and a number in {dotted((*at, 'ranking'))}"
+            message = "metrics per source rank all targets, but task.ranking selects some of them"
+            remedy = f"remove file, edges and a number of candidates in {dotted((*at, 'ranking'))}"
             yield Problem((*at, "ranking"), message, remedy)
 
 
@@ -550,7 +544,7 @@ TASKS = classes_of(TaskConfig)
 
 
 def built_in_kind(value: Any) -> str | None:
-    """Return the built-in kind of a task; of your own step, the value of ``like``."""
+    """Return the built-in kind of a task; for a user class, the value of ``like``."""
     get = value.get if isinstance(value, dict) else partial(getattr, value)
     kind = get("kind", None)
     return get("like", "node_classification") if ":" in str(kind) else kind

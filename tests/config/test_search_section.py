@@ -70,9 +70,19 @@ def test_a_resume_may_change_the_section() -> None:
     ("space", "search", "where", "text"),
     [
         ({}, {}, "search.space", "at least 1"),
-        ({"model.hidden": {"choice": [16]}}, {}, "search.space.model.hidden.choice", "one value"),
-        ({"train.lr": {"uniform": [0.1, 0.1]}}, {}, "search.space.train.lr.uniform", "one value"),
-        ({"model.layers": {"randint": [2, 3]}}, {}, "randint", "one value"),
+        (
+            {"model.hidden": {"choice": [16]}},
+            {},
+            "search.space.model.hidden.choice",
+            "fewer than two values",
+        ),
+        (
+            {"train.lr": {"uniform": [0.1, 0.1]}},
+            {},
+            "search.space.train.lr.uniform",
+            "fewer than two values",
+        ),
+        ({"model.layers": {"randint": [2, 3]}}, {}, "randint", "fewer than two values"),
         ({"train.lr": {"uniform": [0.2, 0.1]}}, {}, "search.space.train.lr.uniform", "empty range"),
         ({"train.lr": {"loguniform": [0, 0.1]}}, {}, "loguniform", "logarithm of 0"),
         ({"train.lr": {}}, {}, "search.space.train.lr", "expected one of"),

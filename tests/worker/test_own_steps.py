@@ -296,7 +296,7 @@ def test_tasks_of_a_configuration(make_job: JobFactory) -> None:
     for sections, words in (
         ({"task": {"kind": f"{OWN}:Plain", "like": "nodes"}}, "unknown like 'nodes'"),
         ({"task": {"args": {"x": 1}}}, "args a section would be ignored"),
-        ({"tasks": several}, "several tasks share"),
+        ({"tasks": several}, "which all tasks share"),
     ):
         with pytest.raises(ConfigError, match=words):
             make_job(**sections)
