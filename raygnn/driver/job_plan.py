@@ -10,9 +10,10 @@ from typing import Any
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import Input, PartitionInput, patient, read_early, with_rows
+from raygnn.driver.inputs import Input, PartitionInput, patient, read_early
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
+from raygnn.graph.data import TABLE
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
@@ -21,6 +22,8 @@ from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.trust import check_classes
 from raygnn.worker.job import TaskTarget
 
+# with `cluster.workers: auto`, graphs with fewer nodes than this get one worker
+_FEW_NODES = 50_000
 # share of a node's free memory that the whole structure may take; its workers map one copy
 _REPLICATED_SHARE = 0.25
 
@@ -69,7 +72,7 @@ def count_workers(
         cluster.wait()
     workers = resolve_workers(config, probe_resources(config, cluster.local))
     early = read_early(config, workers, show) if workers > 1 else None
-    if early is None or not early.has_few_nodes:
+    if early is None or sum(early.nodes.values()) >= _FEW_NODES:
         return config, workers, early
     return config.with_workers(1), 1, early
 
@@ -122,9 +125,9 @@ def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> In
     """Build the partition or collection if it is missing, after preflight has found no obstacle.
     Raises InputError for bad input, and PreflightError if the job cannot run here; nothing was
     made."""
-    if given.meta is None and given.place is not None:
+    if given.meta is None:
         given.check(config)
-        facts = given.known(config)
+        facts = given.facts(config)
         dry_run.check_weights(config, given, goals_of(config, facts))
         refuse(preflight(config, facts, nodes.survey(None)).findings, config)
         nodes.give_back()  # for other jobs, since building may take hours
@@ -152,7 +155,8 @@ def make_plan(
         for name, goal in goals.items()
         if (goal.edges or goal.ntype) and (found := given.lists(config.of(name), name, goal.edges))
     }
-    facts = with_rows(facts, lists)
+    if (rows := lists.get("", {}).get(TABLE)) is not None:  # the training table of the only task
+        facts = replace(facts, splits=rows.counts)
     request = dry_run.request_of(config, given, facts, goals, lists)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:

@@ -43,10 +43,15 @@ def is_out_of_core(config: Config) -> bool:
 
 
 def make_out_of_core(
-    config: Config, missing: Missing, cluster: RayCluster, show: Display, *, only_look: bool = False
+    config: Config,
+    missing: Missing,
+    cluster: RayCluster,
+    show: Display,
+    *,
+    only_check: bool = False,
 ) -> PartitionMeta | None:
     """Build the partition on Ray, as a stage; by ``stream`` in place of METIS, which needs the
-    complete graph in memory. With ``only_look`` only check that it would fit, and return None if
+    complete graph in memory. With ``only_check`` only check that it would fit, and return None if
     there is none. Raises InputError if the graph is bad or cannot be written, PreflightError if
     memory or disk are too small, or there is no Ray."""
     if missing.method == "metis":
@@ -75,7 +80,7 @@ def make_out_of_core(
             remedy="make it on one machine, which brings it there: raygnn partition CONFIG "
             "--set cluster.address=local",
         )
-    if only_look:
+    if only_check:
         return None
     with show.stage("Ray"):
         cluster.wait()

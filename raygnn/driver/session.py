@@ -144,7 +144,6 @@ class Session:
         run, plan = self.run, self.plan
         failures.clear(run.path)
         (run.path / SAVE).unlink(missing_ok=True)  # of an earlier command
-        assert plan.input.place is not None  # the input is stored by now, or will be
         job = Job(
             config=self.config,
             partition=plan.input.place,
@@ -190,7 +189,7 @@ class Session:
         if isinstance(made, PartitionInput) and made.meta and made.meta.manifest is not None:
             parts = [part.row for part in made.meta.manifest.parts]
             place, store = str(made.place), self.config.store
-            if store is not None and made.place is not None and not isinstance(made.place, Path):
+            if store is not None and not isinstance(made.place, Path):
                 place = (store / "partitions" / made.place.name).shared
             with suppress(TrainingError):
                 self.run.write(PARTITION, {"directory": place, "parts": parts})

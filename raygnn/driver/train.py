@@ -17,7 +17,7 @@ from typing import Any
 from raygnn import __version__
 from raygnn.config.load import ConfigSource, as_config, load_config
 from raygnn.config.schema import Config
-from raygnn.driver.inputs import PartitionInput, UnreadGraph, read_input, to_look_at
+from raygnn.driver.inputs import PartitionInput, packed, read_input
 from raygnn.driver.job_plan import (
     ClusterNodes,
     count_workers,
@@ -201,10 +201,10 @@ def check(
     initial_weights(config)
     with RayCluster(config, verbose=verbose) as cluster, ClusterNodes(config, cluster) as nodes:
         config, workers, early = count_workers(config, cluster, show)
-        look = read_input(config, workers, show, cluster, early=early, only_look=True)
-        with to_look_at(look) as given:
+        found = read_input(config, workers, show, cluster, early=early, only_check=True)
+        with packed(found) as given:
             batch = config.sampling.batch_size * workers
-            if isinstance(given, UnreadGraph):
+            if isinstance(given, PartitionInput) and given.unread:
                 show.note(_UNREAD)
                 report = preflight_report.before_graph(config, nodes.survey(None))
             else:

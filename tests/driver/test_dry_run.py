@@ -15,7 +15,7 @@ import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import read_input, to_look_at
+from raygnn.driver.inputs import packed, read_input
 from raygnn.driver.job_plan import ClusterNodes, goals_of, make
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
@@ -41,7 +41,7 @@ def request_of(config: Config) -> DryRunRequest:
     if config.task.of_graphs:
         ensure_collection(config)  # or it would be packed into a directory that goes again
     cluster = RayCluster(config)
-    with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
+    with packed(read_input(config, 2, NullDisplay(), cluster, only_check=True)) as given:
         facts = given.facts(config)
         goals = goals_of(config, facts)
         lists = {n: given.lists(config.of(n), n, goal.edges) for n, goal in goals.items()}
@@ -180,7 +180,7 @@ def test_too_few_class_weights_of_graphs(tmp_path: Path) -> None:
 def check_weights(config: Config) -> None:
     """Check that three weights are refused, and one for each class is not."""
     cluster = RayCluster(config)
-    with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
+    with packed(read_input(config, 2, NullDisplay(), cluster, only_check=True)) as given:
         goals = goals_of(config, given.facts(config))
         with pytest.raises(ConfigError, match=r"there are 3 weights, and [24] (cl|lab)") as caught:
             dry_run.check_weights(config, given, goals)

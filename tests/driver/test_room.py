@@ -114,7 +114,7 @@ def test_nothing_is_held_while_a_graph_is_partitioned(
 
         def check(self, config: Config) -> None: ...
 
-        def known(self, config: Config) -> PartitionFacts:
+        def facts(self, config: Config) -> PartitionFacts:
             return dataset_facts()
 
         def made(self, show: Any) -> Missing:
