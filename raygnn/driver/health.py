@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.driver.launch import Launch
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.errors import error_text
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, file_of
@@ -30,11 +31,11 @@ from raygnn.runs.run_directory import RunDir
 from raygnn.worker import failures as faults
 from raygnn.worker.control import RankProgress, Snapshot
 
-_EVERY = 1.0  # seconds between looks at the ranks, which give a sign of life about as often
+_EVERY = 1.0  # seconds between polls; ranks send heartbeats about as often
 _FRESH = 3.0  # seconds after which ranks of several hosts that are all silent are cut off
-_LONGEST_LOOK = 3.0  # seconds that one look can add to a silence
+_LONGEST_POLL = 3.0  # seconds that one poll can add to a silence
 _HURRIED = 10.0  # seconds of silence that are enough when another rank's wait has failed
-_ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
+_ANSWER = 60.0  # seconds for another node to answer; Ray may take as long to notice its loss
 _NOTICES = 2.0  # seconds between checks for preempted nodes
 _LAST_CALL = 15.0  # seconds before a node's end at which another checkpoint is requested
 
@@ -53,22 +54,22 @@ class Silence:
 
     It is summed over polls, each of which needs an answer of the control actor:
 
-    - if all awaited ranks are silent, on several hosts, it does not count: something that they
-      share is away;
+    - if all awaited ranks are silent, on several hosts, it does not count: then something that
+      they share has failed;
     - one poll adds a few seconds at most, since this process may have been stopped itself.
     """
 
     def __init__(self) -> None:
         self._beats: dict[int, int] = {}
         self._silent: dict[int, float] = {}
-        self._looked: float | None = None
+        self._polled: float | None = None
         self._moved = 0.0
 
     def poll(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
         """Return the seconds of silence of each awaited rank. ``now``: seconds of a monotonic
         clock; ``signs``: newest heartbeat by rank."""
-        elapsed = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_LOOK)
-        self._looked = now
+        elapsed = 0.0 if self._polled is None else min(now - self._polled, _LONGEST_POLL)
+        self._polled = now
         moved = {rank for rank, sign in signs.items() if self._beats.get(rank) != sign.beat}
         self._beats.update({rank: signs[rank].beat for rank in moved})
         awaited = {rank: sign for rank, sign in signs.items() if sign.awaited}
@@ -95,12 +96,12 @@ class Heartbeat:
         self._attempt = 0
         self._seen: Snapshot | None = None
         self._silence = Silence()
-        self._frozen: set[int] = set()  # ranks of this attempt that were found to be
-        self._endings: list[_Ending] = []
+        self._frozen: set[int] = set()  # ranks of this attempt
+        self._kills: list[Generator[None]] = []
         self._next = 0.0
 
     def poll(self) -> None:
-        """Kill frozen ranks; without readable storage, none."""
+        """Kill frozen ranks, unless the storage cannot be read."""
         now, snapshot = time.monotonic(), self._job.snapshot
         if now < self._next or snapshot is self._seen or snapshot.starts < 1:
             return
@@ -122,11 +123,10 @@ class Heartbeat:
         limit = min(self._limit, _HURRIED) if hurried else self._limit
         for rank, seconds in silent.items():
             if seconds >= limit:
+                reached = store.newest(self._run_dir / "checkpoints")
+                self._kills.append(self._kill(snapshot.progress[rank], seconds, reached))
                 self._frozen.add(rank)
-                self._endings.append(
-                    _Ending(self._run_dir, self._job, snapshot.progress[rank], seconds, self._show)
-                )
-        self._endings = [ending for ending in self._endings if not ending.is_over()]
+        self._kills = [kill for kill in self._kills if next(kill, kill) is None]
 
     def _begin(self, attempt: int) -> None:
         for failure in faults.recorded(self._run_dir):
@@ -134,110 +134,72 @@ class Heartbeat:
                 file_of(self._run_dir / "logs", failure.rank, FAILURE).unlink(missing_ok=True)
         self._attempt, self._silence, self._frozen = attempt, Silence(), set()
 
-
-class _Ending:
-    """Termination of a rank that seems frozen: verify that, report it, and kill the process. Only a
-    process that still exists is frozen; Ray reports one that has ended."""
-
-    def __init__(
-        self, run_dir: Path, job: Launch, progress: RankProgress, silent: float, show: Display
-    ):
-        self._run_dir = run_dir
-        self._job = job
-        self._progress = progress
-        self._silent = silent
-        self._show = show
-        self._file = file_of(run_dir / "logs", self._progress.rank, STATE)
-        self._sent: SignalTask | None = None
-        self._deadline = 0.0
-        self._told = False
-
-    def is_over(self) -> bool:
-        """Do the next step, and return True if it was the last."""
-        if self._sent is None:
-            return self._begin()
-        try:
-            answer = self._sent.answer()
-        except Exception as error:
-            return self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
-        if answer is None and time.monotonic() < self._deadline:
-            return False
-        if answer is None:
-            self._sent.cancel()
-            return self._fail(f"its node has not answered for {_ANSWER:g} s")
-        if self._told or not answer or self._moved():
-            return True
-        self._tell()
-        return self._send_there(signal.SIGKILL)
-
-    def _begin(self) -> bool:
-        if self._progress.host == socket.gethostname():
-            try:
-                if send(self._file, self._progress.pid, 0) and not self._moved():
-                    self._tell()
-                    send(self._file, self._progress.pid, signal.SIGKILL)
-                    return True
-            except PermissionError:
-                pass  # Ray may run as another user
-        return self._send_there(0)  # it has ended, or is in another container
-
-    def _send_there(self, number: int) -> bool:
-        """Send the rank a signal from its node; return True if that is impossible."""
-        node = self._job.snapshot.node_of(self._progress.rank)
-        if node is None:
-            return True
-        self._deadline = time.monotonic() + _ANSWER
-        try:
-            self._sent = SignalTask(node, self._file, self._progress.pid, number)
-        except Exception as error:
-            return self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
-        return False
-
-    def _moved(self) -> bool:
-        newest = self._job.snapshot.progress.get(self._progress.rank)
-        return newest is None or newest.beat != self._progress.beat
-
-    def _fail(self, why: str) -> bool:
-        if self._told:
-            self._show.note(f"rank {self._progress.rank} could not be terminated: {why}")
-        else:
-            self._show.note(
-                f"rank {self._progress.rank} on {self._progress.host} sent no heartbeat for "
-                f"{self._silent:.0f} s, and cannot be terminated: {why}"
-            )
-        return True
-
-    def _tell(self) -> None:
-        self._told = True
-        rank = self._progress
+    def _kill(self, rank: RankProgress, silent: float, reached: str) -> Generator[None]:
+        """Verify that a rank is frozen, report it and kill its process; yields while another node's
+        answer is awaited. Only a process that still exists is frozen; Ray reports one that has
+        ended."""
         phase = f"phase {rank.phase}" if rank.phase else "no phase yet"
         if rank.step is not None:
             phase += f", epoch {rank.epoch}, step {rank.step}"
         if rank.since:
             phase += time.strftime(", since %H:%M:%S", time.localtime(rank.since))
-        what = f"rank {rank.rank} sent no heartbeat for {self._silent:.0f} s: it is frozen"
+        what = f"rank {rank.rank} sent no heartbeat for {silent:.0f} s"
         where = f"{rank.host}, pid {rank.pid}, {phase}"
-        faults.record(
-            self._run_dir,
-            faults.Failure(
-                rank=rank.rank,
-                time=time.time(),
-                what=what,
-                trace="",
-                remedy=REMEDIES["frozen"],
-                where=where,
-                reached=store.newest(self._run_dir / "checkpoints"),
-                kind=FROZEN,
-                attempt=rank.attempt,
-            ),
-        )
-        faults.log_failure(self._run_dir, rank.rank, f"{what} ({where})")
-        self._show.note(f"{what} ({where}); its process is terminated, and the run restarts")
+        failed = f"{what} ({where}), and cannot be terminated"
+        try:
+            if not (yield from self._signal(rank, 0)) or self._has_moved(rank):
+                return
+            what += ": it is frozen"
+            faults.record(
+                self._run_dir,
+                faults.Failure(
+                    rank=rank.rank,
+                    time=time.time(),
+                    what=what,
+                    trace="",
+                    remedy=REMEDIES["frozen"],
+                    where=where,
+                    reached=reached,
+                    kind=FROZEN,
+                    attempt=rank.attempt,
+                ),
+            )
+            faults.log_failure(self._run_dir, rank.rank, f"{what} ({where})")
+            self._show.note(f"{what} ({where}); its process is terminated, and the run restarts")
+            failed = f"rank {rank.rank} could not be terminated"
+            yield from self._signal(rank, signal.SIGKILL)
+        except Exception as error:
+            why = str(error) if isinstance(error, TimeoutError) else error_text(error)
+            self._show.note(f"{failed}: {why.splitlines()[0]}")
+
+    def _signal(self, rank: RankProgress, number: int) -> Generator[None, None, bool]:
+        """Send a rank a signal, from its node if this process cannot; returns True if its process
+        exists. Raises TimeoutError if the node does not answer, or what prevented the signal from
+        being sent."""
+        file = file_of(self._run_dir / "logs", rank.rank, STATE)
+        with contextlib.suppress(PermissionError):  # Ray may run as another user
+            if rank.host == socket.gethostname() and send(file, rank.pid, number):
+                return True
+        # it has ended, or is on another node or in another container
+        node = self._job.snapshot.node_of(rank.rank)
+        if node is None:
+            return False
+        sent, deadline = SignalTask(node, file, rank.pid, number), time.monotonic() + _ANSWER
+        while (answer := sent.answer()) is None:
+            if time.monotonic() >= deadline:
+                sent.cancel()
+                raise TimeoutError(f"its node has not answered for {_ANSWER:g} s")
+            yield
+        return answer
+
+    def _has_moved(self, rank: RankProgress) -> bool:
+        newest = self._job.snapshot.progress.get(rank.rank)
+        return newest is None or newest.beat != rank.beat
 
 
 def send(state_file: Path, pid: int, number: int) -> bool:
-    """Send a signal to a rank on this host, 0 only to check that it exists; returns True if the
-    process exists and is the rank's. Raises PermissionError if this user may not.
+    """Send a signal to a rank on this host, 0 to check only that it exists; returns True if the
+    process exists and is the rank's. Raises PermissionError if this user may not signal it.
 
     A pid does not identify a process: it may have been reused, or belong to another container. The
     process is the rank's if it holds the rank's state file open, which the rank does from its start
@@ -258,15 +220,15 @@ def _holds(pid: int, file: Path) -> bool:
         for name in os.listdir(descriptors):
             path = os.path.join(descriptors, name)
             try:
-                # compare names first, since another container may have mounted the directory
-                # elsewhere, and a stat of any other file may hang
+                # names are compared first, since a stat of another file may hang; paths are not,
+                # since another container may have mounted the directory elsewhere
                 same = os.path.basename(os.readlink(path)) == file.name
                 if same and os.path.samestat(os.stat(path), os.stat(file)):
                     return True
             except FileNotFoundError:
                 continue
-    except OSError:  # it has ended, or is another user's
-        return False
+    except OSError:
+        pass  # it has ended, or is another user's
     return False
 
 
@@ -286,8 +248,8 @@ class SignalTask:
         self._task = ray.remote(send).options(**options).remote(state_file, pid, number)
 
     def answer(self) -> bool | None:
-        """Return the result of `send`, False for a dead node; None until it is known. Raises
-        whatever prevented the signal from being sent."""
+        """Return the result of `send`, False for a dead node; None until it is known. Raises the
+        task's error if the signal could not be sent."""
         import ray
         from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 
@@ -306,7 +268,7 @@ class SignalTask:
 
 
 class Preemption:
-    """Requests a checkpoint when a node that runs ranks is to be preempted, and again right before.
+    """Requests a checkpoint when a node with ranks is to be preempted, and another right before.
 
     Ray is notified by its autoscaler, by an operator that forwards a cloud's notice, or by ``ray
     drain-node``; Ray Train restarts at the deadline, from the newest checkpoint. Nodes of an
@@ -353,7 +315,7 @@ class Preemption:
 
 
 class FailureNotices:
-    """Reports failures of ranks as they happen, and restarts. ``starts``: number of starts so
+    """Reports failures of ranks as they happen, and restarts. ``starts``: number of attempts so
     far."""
 
     def __init__(self, show: Display, run: RunDir, config: Config, starts: int):
@@ -372,12 +334,10 @@ class FailureNotices:
             self._since = max(failure.time for failure in news)
         if snapshot.starts > self._starts:
             self._starts = snapshot.starts
-            if not any(failure.final for failure in recorded):  # else the new ranks exit at once
-                self._show.note(self._start(snapshot))
-
-    def _start(self, snapshot: Snapshot) -> str:
-        newest = store.newest(self._run.checkpoints) or "the beginning"
-        start = f"attempt {snapshot.starts} of at most {self._config.fault.max_failures + 1}"
-        if self._config.cluster.elastic:  # growing is a start, but no failure
-            start = f"attempt {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
-        return f"{start}, from {newest} if that is complete"
+            if any(failure.final for failure in recorded):  # the new ranks exit at once
+                return
+            limit = f" of at most {self._config.fault.max_failures + 1}"
+            if self._config.cluster.elastic:  # an attempt with more workers follows no failure
+                limit = f", with {some(len(snapshot.workers), 'worker')}"
+            newest = store.newest(self._run.checkpoints) or "the beginning"
+            self._show.note(f"attempt {snapshot.starts}{limit}, from {newest} if that is complete")
