@@ -30,6 +30,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.run_directory import RunDir
 from raygnn.worker import failures as faults
 from raygnn.worker.control import RankProgress, Snapshot
+from raygnn.worker.ray_nodes import start_on
 
 _EVERY = 1.0  # seconds between polls; ranks send heartbeats about as often
 _FRESH = 3.0  # seconds after which ranks of several hosts that are all silent are cut off
@@ -176,6 +177,8 @@ class Heartbeat:
         """Send a rank a signal, from its node if this process cannot; returns True if its process
         exists. Raises TimeoutError if the node does not answer, or what prevented the signal from
         being sent."""
+        import ray
+
         file = file_of(self._run_dir / "logs", rank.rank, STATE)
         with contextlib.suppress(PermissionError):  # Ray may run as another user
             if rank.host == socket.gethostname() and send(file, rank.pid, number):
@@ -184,10 +187,11 @@ class Heartbeat:
         node = self._job.snapshot.node_of(rank.rank)
         if node is None:
             return False
-        sent, deadline = SignalTask(node, file, rank.pid, number), time.monotonic() + _ANSWER
-        while (answer := sent.answer()) is None:
+        task, deadline = start_on(node, send, file, rank.pid, number), time.monotonic() + _ANSWER
+        while (answer := _answer(task)) is None:
             if time.monotonic() >= deadline:
-                sent.cancel()
+                with contextlib.suppress(Exception):  # it may have ended
+                    ray.cancel(task, force=True)
                 raise TimeoutError(f"its node has not answered for {_ANSWER:g} s")
             yield
         return answer
@@ -232,39 +236,18 @@ def _holds(pid: int, file: Path) -> bool:
     return False
 
 
-class SignalTask:
-    """Signal to a rank on another node, sent by a Ray task there.
+def _answer(task: Any) -> bool | None:
+    """Return the result of `send` in a Ray task, False for a dead node; None until it is known.
+    Raises the task's error if the signal could not be sent."""
+    import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 
-    Args:
-        node: Ray's id of the node.
-    """
-
-    def __init__(self, node: str, state_file: Path, pid: int, number: int):
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
-        self._task = ray.remote(send).options(**options).remote(state_file, pid, number)
-
-    def answer(self) -> bool | None:
-        """Return the result of `send`, False for a dead node; None until it is known. Raises the
-        task's error if the signal could not be sent."""
-        import ray
-        from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
-
-        if not ray.wait([self._task], timeout=0)[0]:
-            return None
-        try:
-            return bool(ray.get(self._task, timeout=0))
-        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
-            return False
-
-    def cancel(self) -> None:
-        import ray
-
-        with contextlib.suppress(Exception):  # it may have ended
-            ray.cancel(self._task, force=True)
+    if not ray.wait([task], timeout=0)[0]:
+        return None
+    try:
+        return bool(ray.get(task, timeout=0))
+    except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
+        return False
 
 
 class Preemption:

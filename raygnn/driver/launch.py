@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,9 +38,9 @@ CONTROLLER, WORKER = "TrainController", "RayTrainWorker"
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
 _CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
 
-# Freed memory is kept for the next step, which needs the same large tensors again: by default
-# glibc returns such blocks to the system, and every step pays for them with page faults, which cost
-# more than the arithmetic on a CPU. glibc reads these when a process starts.
+# These have glibc keep freed memory for the next step, which needs the same large tensors again. By
+# default it returns such blocks to the system, and the page faults of the next step cost more than
+# the arithmetic on a CPU. glibc reads the variables when a process starts.
 ALLOCATOR = {
     # glibc takes no threshold above 32 MiB on 64-bit systems
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -77,7 +77,7 @@ class Launch:
         self._oom_kills = oom_kills()
         self._control: ControlHandle | None = None
         self.snapshot = Snapshot()  # state of the ranks at the last call of `running`
-        # True once a record of a step was seen, possibly before the rank reports the step
+        # True once a record of a step exists, possibly before the rank reports the step
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         self._ended = threading.Event()  # see that of `RayCluster`
@@ -136,11 +136,6 @@ class Launch:
                 break
             time.sleep(_POLL)
 
-    @property
-    def starts(self) -> int:
-        """Number of times that this command has started the ranks."""
-        return self.snapshot.starts
-
     def running(self) -> bool:
         """Fetch a snapshot, and return True while the job runs."""
         if self._ended.is_set() or self.cluster.death() is not None:
@@ -163,22 +158,23 @@ class Launch:
             self._ended.wait(_POLL)
         self._stopped = True  # a thread that still runs must not call Ray any more
         self._end_fit()
-        if not self._ended.is_set() or self._error is not None:
-            death = self.cluster.death()
-            if death is not None:
-                raise self._ray_died(death, None)
+        failed = not self._ended.is_set() or self._error is not None
+        if failed and (death := self.cluster.death()) is not None:
+            raise self._ray_died(death, None)
         if isinstance(self._error, RaygnnError):
             raise self._error
         failures = faults.recorded(self._job.run_dir)
         result = None
         if self._error is None:
-            if self._control is not None:
-                with contextlib.suppress(Exception):  # the actor is gone
+            with contextlib.suppress(Exception):  # the actor is gone
+                if self._control is not None:
                     self.snapshot = self._control.snapshot()
             result = read_result(self.snapshot)
         # without an error and a result, the ranks found a recorded failure: see train_loop
         if result is None:
-            gone = self._lost()
+            gone: list[ray_nodes.Lost] = []
+            with contextlib.suppress(Exception):  # it must not hide the error
+                gone += [] if self.cluster.local else ray_nodes.lost(self.snapshot.workers)
             error = explain(self._error, failures, gone)
             direct = error.final or isinstance(_root(self._error), TrainingError)
             error.direct = direct or (bool(failures) and not failures[0].is_consequence)
@@ -188,20 +184,11 @@ class Launch:
         blackbox.tidy(self._job.run_dir / "logs")
         return result
 
-    def _lost(self) -> list[ray_nodes.Lost]:
-        if not self.cluster.local:
-            with contextlib.suppress(Exception):  # it must not hide the error
-                return ray_nodes.lost(self.snapshot.workers)
-        return []
-
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
-        trace = plain(cause) if cause is not None else ""
-        if MemoryKill.from_text(trace) is not None:
-            error = explain(cause, [])
-            faults.record_driver(self._job.run_dir, error, cause, 0)
-            return error
-        error = TrainingError(what, remedy=REMEDIES["ray_died"], trace=trace or None)
-        faults.record_driver(self._job.run_dir, error, cause, 0, ray_died=True)
+        trace = None if cause is None else plain(cause)
+        killed = None if trace is None else _kill(trace)
+        error = killed or TrainingError(what, remedy=REMEDIES["ray_died"], trace=trace)
+        faults.record_driver(self._job.run_dir, error, cause, 0, ray_died=killed is None)
         return error
 
     def _run(self) -> None:
@@ -247,7 +234,7 @@ class Launch:
                     raise self._ray_died(_CONTROLLER, error) from error
 
     def _trainer(self, control: ControlHandle, failures: int) -> TorchTrainer:
-        """Build the job's TorchTrainer for so many restarts; nothing starts yet."""
+        """Build the job's TorchTrainer with this number of restarts; nothing starts yet."""
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
 
@@ -267,13 +254,14 @@ class Launch:
         if ours:
             from raygnn.driver.scaling import Failures, Scaling
 
+            stopped: Callable[[], bool] = lambda: self._stopped
             policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(job.config))
             trainer_class = compat.lean_trainer(
                 policy,
-                partial(Failures, stopped=self._is_stopped if inside else None),
+                partial(Failures, stopped=stopped if inside else None),
                 local=self.cluster.local,
                 inside=inside,
-                stopped=self._is_stopped,
+                stopped=stopped,
                 died=lambda: self.cluster.death() is not None,
             )
         return trainer_class(
@@ -290,8 +278,8 @@ class Launch:
                     max_failures=failures,
                     # with [min, max] a node may be lost while the ranks start
                     controller_failure_limit=failures if cluster.elastic else 0,
-                    # of newer versions, where the default is to restart without limit
-                    **{name: failures for name in ("max_preemption_failures",) if name in known},
+                    # newer versions restart without limit by default
+                    **dict.fromkeys(known & {"max_preemption_failures"}, failures),
                 ),
                 # variables that are equal on all nodes; the backend sets the others
                 worker_runtime_env={
@@ -304,9 +292,6 @@ class Launch:
             ),
         )
 
-    def _is_stopped(self) -> bool:
-        return self._stopped
-
 
 def _kill(text: str) -> TrainingError | None:
     if (kill := MemoryKill.from_text(text)) is None:
@@ -318,7 +303,7 @@ def _kill(text: str) -> TrainingError | None:
 def explain(
     error: BaseException | None, failures: list[faults.Failure], lost: Sequence[ray_nodes.Lost] = ()
 ) -> TrainingError:
-    """Return the error for the user: a rank's recorded failure, else Ray Train's error. ``lost``:
+    """Return the error to report: a rank's recorded failure, else Ray Train's error. ``lost``:
     ranks whose nodes are gone."""
     root = _root(error)
     if isinstance(root, TrainingError):  # raised by our policies in Ray Train's controller
@@ -331,30 +316,23 @@ def explain(
             str(lost[0]), where=lost[0].host, remedy=REMEDIES["node_lost"], rank=lost[0].rank
         )
     # ranks without a record were killed, and caused the other ranks' failures
-    said = {failure.rank for failure in failures}
-    dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
+    known = {failure.rank for failure in failures}
+    dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in known]
     if dead:
         rank, cause = min(dead, key=lambda one: not getattr(one[1], "final", False))
-        if isinstance(cause, TrainingError):  # a full disk kept it from being recorded
+        if isinstance(cause, TrainingError):  # a full disk prevented its record
             return cause
-        text = plain(cause)
-        kill = MemoryKill.from_text(text)
-        message = (
-            f"it was killed by Ray for memory: {kill.why}"
-            if kill
-            else f"a worker died: {_cause_line(text)}"
-        )
-        remedy = REMEDIES["memory" if kill else "died"]
-        return TrainingError(message, where=f"rank {rank}", remedy=remedy, rank=rank, trace=text)
+        what = f"a worker died: {_cause_line(text := plain(cause))}"
+        found = _kill(text) or TrainingError(what, remedy=REMEDIES["died"], trace=text)
+        found.where, found.rank = f"rank {rank}", rank
+        return found
     if failures:
         return failures[0].as_error()
     text = plain(root)
-    if (killed := _kill(text)) is not None:
-        return killed
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     message = f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}"
     remedy = (remedies or ["run again with -v to see Ray's own messages"])[0]
-    return TrainingError(message, remedy=remedy, trace=plain(error))
+    return _kill(text) or TrainingError(message, remedy=remedy, trace=plain(error))
 
 
 def plain(error: BaseException | None) -> str:

@@ -171,7 +171,7 @@ class Session:
             return {**result, "parts": made.parts}
         finally:
             with suppress(TrainingError):
-                run.update_summary(starts=launch.starts)
+                run.update_summary(starts=launch.snapshot.starts)
 
     def _stop(self, launch: Launch, error: BaseException, *, save: bool) -> None:
         """Stop the ranks; after an interrupt in the training with a last checkpoint if ``save``."""

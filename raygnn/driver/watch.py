@@ -86,7 +86,7 @@ def watch_training(
     with suppress(TrainingError):  # for other commands that show this run
         total_steps = min(total, train.max_steps or total)
         run.update_summary(total_steps=total_steps, metric=config.metric)
-    failures = FailureNotices(show, run, config, starts=max(1, launch.starts))
+    failures = FailureNotices(show, run, config, starts=max(1, launch.snapshot.starts))
     storage = _Storage(run, show, config.fault.storage_timeout.seconds)
     preemption = Preemption(launch.cluster, show, launch)
     saves = SaveFile(run, launch)

@@ -52,15 +52,23 @@ def room(needs: Mapping[str, float], running: Sequence[Worker] = ()) -> int:
     return sum(fit for name, fit in fits.items() if name in there)
 
 
-def on_each(nodes: Iterable[str], act: Callable[..., object], *args: Any) -> None:
-    """Run a function on nodes, by Ray's ids; ignore those that do not answer in time."""
+def start_on(node: str, act: Callable[..., object], *args: Any) -> Any:
+    """Start a function as a Ray task on a node, by Ray's id; returns the reference to its result.
+    Raises an error of Ray if no task can be started."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    return ray.remote(**options)(act).remote(*args)
+
+
+def on_each(nodes: Iterable[str], act: Callable[..., object], *args: Any) -> None:
+    """Run a function on nodes, by Ray's ids; ignore those that do not answer in time."""
+    import ray
+
     with suppress(Exception):  # a node, or all of Ray, is gone
-        task = ray.remote(num_cpus=0, max_retries=0)(act)
-        strategies = (NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes)
-        sent = [task.options(scheduling_strategy=strategy).remote(*args) for strategy in strategies]
+        sent = [start_on(node, act, *args) for node in nodes]
         for reply in ray.wait(sent, num_returns=len(sent), timeout=_ANSWER)[1]:
             ray.cancel(reply)
 

@@ -279,21 +279,19 @@ def test_a_rank_on_another_node(
 ) -> None:
     asked = []
 
-    class AnsweringTask:
-        def __init__(self, node: str, file: Path, pid: int, number: int):
-            assert (node, file, pid) == ("abc", job.logs / "rank-1.state", 1)
-            asked.append(number)
+    def start_on(node: str, act: Any, file: Path, pid: int, number: int) -> None:
+        assert (node, act, file, pid) == ("abc", health.send, job.logs / "rank-1.state", 1)
+        asked.append(number)
 
-        def answer(self) -> bool | None:
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    def answer(task: None) -> bool | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-        def cancel(self) -> None:
-            pass
-
-    monkeypatch.setattr(health, "SignalTask", AnsweringTask)
+    monkeypatch.setattr(health, "start_on", start_on)
+    monkeypatch.setattr(health, "_answer", answer)
+    monkeypatch.setattr("ray.cancel", lambda task, force: None)
     job.control = Control()
     job.control.begin([Worker(HOST, "here"), Worker("elsewhere", "abc")])
     job.watch(200, progress(1, 7, host="elsewhere"))
