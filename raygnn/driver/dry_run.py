@@ -24,10 +24,10 @@ from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.config.task import ClassTask, TaskConfig
-from raygnn.driver.inputs import CollectionInput, Input, PartitionInput
+from raygnn.driver.inputs import CollectionInput, Input
 from raygnn.errors import ConfigError
-from raygnn.graph.collection import CollectionMeta
-from raygnn.graph.data import TABLE, EdgeFrame, EdgeType, NodeFrame, TrainingRows, etype_str
+from raygnn.graph.collection import MissingCollection
+from raygnn.graph.data import TABLE, EdgeFrame, NodeFrame, TrainingRows, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, error, warn
@@ -55,14 +55,11 @@ def request_of(
         return None
     rows = {name: _few(found[TABLE]) for name, found in lists.items() if TABLE in found}
     classes: dict[str, int] = {}
-    for name, goal in goals.items():
+    for name in (each for each in goals if each not in rows):
         task = config.of(name).task
-        kind = goal.edges.etype if goal.edges else goal.ntype
-        if name in rows:
-            continue
         if task.several_labels:
             classes[name] = 2
-        elif task.classifies and (count := _classes(given, kind, task)) is not None:
+        elif task.classifies and (count := _classes(given, goals[name], task)) is not None:
             classes[name] = count
     collection = given.place if config.task.of_graphs else None
     end = math.ceil(2 * LIMIT)
@@ -81,26 +78,28 @@ def check_weights(config: Config, given: Input, goals: Mapping[str, TaskTarget])
     """Raise ConfigError unless a task has one class weight per class, if their number is known."""
     for name, goal in goals.items() if config.trains else ():
         task, table = config.of(name).task, config.of(name).table
-        kind = goal.edges.etype if goal.edges else goal.ntype
         where = f"tasks.{name}.class_weights" if name else "task.class_weights"
         if not isinstance(task, ClassTask) or not isinstance(task.class_weights, tuple):
             continue
         if table is None:
-            task.check_weights(_classes(given, kind, task), where)
+            task.check_weights(_classes(given, goal, task), where)
         elif rows := given.lists(config.of(name), name, None).get(TABLE):
             labels = rows.targets.shape[1] if task.several_labels else max(2, len(rows.words))
             task.check_weights(labels, where)
 
 
-def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int | None:
-    """Return the number of classes or labels of a node type's, edge type's or graphs' targets;
-    None if the targets are missing, or only the ranks will read them."""
-    if isinstance(given, CollectionInput) and isinstance(given.found, CollectionMeta):
+def _classes(given: Input, goal: TaskTarget, task: TaskConfig) -> int | None:
+    """Return the number of classes or labels of a task's targets; None if the targets are missing,
+    or only the ranks will read them."""
+    if isinstance(given, CollectionInput):
+        if isinstance(given.found, MissingCollection):
+            return None
         if task.several_labels:
             return math.prod(given.found.target(task.target).shape)
         num = given.found.classes(task.target)
         return None if num is None else max(2, num)
-    if kind is None or not isinstance(given, PartitionInput):
+    kind = goal.edges.etype if goal.edges else goal.ntype
+    if kind is None:
         return None
     if given.data is not None:
         nodes, edges = given.data.nodes, given.data.edges
@@ -112,10 +111,10 @@ def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int
         files = given.meta.files
         paths = [f.node_feats if isinstance(kind, str) else f.edge_feats for f in files]
         arrays = [read_tensor(path, key) for path in paths]
-    there = [array for array in arrays if array is not None and len(array)]
+    found = [array for array in arrays if array is not None and len(array)]
     if task.several_labels:
-        return math.prod(there[0].shape[1:]) if there else None
-    return max(2, *(int(array.max()) + 1 for array in there)) if there else None
+        return math.prod(found[0].shape[1:]) if found else None
+    return max(2, *(int(array.max()) + 1 for array in found)) if found else None
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def _outcome(
         process.wait(max(0.0, began + LIMIT - time.monotonic()))
     except subprocess.TimeoutExpired:
         return warn(
-            f"{kind} was not tried to the end: to make it and take one batch lasts longer than "
+            f"{kind} was not tried to the end: building it and running one batch takes longer than "
             f"{LIMIT:g} s on this machine's CPU",
             "make sure that it works, with a small graph and train.max_steps: 2",
         )

@@ -15,6 +15,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
 from raygnn.graph.data import TABLE
 from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.findings import some
 from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
@@ -40,12 +41,6 @@ class Plan:
     global_batch: int  # seeds per batch, over all ranks
     lists: Mapping[str, Any]  # negatives listed in files, see `Job`
 
-    def topology(self, config: Config) -> str | None:
-        """Distribution of the graph structure over the nodes; None for graph-level tasks."""
-        if config.task.of_graphs:
-            return None
-        return "replicated" if self.replicated else "partitioned"
-
     def steps_per_epoch(self, config: Config) -> int | None:
         """Return the number of optimizer steps; None if only the ranks will know."""
         if self.training_seeds is None:
@@ -58,11 +53,12 @@ class Plan:
 def count_workers(
     config: Config, cluster: RayCluster, show: Display
 ) -> tuple[Config, int, PartitionInput | None]:
-    """Count a job's workers; queries a running cluster and reads the graph if that decides.
+    """Count a job's workers; with ``cluster.workers: auto``, by the cluster's resources and the
+    number of nodes in the graph.
 
     Returns the configuration, with ``cluster.workers`` 1 in place of ``auto`` if the graph has few
     nodes; the maximum number of workers, for which the batch and the partition are built; and the
-    graph, if it was read. Raises InputError and PreflightError as `read_early`, and the latter
+    graph, if it was read. Raises InputError and PreflightError as `read_early`, and PreflightError
     without a connection to the cluster.
     """
     check_classes(config)
@@ -78,9 +74,9 @@ def count_workers(
 
 
 class ClusterNodes(ExitStack):
-    """Nodes that a job may use, surveyed as often as necessary; a context manager. ``show``:
-    display of a job that is to start, which waits for nodes and reserves resources on them until it
-    has decided (``cluster.wait``); None = survey the available nodes."""
+    """Nodes that a job may use; a context manager. ``show``: display of a job that is to start: the
+    first survey waits for nodes and reserves resources on them (``cluster.wait``); None = survey
+    the available nodes."""
 
     def __init__(self, config: Config, cluster: RayCluster, show: Display | None = None):
         super().__init__()
@@ -92,9 +88,9 @@ class ClusterNodes(ExitStack):
             self._room = RoomRequest(config, cluster, show)
 
     def survey(self, meta: Stored | None) -> Survey:
-        """Return the nodes' resources and what they see of the partition, if ``meta`` is one.
-        Raises InputError if the driver cannot write to the storage, and PreflightError without a
-        connection to the cluster, or room on it within ``cluster.wait``."""
+        """Return the nodes' resources and what they see of the partition with this manifest. Raises
+        InputError if the driver cannot write to the storage, and PreflightError without a
+        connection to the cluster, or if it has no resources within ``cluster.wait``."""
         if self._cluster.local:
             return probe_local(self._config, meta)
         config, room = self._config, self._room
@@ -122,9 +118,9 @@ class ClusterNodes(ExitStack):
 
 
 def make(config: Config, nodes: ClusterNodes, given: Input, show: Display) -> Input:
-    """Build the partition or collection if it is missing, after preflight has found no obstacle.
-    Raises InputError for bad input, and PreflightError if the job cannot run here; nothing was
-    made."""
+    """Build the partition or collection if it is missing and preflight finds no error. Raises
+    InputError for bad input, and PreflightError if the job cannot run here; then nothing is
+    built."""
     if given.meta is None:
         given.check(config)
         facts = given.facts(config)
@@ -158,7 +154,7 @@ def make_plan(
     if (rows := lists.get("", {}).get(TABLE)) is not None:  # the training table of the only task
         facts = replace(facts, splits=rows.counts)
     request = dry_run.request_of(config, given, facts, goals, lists)
-    # while the nodes are looked at
+    # the trial runs while the nodes are surveyed
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
         survey = nodes.survey(given.meta)
         with nullcontext() if request is None else show.stage("trial of the model"):
@@ -218,17 +214,16 @@ def header(
 ) -> dict[str, str]:
     """Return the rows of a job's header; ``purpose`` replaces training, e.g. "prediction"."""
     graph = config.graph
-    source = f"the partition in {config.partition.path}"
-    if graph is not None:
-        named = getattr(graph, "dataset", getattr(graph, "path", ""))
-        source = f"many graphs, {named}"
-    if graph is not None and not config.task.of_graphs:
-        source = f"{graph.format} {named}".strip()
-        source += f", {config.partition.used_method} partition"
-    span = str(workers)
+    name = getattr(graph, "dataset", getattr(graph, "path", ""))
+    if graph is None:
+        source = f"the partition in {config.partition.path}"
+    elif config.task.of_graphs:
+        source = f"many graphs, {name}"
+    else:
+        source = f"{graph.format} {name}".strip() + f", {config.partition.used_method} partition"
+    span = some(workers, "worker")
     if config.cluster.elastic and config.cluster.limits:
-        span = "{} to {}".format(*config.cluster.limits)
-    span += " worker" if span == "1" else " workers"
+        span = "{} to {} workers".format(*config.cluster.limits)
     model = config.model.kind
     if model == NO_LAYERS:
         model = "no layers"
@@ -238,8 +233,7 @@ def header(
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}
     if purpose is None:
-        epochs = f"{train.epochs} epoch{'s' * (train.epochs != 1)}"
-        text = f"{epochs}, batch {global_batch} on {span}, {train.optimizer}"
+        text = f"{some(train.epochs, 'epoch')}, batch {global_batch} on {span}, {train.optimizer}"
         done = {"training": f"{text}, lr {train.lr:g}"}
     return {
         "run": f"{config.name} → {place}",

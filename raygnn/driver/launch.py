@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,13 +81,13 @@ class Launch:
         self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         self._ended = threading.Event()  # see that of `RayCluster`
-        self._stopped = False
+        self._stopped = threading.Event()
         cluster.start()
         cluster.host(self._thread)
 
     def stop(self) -> None:
         """Stop the job; the ranks write crash dumps and exit."""
-        self._stopped = True
+        self._stopped.set()
         if self._control is not None and self.cluster.death() is None:
             self._control.stop()
         # an embedded Ray ends with this process, so there is no need to wait for it
@@ -140,7 +140,7 @@ class Launch:
         """Fetch a snapshot, and return True while the job runs."""
         if self._ended.is_set() or self.cluster.death() is not None:
             return False
-        if self._control is not None and not self._stopped:
+        if self._control is not None and not self._stopped.is_set():
             try:
                 self.snapshot = self._control.newest()
             except Exception as error:
@@ -156,7 +156,7 @@ class Launch:
         it."""
         while self.running():
             self._ended.wait(_POLL)
-        self._stopped = True  # a thread that still runs must not call Ray any more
+        self._stopped.set()  # a thread that still runs must not call Ray any more
         self._end_fit()
         failed = not self._ended.is_set() or self._error is not None
         if failed and (death := self.cluster.death()) is not None:
@@ -196,7 +196,7 @@ class Launch:
             import ray
 
             self.cluster.wait()
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             control = ControlHandle.create(
                 attempts(self._job.run_dir), FileServer(self._job.run_dir)
@@ -221,12 +221,12 @@ class Launch:
         from ray.exceptions import ActorDiedError
 
         failures = self._job.config.fault.max_failures
-        while not self._stopped:
+        while not self._stopped.is_set():
             try:
                 self._trainer(control, failures).fit()
                 return
             except ActorDiedError as error:
-                if self._controls() or self._stopped or self.cluster.death() is not None:
+                if self._controls() or self._stopped.is_set() or self.cluster.death() is not None:
                     raise
                 starts = control.snapshot().starts
                 failures = min(failures - 1, self._job.config.fault.max_failures - starts)
@@ -254,14 +254,13 @@ class Launch:
         if ours:
             from raygnn.driver.scaling import Failures, Scaling
 
-            stopped: Callable[[], bool] = lambda: self._stopped
             policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(job.config))
             trainer_class = compat.lean_trainer(
                 policy,
-                partial(Failures, stopped=stopped if inside else None),
+                partial(Failures, stopped=self._stopped.is_set if inside else None),
                 local=self.cluster.local,
                 inside=inside,
-                stopped=stopped,
+                stopped=self._stopped.is_set,
                 died=lambda: self.cluster.death() is not None,
             )
         return trainer_class(

@@ -69,7 +69,6 @@ class Loggers:
         self._tell = tell
         self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
         self._threads: list[LoggerThread] = []
-        self._started = False
 
     def __enter__(self) -> Loggers:
         return self
@@ -83,9 +82,9 @@ class Loggers:
             self._wait(_QUICK)
             if late := [thread.logger for thread in self._threads if thread.is_alive()]:
                 self._tell(
-                    f"waiting up to {_LAST:.0f} s for {' and '.join(late)} to take the last "
-                    f"records; Ctrl-C ends the wait alone: {self._path / METRICS} has all of "
-                    "them, and the run is as it is"
+                    f"waiting up to {_LAST:.0f} s for {' and '.join(late)} to receive the last "
+                    f"records; Ctrl-C ends only the wait: {self._path / METRICS} has all of them, "
+                    "and the run is unaffected"
                 )
                 self._wait(_LAST - _QUICK)
         if missing := [thread.logger for thread in self._threads if not thread.done]:
@@ -93,11 +92,8 @@ class Loggers:
         self._events.close()
 
     def start(self, step: int) -> None:
-        """Start the threads, once; ``step``: of this command's first record."""
-        if self._started:
-            return
-        self._started = True
-        for name in self._names:
+        """Start the threads, once. ``step``: that of this command's first record."""
+        for name in () if self._threads else self._names:
             if name in _PACKAGES:
                 os.environ.update({**_QUIET, **os.environ})
             backend = backend_of(name, self._path)
@@ -123,7 +119,7 @@ class LoggerThread(threading.Thread):
     Args:
         run: run directory.
         tell: called with notes for the user.
-        step: of this command's first record.
+        step: step of this command's first record.
     """
 
     def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
@@ -224,13 +220,13 @@ class LoggerThread(threading.Thread):
 
 
 class Backend(ABC):
-    """Logger that writes files in ``loggers/<name>``, or a remote one; any method may raise any
+    """Logger that writes to files in ``loggers/<name>``, or to a server. Any method may raise any
     exception, and take any time.
 
     Args:
         directory: ``loggers/`` of the run.
-        arguments: the user's.
-        config: of the run, logged as hyperparameters.
+        arguments: arguments from the configuration.
+        config: configuration of the run, logged as hyperparameters.
     """
 
     name: ClassVar[str]

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import psutil
 
@@ -32,8 +32,6 @@ from raygnn.preflight import machine
 from raygnn.preflight.knock import Knock
 from raygnn.runs.interrupts import taken
 from raygnn.util import reaper
-from raygnn.util.files import open_regular
-from raygnn.util.locks import try_flock
 from raygnn.worker.ray_nodes import takes_connection
 
 # a job stores little in Ray's object store; the default is 30 % of the memory
@@ -43,15 +41,14 @@ _START = 180.0  # seconds for Ray to start, or to accept a connection
 _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
-_LOOK = 2.0  # seconds between test connections to a cluster
+_CHECK = 2.0  # seconds between test connections to a cluster
 _RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
 _GCS_AWAY = 0.5  # share of the time for which Ray waits for its GCS, before it ends this process
 _GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
 _ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
 _CLAIMS = threading.Lock()
-_OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # variables
-_PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory of an embedded Ray, and a file in it
+_OF_RAY = ("RAY_", "TORCH_PROCESS_GROUP_", "PYTHONBREAKPOINT")  # prefixes of Ray's variables
 # Ray makes its directory writable for all users, and follows links in it, so a directory of this
 # user is around it. The name is short since it is part of socket paths.
 _RAYS = "r"
@@ -115,16 +112,16 @@ class RayCluster:
         self._error: BaseException | None = None
         self._knock: Knock | None = None
         self._directory: str | None = None  # for an embedded Ray's sockets and logs
-        self._owned: IO[str] | None = None  # locked while the directory is in use
-        self._reaper: subprocess.Popen[bytes] | None = None  # kills its processes after this one
+        # cleans up if this process is killed
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._core: Children | Endpoints | None = None
         self._death: str | None = None
-        self._looks = threading.Lock()
+        self._death_lock = threading.Lock()
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
         self._caller = threading.get_ident()
-        self._up = False  # Ray runs, possibly not ready yet
-        self.ours = False  # the job ends it, or disconnects
+        self._up = False  # True once Ray runs, possibly not ready yet
+        self.ours = False  # True if the job shuts it down, or disconnects
 
     def __enter__(self) -> RayCluster:
         return self
@@ -149,14 +146,14 @@ class RayCluster:
 
     def death(self) -> str | None:
         """Describe which of Ray's core processes has died; None while the job can continue."""
-        with self._looks:  # psutil returns a process's status once
+        with self._death_lock:  # psutil returns a process's status once
             if self._death is None and self._core is not None:
                 self._death = self._core.death()
             return self._death
 
     def answers(self) -> bool:
-        """Return True if Ray's core processes answer now, for which a call of Ray would wait."""
-        return self._core is None or self._core.ask()
+        """Return True if Ray's core processes answer now; a call of Ray would wait for them."""
+        return self.death() is None and (not isinstance(self._core, Endpoints) or self._core.ask())
 
     def start(self) -> None:
         """Begin to start or connect, once, in the background."""
@@ -259,16 +256,14 @@ class RayCluster:
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
-        if self._owned is not None:
-            self._owned.close()
-        self._directory = self._owned = self._reaper = None
+        self._directory = self._reaper = None
 
     def _keep_logs(self) -> Path | None:
         """Copy an embedded Ray's logs into the run directory, or else a temporary one."""
         if self.logs is None or not self.logs.is_dir():
             return None
-        run = self._run_dir
-        place = run / "logs" if run.is_dir() else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
+        kept = self._run_dir.is_dir()
+        place = self._run_dir / "logs" if kept else Path(tempfile.mkdtemp(prefix="raygnn-logs-"))
         with contextlib.suppress(OSError, shutil.Error):  # Ray may still write there
             shutil.copytree(self.logs, place / "ray", dirs_exist_ok=True)
         return place / "ray"
@@ -284,7 +279,7 @@ class RayCluster:
         self._wait_for_guests()  # they would crash when the interpreter exits
 
     def _wait_for_guests(self) -> None:
-        for thread in filter(threading.Thread.is_alive, self._guests):  # a stop may forbid a start
+        for thread in filter(threading.Thread.is_alive, self._guests):  # one may not have started
             thread.join(_LEAVE)
 
     def _claim(self) -> None:
@@ -320,7 +315,7 @@ class RayCluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         if self._address and not self.local and not _connected():
             self._knock = Knock(self._address)
-        import ray  # noqa: F401, meanwhile: it takes as long as the answer
+        import ray  # noqa: F401, takes as long as the head node's answer
 
         if self._knock is not None:
             self._knock.wait()
@@ -350,8 +345,7 @@ class RayCluster:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
             return
-        _sweep()
-        self._directory, self._owned = _own_directory()
+        self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
         self._reaper = reaper.start(self._directory)
         with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
@@ -398,25 +392,6 @@ def _our_sigterm() -> Iterator[Callable[[], object]]:
         yield restore
     finally:
         restore()
-
-
-def _own_directory() -> tuple[str, IO[str]]:
-    directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
-    draft = Path(directory, f"{_OWNER}.tmp")
-    owned = open(draft, "w")  # noqa: SIM115
-    try_flock(owned.fileno())
-    draft.rename(Path(directory, _OWNER))
-    return directory, owned
-
-
-def _sweep() -> None:
-    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        # any user may create files there, such as a FIFO, whose open would block
-        with contextlib.suppress(OSError), open_regular(owner) as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                continue
-            if try_flock(file.fileno()):  # not in use
-                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _remove(directory: str) -> None:
@@ -494,9 +469,6 @@ class Children:
             return f"{role} (process {process.pid}) {_ended(status)}"
         return None
 
-    def ask(self) -> bool:
-        return self.death() is None
-
 
 class Endpoints:
     """Core processes of a cluster: the head node's GCS, which may restart, and this node's
@@ -520,7 +492,7 @@ class Endpoints:
         """Describe which process has accepted no connection for too long."""
         if time.monotonic() < self._next:
             return None
-        self._next = time.monotonic() + _LOOK
+        self._next = time.monotonic() + _CHECK
         self.ask()
         for (role, host, port), since in self._silent.items():
             silent = time.monotonic() - since

@@ -216,19 +216,12 @@ class Session:
 
 @contextmanager
 def session_beside(
-    config: Config,
-    place: str,
-    show: Display,
-    started: float,
-    *,
-    interrupted: Callable[[RunDir], str],
-    verbose: bool,
-    purpose: str | None = None,
+    config: Config, show: Display, started: float, *, verbose: bool, purpose: str
 ) -> Iterator[Session]:
-    """Begin a session in ``<storage>/<place>/<name>``, without touching the run of that name: for
-    predictions. Nothing is uploaded to an object store. ``place`` is a name that no run can have.
-    Raises InputError if the directory is a link, and as `raygnn.train` does."""
-    beside = config.local_storage / place
+    """Begin a session for predictions in ``<storage>/.predicting/<name>``, without touching the run
+    of that name. Nothing is uploaded to an object store. The directory is removed afterwards,
+    unless the ranks failed. Raises InputError if it is a link, and as `raygnn.train` does."""
+    beside = config.local_storage / ".predicting"  # no run can have this name
     if beside.is_symlink():  # it may lead to other runs, which would be removed
         raise InputError("this is a symbolic link", where=str(beside), remedy="remove it")
     with (
@@ -239,12 +232,11 @@ def session_beside(
             run,
             show,
             started,
-            interrupted=lambda run: (interrupted(run), None),
+            interrupted=lambda run: ("interrupted; nothing was written", None),
             verbose=verbose,
             purpose=purpose,
         ) as session,
     ):
-        # the session's own directory is removed afterwards
         shown = None if config.store is None else (config.store / config.name).shared
         session.make_plan(session.workers * config.sampling.batch_size, shown)
         session.begin()
@@ -261,10 +253,7 @@ def _cleared(run: RunDir) -> Iterator[None]:
         keep = error.exit_code != InputError.exit_code
         raise
     finally:
-        mine = run.begun and run.lost is None
-        if mine:
-            shutil.rmtree(run.path / ROWS, ignore_errors=True)
-        if mine and not keep:
-            shutil.rmtree(run.path, ignore_errors=True)
-            with suppress(OSError):
-                run.path.parent.rmdir()  # if nothing else lies there
+        if run.begun and run.lost is None:
+            shutil.rmtree(run.path / ROWS if keep else run.path, ignore_errors=True)
+            with suppress(OSError):  # other runs' directories may be there
+                run.path.parent.rmdir()

@@ -119,7 +119,8 @@ def train(
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
-        result |= {"topology": session.plan.topology(config), "versions": versions}
+        topology = "replicated" if session.plan.replicated else "partitioned"
+        result |= {"topology": None if config.task.of_graphs else topology, "versions": versions}
         wait = config.fault.storage_timeout.seconds
         summary = run.update_summary(wait, **result, status="done")
     show.closing(summary, run.shown)

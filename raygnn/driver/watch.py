@@ -20,7 +20,7 @@ from raygnn.worker.control import SaveRequest
 
 _POLL = 0.2  # seconds between polls of the records
 _STORAGE_POLL = 5.0  # seconds between checks of the storage
-_LITTLE = 4096  # bytes
+_WRITTEN = 4096  # bytes that a check writes
 _SAVE_POLL = 1.0  # seconds between checks for a user's request
 
 
@@ -36,26 +36,14 @@ class Watch:
         self._show = job.show
 
     def start_up(self, detail: Callable[[str], object], arrived: Callable[[], bool]) -> None:
-        """Wait until ``arrived`` returns True, or the job ends; ``detail``: called with the present
-        activity of Ray or the ranks. Raises TrainingError if the workers do not start."""
+        """Wait until ``arrived`` returns True, or the job ends. ``detail``: called with what Ray or
+        the ranks do. Raises TrainingError if the workers do not start."""
         while self._launch.running() and not arrived():
             self._startup.poll()
             if text := startup_progress(self._launch.snapshot) or self._startup.detail:
                 detail(text)
             self.poll()
             interrupts.sleep(_POLL)
-
-    def first_records(self, tail: MetricsTail) -> list[Record]:
-        """Show the startup as a stage, and return the first records."""
-        records: list[Record] = []
-
-        def arrived() -> bool:
-            records.extend(tail.poll())
-            return bool(records)
-
-        with self._show.stage("Ray and workers") as detail:
-            self.start_up(detail, arrived)
-        return records
 
     def poll(self) -> None:
         """Check the heartbeats, and show events of the ranks and of Ray Train's controller."""
@@ -77,8 +65,14 @@ def watch_training(
     """Show the records of a training until it ends, and pass them on. Raises TrainingError if the
     workers do not start, or the run directory is gone."""
     config, run, show = job.config, job.run, job.show
-    watch = Watch(job, launch)
-    records = watch.first_records(tail)
+    watch, records = Watch(job, launch), list[Record]()
+
+    def arrived() -> bool:
+        records.extend(tail.poll())
+        return bool(records)
+
+    with show.stage("Ray and workers") as detail:
+        watch.start_up(detail, arrived)
     launch.began = bool(records)
     train = config.train
     steps = job.plan.steps_per_epoch(config) or launch.snapshot.steps_per_epoch or 1
@@ -160,7 +154,7 @@ class _Storage:
             return
         self._next = time.monotonic() + _STORAGE_POLL
         try:
-            self._file.write_bytes(bytes(_LITTLE))
+            self._file.write_bytes(bytes(_WRITTEN))
             self._file.unlink()
         except OSError as error:
             if not self._told:

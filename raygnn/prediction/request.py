@@ -27,8 +27,6 @@ from raygnn.runs.run_directory import CHECKPOINTS
 from raygnn.runs.trust import classes
 from raygnn.worker.job import SPLITS, Request
 
-_PLACE = ".predicting"  # in the storage; no run can have this name
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -75,13 +73,7 @@ class Asked:
         elif self.weights.data is None:
             self.show.note("the run has no record of its data, so they are not compared")
         with session_beside(
-            self.config,
-            _PLACE,
-            self.show,
-            self.started,
-            interrupted=lambda run: "interrupted; nothing was written",
-            verbose=self.verbose,
-            purpose=purpose,
+            self.config, self.show, self.started, verbose=self.verbose, purpose=purpose
         ) as session:
             if check is not None:
                 check(session.plan)

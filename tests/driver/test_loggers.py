@@ -163,8 +163,8 @@ def test_a_logger_that_hangs_holds_nothing_up(
             loggers.start(1)
         assert shown(run, "train/loss") == [(1, 1.0)]  # the other logger has all records
     waiting, missing = told
-    assert " s for wandb to take the last records; Ctrl-C ends the wait alone" in waiting
-    assert f"{run.path / 'metrics.jsonl'} has all of them, and the run is as it is" in waiting
+    assert " s for wandb to receive the last records; Ctrl-C ends only the wait" in waiting
+    assert f"{run.path / 'metrics.jsonl'} has all of them, and the run is unaffected" in waiting
     assert missing == "wandb did not get all records; metrics.jsonl has them"
 
 
