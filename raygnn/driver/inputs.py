@@ -3,7 +3,7 @@ or yet to be built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -19,7 +19,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection, split_graphs
-from raygnn.graph.data import EdgeTarget, EdgeType, GraphData, etype_str
+from raygnn.graph.data import TABLE, EdgeTarget, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, reading_bytes
 from raygnn.graph.validate import check_weights
@@ -324,6 +324,12 @@ def find_input(config: Config) -> Input:
     if config.task.of_graphs:
         return CollectionInput(find_collection(config))
     return PartitionInput(find_partition(config, 1), None)
+
+
+def with_rows(facts: PartitionFacts, lists: Mapping[str, Any]) -> PartitionFacts:
+    """Return the facts with the splits of the only task's training table, if it has one."""
+    rows = lists.get("", {}).get(TABLE)
+    return facts if rows is None else replace(facts, splits=rows.counts)
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:

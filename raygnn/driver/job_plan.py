@@ -10,12 +10,10 @@ from typing import Any
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.inputs import Input, PartitionInput, patient, read_early
+from raygnn.driver.inputs import Input, PartitionInput, patient, read_early, with_rows
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.startup import RoomRequest
-from raygnn.graph.data import TABLE
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.findings import some
 from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
@@ -151,8 +149,7 @@ def make_plan(
         for name, goal in goals.items()
         if (goal.edges or goal.ntype) and (found := given.lists(config.of(name), name, goal.edges))
     }
-    if (rows := lists.get("", {}).get(TABLE)) is not None:  # the training table of the only task
-        facts = replace(facts, splits=rows.counts)
+    facts = with_rows(facts, lists)
     request = dry_run.request_of(config, given, facts, goals, lists)
     # the trial runs while the nodes are surveyed
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
@@ -221,7 +218,7 @@ def header(
         source = f"many graphs, {name}"
     else:
         source = f"{graph.format} {name}".strip() + f", {config.partition.used_method} partition"
-    span = some(workers, "worker")
+    span = f"{workers} worker{'s' * (workers != 1)}"
     if config.cluster.elastic and config.cluster.limits:
         span = "{} to {} workers".format(*config.cluster.limits)
     model = config.model.kind
@@ -233,7 +230,8 @@ def header(
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}
     if purpose is None:
-        text = f"{some(train.epochs, 'epoch')}, batch {global_batch} on {span}, {train.optimizer}"
+        epochs = f"{train.epochs} epoch{'s' * (train.epochs != 1)}"
+        text = f"{epochs}, batch {global_batch} on {span}, {train.optimizer}"
         done = {"training": f"{text}, lr {train.lr:g}"}
     return {
         "run": f"{config.name} → {place}",
