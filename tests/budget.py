@@ -56,16 +56,16 @@ LINES_TODAY = {
     "preflight": 2_705,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_449,
-    "driver": 4_216,
-    "prediction": 1_356,
+    "worker": 8_457,
+    "driver": 4_044,
+    "prediction": 1_348,
     "search": 1_039,
     "serving": 2_389,
     "runs": 4_529,
     "jobs": 1_238,
     "cli": 855,
-    "package": 61_388,
-    "tests": 60_475,
+    "package": 61_216,
+    "tests": 60_443,
 }
 MODULES, MODULES_TODAY = 189, 244
 FOLDER_MODULES = 14
