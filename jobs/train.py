@@ -3,13 +3,13 @@
 ray job submit --address http://127.0.0.1:8265 --runtime-env jobs/runtime-env.yaml \
     --working-dir . -- python jobs/train.py jobs/cora.yaml
 
-Arguments and exit codes are those of `raygnn train`. It first sees that what was uploaded is small,
-and that the run does not land in the copy of the working directory, which Ray throws away.
+Arguments and exit codes are those of `raygnn train`. Before it starts,
+it checks that the run is not written into the copy of the working directory, which Ray deletes.
 """
 
 import sys
 
-from raygnn.cli.train_entry import submitted
+from raygnn.cli import submitted
 
 if __name__ == "__main__":
     sys.exit(submitted(sys.argv[1:]))

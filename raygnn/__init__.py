@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from raygnn.prediction.driver_side import predict as predict
     from raygnn.prediction.driver_side import recommend as recommend
     from raygnn.prediction.export import export as export
-    from raygnn.runs.diagnose import diagnose as diagnose
+    from raygnn.runs.diagnose.judge import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
     from raygnn.search.run_search import tune as tune
-    from raygnn.serving.explain_command import explain as explain
-    from raygnn.serving.serve_command import serve as serve
+    from raygnn.serving.commands import explain as explain
+    from raygnn.serving.commands import serve as serve
     from raygnn.tasks.lightning_modules import TaskModule
 
     Task = TaskModule
@@ -49,15 +49,14 @@ _MODULES = {
     ),
     "raygnn.jobs.local_job": ("launch",),
     "raygnn.jobs.submit": ("submit",),
-    "raygnn.runs.diagnose": ("diagnose",),
+    "raygnn.runs.diagnose.judge": ("diagnose",),
     "raygnn.runs.run": ("open_run",),
     "raygnn.driver.train": ("check", "partition", "train"),
     "raygnn.prediction.driver_side": ("embed", "evaluate", "predict", "recommend"),
     "raygnn.prediction.export": ("export",),
     "raygnn.tasks.lightning_modules": ("Task",),
     "raygnn.search.run_search": ("tune",),
-    "raygnn.serving.explain_command": ("explain",),
-    "raygnn.serving.serve_command": ("serve",),
+    "raygnn.serving.commands": ("explain", "serve"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

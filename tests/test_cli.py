@@ -375,7 +375,7 @@ def test_of_a_trace_the_users_frames_are_shown(
         "",
         "  /home/me/nets.py:12 in forward",
         "  /home/me/layers.py:3 in forward",
-        f"  the whole trace is in {tmp_path}/logs/rank-1.log",
+        f"  the complete trace is in {tmp_path}/logs/rank-1.log",
     ]
     assert main(["train", "job.yaml", "-v"]) == 4
     said = capsys.readouterr().err
@@ -392,7 +392,7 @@ def test_of_a_trace_without_the_users_the_innermost_frames_are_shown(
     assert "worker.py" not in said
     assert "trainer.py" not in said
     assert said.count(" in forward\n") == 2
-    assert "functional.py:2 in linear\n  the whole trace is shown with -v\n" in said
+    assert "functional.py:2 in linear\n  the complete trace is shown with -v\n" in said
 
 
 def test_an_error_ends_with_what_says_more(

@@ -195,7 +195,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
-    from raygnn.runs.diagnose import diagnose, show
+    from raygnn.runs.diagnose.judge import diagnose, show
     from raygnn.runs.display import Display
 
     diagnosis = diagnose(args.name, args.storage)
@@ -231,7 +231,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from raygnn.serving.explain_command import explain
+    from raygnn.serving.commands import explain
 
     names = ("out", "k", "fanout", "task", "overwrite", "at", "trust", "storage")
     options = {name: getattr(args, name) for name in names}
@@ -242,7 +242,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from raygnn.serving.serve_command import serve
+    from raygnn.serving.commands import serve
 
     serve(args.name, **_options(args))
     return 0

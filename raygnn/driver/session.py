@@ -33,7 +33,7 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.preflight.report import refuse
 from raygnn.runs import interrupts, trust
-from raygnn.runs.diagnose import diagnose
+from raygnn.runs.diagnose.judge import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run_directory import PARTITION, PREFLIGHT, SAVE, RunDir, read_config

@@ -39,7 +39,7 @@ from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
 from raygnn.runs.metrics_files import MetricsTail, Record
-from raygnn.runs.report.page import record_notes, reported
+from raygnn.runs.report.page import reported
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 
@@ -96,7 +96,7 @@ def train(
             patience=config.fault.storage_timeout.seconds,
             tell=show.note,
         ) as run,
-        reported(run, show),
+        reported(run, show) as record_notes,
         Loggers(config, run.path, show.note) as loggers,
         Session(config, run, show, started, interrupted=can_go_on, verbose=verbose) as session,
     ):
@@ -108,7 +108,7 @@ def train(
             show.note(done)
             return _opened(run)
         session.begin()
-        record_notes(run, show)
+        record_notes()
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
         records = MetricsTail(run.path / METRICS)

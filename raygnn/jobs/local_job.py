@@ -28,6 +28,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.run_directory import JOB
 
 _OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
+_CHILD = "import sys, raygnn.cli; sys.exit(raygnn.cli.launched())"
 _MOST_LINES = 10_000
 _POLL = 0.2  # seconds
 _LAST = 5.0  # seconds for its last output, once it has ended
@@ -88,7 +89,7 @@ class LocalJob(Handle):
         self._outcome = os.fdopen(outcome)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "raygnn.cli.train_entry"],
+                [sys.executable, "-c", _CHILD],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -26,11 +26,11 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
+from raygnn.runs.diagnose.causes import shown
 from raygnn.runs.metrics_files import of_class, split_order
 from raygnn.runs.output import Output, as_text, printable
 from raygnn.runs.progress_line import TrainingProgress
 from raygnn.runs.run_directory import LOGS, REPORT
-from raygnn.runs.tracebacks import shown
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 _FILE_WIDTH = 200  # no table is folded in a file
@@ -137,29 +137,20 @@ class Display:
         layout = _layout([columns, *cells], self.console.width)
         self._line((title, "bold"))
         if layout is None:
-            self._blocks(columns, cells)
+            for row in cells:
+                texts = [f"{name}: {value}" for name, value in zip(columns, row) if value]
+                self._line("\n" + "\n  ".join(texts))
+            self._line("")
             return
         padding, widths = layout
         table = Table(box=box.SIMPLE_HEAD, padding=(0, padding))
-        for index, (column, width) in enumerate(zip(columns, widths)):
-            numeric = all(isinstance(row[index], Real) for row in rows)
-            table.add_column(
-                self._safe(column),
-                justify="right" if numeric else "left",
-                overflow="fold",
-                width=width,
-            )
+        for column, width, values in zip(columns, widths, zip(*rows)):
+            right = all(isinstance(value, Real) for value in values)
+            justify: Any = "right" if right else "left"
+            table.add_column(self._safe(column), justify=justify, overflow="fold", width=width)
         for row in cells:
             table.add_row(*map(self._safe, row))
         self.console.print(table)
-
-    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        for row in rows:
-            self._line("")
-            for name, value in zip(columns, row):
-                if value:
-                    self._line(f"{'' if name == columns[0] else '  '}{name}: {value}")
-        self._line("")
 
     def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
         """Print the outcome of a run. ``summary``: ``summary.json``, of which any key may be
@@ -189,12 +180,11 @@ class Display:
         if slow := _slow(summary.get("ranks") or []):
             rows["slow ranks"] = slow
         rows["run directory"] = path = str(path)
+        rows["next"] = f"read {path}/logs, then train with --resume or --overwrite"
         if rows["status"] == "done":
-            rows["next"] = f"raygnn.open_run({path!r}) in Python"
-            if os.path.exists(f"{path}/{REPORT}"):
-                rows["next"] = f"open {path}/{REPORT} in a browser, or {rows['next']}"
-        else:
-            rows["next"] = f"read {path}/logs, then train with --resume or --overwrite"
+            page = os.path.exists(f"{path}/{REPORT}")
+            rows["next"] = f"open {path}/{REPORT} in a browser, or " * page
+            rows["next"] += f"raygnn.open_run({path!r}) in Python"
         self._line("")
         self.header(rows)
 
@@ -202,24 +192,20 @@ class Display:
         """Print the cause, where and the remedy, then a trace's frames of the user's code, or the
         complete trace if verbose, and a pointer to more."""
         self._line(("error: ", "bold red"), error.what, to=self.error_console)
-        if error.where:
-            self._line(f"  at {error.where}", to=self.error_console)
-        if error.remedy:
-            self._line(f"  → {error.remedy}", to=self.error_console)
+        lines: list[str | tuple[str, str]] = [f"  at {error.where}"] if error.where else []
+        lines += [f"  → {error.remedy}"] if error.remedy else []
         trace, run = getattr(error, "trace", None), getattr(error, "run", None)
         if trace:
-            self._line("", to=self.error_console)
             stack = [] if self.verbose else shown(trace)
             text = "\n".join(f"  {frame}" for frame in stack) or str(trace).rstrip()
-            self._line((text, "dim"), to=self.error_console)
+            lines += ["", (text, "dim")]
             if stack:
-                rank = getattr(error, "rank", None)
-                log = os.path.join(run, LOGS, f"rank-{rank}.log") if run else None
-                whole = f"in {log}" if log and os.path.exists(log) else "shown with -v"
-                self._line(f"  the whole trace is {whole}", to=self.error_console)
-        if run:
-            self._line("", to=self.error_console)
-            self._line(f"  → raygnn diagnose {shlex.quote(run)}", to=self.error_console)
+                log = f"{run}/{LOGS}/rank-{getattr(error, 'rank', None)}.log"
+                found = f"in {log}" if run and os.path.exists(log) else "shown with -v"
+                lines.append(f"  the complete trace is {found}")
+        lines += ["", f"  → raygnn diagnose {shlex.quote(run)}"] if run else []
+        for line in lines:
+            self._line(line, to=self.error_console)
 
     def _line(self, *parts: str | tuple[str, str], to: Console | None = None) -> None:
         """Print text without markup; the terminal itself breaks long lines."""

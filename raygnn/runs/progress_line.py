@@ -22,8 +22,6 @@ _GAP = "  "
 _LINE = re.compile(
     r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
 )
-# first word of a column → order in which columns are dropped, the highest first
-_DROPPED = {"epoch": 0, "loss": 1, "step": 4}
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,10 @@ class ProgressLine:
         return min(1.0, self.step / self.total)
 
     def fitting(self, width: int) -> str:
-        """Drop the least important columns until the line fits."""
+        """Drop columns before the last until the line fits."""
         columns = self.text.split(_GAP)
-        metrics = [column for column in columns if column.startswith("val/")]
-
-        def order(column: str) -> int:
-            if column.endswith(" seeds/s"):
-                return 6
-            if column in metrics[1:]:
-                return 5
-            return 2 if column.endswith(" left") else _DROPPED.get(column.split(" ")[0], 3)
-
         while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
-            columns.remove(max(reversed(columns), key=order))
+            del columns[max(1, len(columns) - 2)]
         return _GAP.join(columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -102,13 +91,9 @@ class TrainingProgress:
         if self._first is None:
             # rates are measured from the first record on, without the startup
             self._first = (self._step, self._time)
-        values = {
-            key: value
-            for key, value in record.items()
-            if key in ("train/loss", "seeds_per_second") or key.startswith("val/")
-            if isinstance(value, (int, float))
-        }
-        self._values |= values
+        shown = ("train/loss", "seeds_per_second", "val/")
+        values = {k: v for k, v in record.items() if k.startswith(shown)}
+        self._values |= {k: v for k, v in values.items() if isinstance(v, (int, float))}
         evaluated = any(key.startswith("val/") for key in values)
         due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
         due |= evaluated and self._time - self._last_line_time >= _SECONDS_BETWEEN_EVALUATIONS

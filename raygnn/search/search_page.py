@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.runs.report.charts import COLORS, Chart, curve
-from raygnn.runs.report.page import render
-from raygnn.runs.report.sections import Tile
+from raygnn.runs.report.page import Tile, render
 from raygnn.search.record import SearchResult, shown, table
 from raygnn.util.files import write_atomic
 

@@ -23,8 +23,7 @@ from starlette.exceptions import HTTPException
 from raygnn import __version__
 from raygnn.config.task import built_in_kind
 from raygnn.runs.run import Run, open_run
-from raygnn.serving.graph_answers import GraphAnswers
-from raygnn.serving.link_answers import LinkAnswers
+from raygnn.serving.link_graph_answers import GraphAnswers, LinkAnswers
 from raygnn.serving.new_rows import AllRows
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (

@@ -24,8 +24,7 @@ from raygnn.graph.data import MASKS, TABLE, EdgeFrame, EdgeType, GraphData, Node
 from raygnn.graph.outofcore.divide import make_partition
 from raygnn.graph.partition.make import Missing
 from raygnn.preflight.facts import ArrayType
-from raygnn.runs.diagnose.causes import where
-from raygnn.runs.tracebacks import frames, own_modules
+from raygnn.runs.diagnose.causes import frames, own_modules, where
 from raygnn.sampling.exchange import World
 from raygnn.tasks.metrics import every_class, own_metric
 from raygnn.util.files import write_atomic

@@ -430,8 +430,8 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     assert first == "error: ValueError: the sixth batch is not to my liking"
     assert "rank 1" in where
     assert re.search(r"^  \S+/tests/support/own_models.py:\d+ in forward$", err, re.M)
-    assert "site-packages" not in err  # the whole trace is elsewhere
-    (log,) = re.findall(r"^  the whole trace is in (\S+/logs/rank-1.log)$", err, re.M)
+    assert "site-packages" not in err  # the complete trace is elsewhere
+    (log,) = re.findall(r"^  the complete trace is in (\S+/logs/rank-1.log)$", err, re.M)
     assert "site-packages/lightning" in Path(log).read_text()
     assert command.left_behind() == []
 

@@ -14,16 +14,14 @@ from rich.console import Console
 
 import raygnn
 from raygnn.errors import DataError, InputError
-from raygnn.runs.diagnose import show
-from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
+from raygnn.runs.diagnose.causes import FROZEN, REMEDIES, crashed_at, frames
 from raygnn.runs.diagnose.evidence import Evidence, Traces
-from raygnn.runs.diagnose.judge import Diagnosis, judge
+from raygnn.runs.diagnose.judge import Diagnosis, judge, show
 from raygnn.runs.diagnose.rank_reports import first_difference
 from raygnn.runs.diagnose.state_file import Life, RankAttempt, State, ThreadPhase, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir
-from raygnn.runs.tracebacks import crashed_at, frames
 
 NOW = 1_000_000.0  # when the made-up runs went down
 USER = {"file": "/home/me/my_model.py", "line": 7, "function": "forward", "whose": "user"}

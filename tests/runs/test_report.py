@@ -14,12 +14,13 @@ import pytest
 
 from raygnn.cli import main
 from raygnn.errors import InputError
+from raygnn.runs.display import NullDisplay
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.report import charts
 from raygnn.runs.report.charts import of_ranks, thin
-from raygnn.runs.report.page import as_json, write_report
-from raygnn.runs.report.sections import Source, read_some
+from raygnn.runs.report.page import Source, as_json, read_some, reported, write_report
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import RunDir
 from tests.support.made_runs import make_run, write_records
 
 
@@ -257,3 +258,16 @@ def test_ranks_as_a_table(run: Path) -> None:
     assert backward["value"].idxmax() == backward.index[2]
     (run / "ranks.jsonl").unlink()
     assert len(Run(run).ranks) == 0
+
+
+def test_notes_are_recorded_until_the_end_of_the_run(tmp_path: Path) -> None:
+    show = NullDisplay()
+    with RunDir.create(tmp_path, "run") as run, reported(run, show) as record_notes:
+        show.note("before it began")
+        run.begin({"name": "run"})
+        record_notes()
+        show.note("after it began")
+    texts = [event["text"] for event in Source.read(run.path).events]
+    assert texts[1:] == ["after it began"]
+    opened = [os.readlink(entry) for entry in os.scandir("/proc/self/fd")]
+    assert not any(name.startswith(str(tmp_path)) for name in opened)

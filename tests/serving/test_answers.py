@@ -18,7 +18,7 @@ from raygnn.errors import InputError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
 from raygnn.serving.application import ModelReplica, _answers, _kinds, _load, _model
-from raygnn.serving.link_answers import LinkAnswers
+from raygnn.serving.link_graph_answers import LinkAnswers
 from raygnn.serving.node_answers import NodeAnswers
 from raygnn.serving.questions import (
     AnyQuestion,

@@ -29,8 +29,8 @@ from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import InputError, PreflightError, TrainingError
 from raygnn.serving import app
 from raygnn.serving.application import LARGEST
-from raygnn.serving.serve_command import _check_port
-from raygnn.serving.serve_command import serve as serve_until_stopped
+from raygnn.serving.commands import _check_port
+from raygnn.serving.commands import serve as serve_until_stopped
 from tests.support.commands import Command
 from tests.support.pages import CHECKOUT
 from tests.support.postgres import free_port
@@ -261,6 +261,26 @@ def test_what_is_refused_before_anything_starts(place: Path, port: int) -> None:
     with pytest.raises(PreflightError, match="replicas"):
         serve_until_stopped(place / "runs" / "one", port=free_port(), replicas=999, display=False)
     assert ray.is_initialized()
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Idle:
+    pass
+
+
+def test_a_service_that_is_interrupted_at_its_start_is_removed(
+    place: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy = serve.run
+
+    def interrupted(_: Any, *, name: str, **options: Any) -> None:
+        deploy(Idle.bind(), name=name, route_prefix="/idle")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        serve_until_stopped(place / "runs" / "one", port=port, display=False)
+    assert list(serve.status().applications) == ["test"]
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
+import raygnn
 from raygnn.errors import InputError
 from raygnn.graph.collection import find_collection, open_collection
 from raygnn.graph.collection.mapped_collection import Sample
@@ -17,7 +18,7 @@ from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
 from raygnn.sampling.collate import arrays_of
 from raygnn.serving.application import _kinds
-from raygnn.serving.graph_answers import GraphAnswers
+from raygnn.serving.link_graph_answers import GraphAnswers
 from raygnn.serving.questions import GraphQuestion, RequestError
 from raygnn.serving.served_run import Served, ServedModel
 from tests.prediction.test_predict import ask
@@ -155,3 +156,20 @@ def test_features_that_were_scaled_over_all_graphs(tmp_path: Path) -> None:
     run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 1}))
     with pytest.raises(InputError, match="scales features over all graphs"):
         Served.find(run)
+
+
+@pytest.mark.dgl
+def test_nodes_that_cannot_be_counted_fail_their_request_alone(
+    model: GraphAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_read", lambda kind: ())
+    graph = {"nodes": {"_N": {}}, "edges": {"_N:_E:_N": {"source": [], "target": []}}}
+    (answer,) = model.answer([GraphQuestion([graph])])
+    assert isinstance(answer, RequestError)
+    assert (answer.where, "count them" in answer.what) == ("graphs[0].nodes._N", True)
+
+
+@pytest.mark.dgl
+def test_graphs_are_not_explained(model: GraphAnswers) -> None:
+    with pytest.raises(InputError, match="predictions for nodes are explained"):
+        raygnn.explain(model._model.served.config.run_dir, [3])

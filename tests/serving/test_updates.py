@@ -19,9 +19,9 @@ from raygnn.runs.run import open_run
 from raygnn.runs.run_directory import RunDir
 from raygnn.serving import updates
 from raygnn.serving.application import _checked
+from raygnn.serving.commands import serve as serve_until_stopped
 from raygnn.serving.new_rows import AllRows, NewRows
 from raygnn.serving.questions import RequestError, Update
-from raygnn.serving.serve_command import serve as serve_until_stopped
 from raygnn.serving.updates import UpdateLog
 from raygnn.storage.remote import AnyPath, any_path
 from tests.prediction.test_new_data import asked

@@ -26,7 +26,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.resume import StartPoint, find_start
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
 from raygnn.preflight.probe import Question, node_facts
-from raygnn.runs.diagnose import diagnose
+from raygnn.runs.diagnose.judge import diagnose
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import list_runs, open_run
 from raygnn.runs.run_directory import EVENTS, Events, RunDir

@@ -13,7 +13,7 @@ import torch
 
 from raygnn.config.load import load_config
 from raygnn.errors import ConfigError
-from raygnn.runs.tracebacks import own_modules
+from raygnn.runs.diagnose.causes import own_modules
 from raygnn.tasks.lightning_modules import TaskModule
 from tests.conftest import CHECKOUT
 from tests.driver.test_dry_run import outcome

@@ -9,20 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
-from raygnn.runs.diagnose.state_file import (
-    BOX,
-    CRASH,
-    DRIVER,
-    FAILURE,
-    STATE,
-    State,
-    read_state,
-)
+from raygnn.runs.diagnose.causes import own_modules
+from raygnn.runs.diagnose.state_file import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
 from raygnn.runs.run_directory import (
     CONFIG,
     LOGS,
@@ -34,7 +28,6 @@ from raygnn.runs.run_directory import (
     read_status,
     read_summary,
 )
-from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a traceback that are read
@@ -102,7 +95,7 @@ class _EvidenceReader:
             run=str(self.path),
             status=status,
             error=error,
-            own=self._own_modules(),
+            own=own_modules(self._config()),
             attempt=attempt,
             ranks=tuple(ranks),
             driver=self._json(f"{LOGS}/{DRIVER}", _DRIVER) or {},
@@ -122,10 +115,9 @@ class _EvidenceReader:
         failures = {r: self._json(f"{LOGS}/rank-{r}{FAILURE}", _FAILURE) for r in numbers}
         starts = [state.start for state in states.values() if state]
         newest = max(starts, key=lambda start: (start.command, start.attempt), default=None)
-        if newest is None:
-            attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
-            since, world = 0.0, numbers
-        else:
+        attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
+        since, world = 0.0, numbers
+        if newest is not None:
             attempt, since = newest.attempt, newest.command
             world = [*range(min(newest.world, _MOST_RANKS))]
 
@@ -142,14 +134,12 @@ class _EvidenceReader:
             ranks.append(Traces(rank, state, box, failure, crash))
         return ranks, attempt
 
-    def _own_modules(self) -> tuple[str, ...]:
-        try:
-            config = read_config(self.path) if is_run(self.path) else {}
-        except DataError:
-            config = {}
-        if not config:
-            self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
-        return own_modules(config)
+    def _config(self) -> dict[str, Any]:
+        with suppress(DataError):
+            if is_run(self.path) and (config := read_config(self.path)):
+                return config
+        self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
+        return {}
 
     def _state(self, rank: int) -> State | None:
         try:
@@ -187,6 +177,6 @@ def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
     """Return the failure in a rank's state file, where a full disk kept it from recording it."""
     if state is None or state.start.attempt != attempt or not state.words:
         return None
-    file = f"rank-{state.start.rank}{STATE}"
-    words = {"what": state.words, "trace": "", "file": file}
-    return {"rank": state.start.rank, "time": state.life.wall, **words}
+    rank = state.start.rank
+    words = {"what": state.words, "trace": "", "file": f"rank-{rank}{STATE}"}
+    return {"rank": rank, "time": state.life.wall, **words}

@@ -1,16 +1,18 @@
-"""Judgement of a run's evidence: its cause of failure, and the confidence in it. Pure."""
+"""Diagnosis of a run from its files (``raygnn diagnose``): its cause of failure, and the
+confidence in it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from raygnn.config.places import size
 from raygnn.runs.diagnose import causes
-from raygnn.runs.diagnose.causes import Cause, MemoryKill
-from raygnn.runs.diagnose.evidence import Evidence, Traces
+from raygnn.runs.diagnose.causes import Cause, MemoryKill, crashed_at, in_collective
+from raygnn.runs.diagnose.evidence import Evidence, Traces, read
 from raygnn.runs.diagnose.rank_reports import (
     RankReport,
     called_by_user,
@@ -20,7 +22,8 @@ from raygnn.runs.diagnose.rank_reports import (
     lost_with,
     reports,
 )
-from raygnn.runs.tracebacks import crashed_at, in_collective
+from raygnn.runs.display import Display
+from raygnn.runs.run import open_remains
 
 _FULL = 0.92  # share of memory in use above which the kernel likely killed a process
 _SIGNAL = re.compile(r"Fatal Python error: (.+)")
@@ -35,6 +38,8 @@ _DETAIL = re.compile(
     re.S,
 )
 _NATIVE = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback)")  # torch's own frames
+_COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
+_RANKS = 64  # ranks that are shown, those first that did not only wait
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,22 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
         return asdict(self)
+
+
+def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
+    """Find what ended a run, and on which rank.
+
+    Works on a run that still trains, or was copied here, and skips damaged files, including its
+    config.yaml.
+
+    Args:
+        run: its path or URI, or its name within ``storage``.
+
+    Raises:
+        InputError: there is no such run, nor remains of one.
+    """
+    there = open_remains(run, storage)
+    return judge(replace(read(there.files), run=there.shown))
 
 
 def judge(evidence: Evidence) -> Diagnosis:
@@ -140,10 +161,8 @@ class _Judge:
         return Cause("running", what, confidence="medium", evidence=lines, remedy=remedy)
 
     def _ray_died(self) -> Cause | None:
-        if not self.driver.get("ray_died"):
-            return None
-        what = self.driver["error"]
-        return Cause("ray_died", what, evidence=[f"logs/driver.json: {what}"])
+        what = self.driver["error"] if self.driver.get("ray_died") else None
+        return what and Cause("ray_died", what, evidence=[f"logs/driver.json: {what}"])
 
     def _crashed(self) -> Cause | None:
         """Find a native crash, except one by which NCCL ends a process after a timeout."""
@@ -180,13 +199,14 @@ class _Judge:
 
     def _called_by_user(self) -> int | None:
         """Return the only rank whose pending collective was called by the user's code."""
-        ranks = {
-            rank
-            for rank, traces in self.traces.items()
-            for entry in collectives(traces.box or {})
-            if entry["pending"] and called_by_user(entry)
+        calls = {rank: collectives(traces.box or {}) for rank, traces in self.traces.items()}
+        pending = {
+            r
+            for r, all_of in calls.items()
+            for call in all_of
+            if call["pending"] and called_by_user(call)
         }
-        return ranks.pop() if len(ranks) == 1 else None
+        return pending.pop() if len(pending) == 1 else None
 
     def _raised(self) -> Cause | None:
         """Find the first failure that is not a consequence of another rank's."""
@@ -453,3 +473,46 @@ def _side_by_side(difference: Mapping[str, Any]) -> str:
             what = [rank["op"], *(rank["dtypes"] or [])[:4], *(rank["sizes"] or [])[:4]]
         parts.append(" ".join(map(str, [f"rank {rank['rank']}", *what])))
     return ", ".join(parts)
+
+
+def show(diagnosis: Diagnosis, display: Display) -> None:
+    """Print the cause, its evidence, each rank, and the first collective that differs."""
+    cause = diagnosis.cause
+    rows = {
+        "run": f"{diagnosis.run} ({diagnosis.status})",
+        "cause": f"{cause.kind}: {cause.what}",
+        "rank": "" if cause.rank is None else str(cause.rank),
+        "where": cause.where,
+        "confidence": "" if cause.kind in ("none", "running") else cause.confidence,
+        "remedy": cause.remedy,
+    }
+    display.header({name: value for name, value in rows.items() if value})
+    for line in cause.evidence:
+        display.note(f"evidence: {line}")
+    if diagnosis.ranks and cause.kind not in ("none", "interrupted"):
+        title = f"ranks in attempt {diagnosis.attempt}"
+        shown = sorted(diagnosis.ranks, key=lambda r: (r.state in ("waiting", "running"), r.rank))
+        if len(shown) > _RANKS:
+            title += f", {_RANKS} of {len(shown)}"
+        display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
+    if (found := diagnosis.first_difference) is not None:
+        calls = [
+            (
+                call["rank"],
+                call["op"] or "did not reach it",
+                *(" ".join(map(str, call.get(key) or ())) for key in ("dtypes", "sizes")),
+                call.get("at"),
+            )
+            for call in found["ranks"][:_RANKS]
+        ]
+        name = f"{found['seq']} of group {found['group']}, {found['kind']}"
+        columns = ("rank", "collective", "dtypes", "sizes", "called at")
+        display.table(f"the first collective that differs: {name}", columns, calls)
+    for note in diagnosis.notes:
+        display.note(f"note: {note}")
+
+
+def _row(rank: RankReport) -> tuple[object, ...]:
+    state = rank.state if not rank.waiting else f"{rank.state} ({rank.waiting})"
+    at = (rank.phase, rank.epoch, rank.step)
+    return (rank.rank, rank.host, state, *at, rank.training, rank.prefetch)

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raygnn.runs.diagnose import causes
+from raygnn.runs.diagnose.causes import FROZEN, Frame, kind_of, where
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.state_file import DONE, Life, State, ThreadPhase
-from raygnn.runs.tracebacks import Frame
 
 _SILENT = 5.0  # seconds without a heartbeat, of which there is one per second
 _SKEW = 3.0  # seconds between the beginnings of ranks; more is a difference of their clocks
@@ -82,7 +81,7 @@ def _report(traces: Traces, evidence: Evidence, last: float, silent: float) -> R
         silent=silent,
         rss=life.rss,
         memory_used=life.used / life.limit if life.limit else None,
-        place=next((_place(s) for s in (training, prefetch) if s and not _waits(s)), None),
+        place=next((where(s[::-1]) for s in (training, prefetch) if s and not _waits(s)), None),
         since=at.wall - _skew(traces, evidence) if state else 0.0,
     )
 
@@ -111,8 +110,9 @@ def _judge_state(
     if traces.crash:
         return "crashed"
     if traces.failure:
-        return "frozen" if traces.failure.get("kind") == causes.FROZEN else "raised"
-    dead = _is_dead(traces.rank, evidence)
+        return "frozen" if traces.failure.get("kind") == FROZEN else "raised"
+    worker = dead_worker(evidence, traces.rank)  # after a timeout, it may be frozen
+    dead = bool(lost_with(evidence, traces.rank)) or (worker and "Timeout" not in worker["type"])
     if traces.state is None and traces.box is None:
         return "died" if dead else "unknown"
     if traces.state and not _state_of_last_start(traces, evidence):
@@ -133,15 +133,6 @@ def _judge_state(
 def _state_of_last_start(traces: Traces, evidence: Evidence) -> State | None:
     state = traces.state
     return state if state and state.start.attempt == evidence.attempt else None
-
-
-def _is_dead(rank: int, evidence: Evidence) -> bool:
-    """Return True if Ray reports the worker or its node as dead; without an answer it may be
-    frozen."""
-    if lost_with(evidence, rank):
-        return True
-    worker = dead_worker(evidence, rank)
-    return worker is not None and "Timeout" not in worker["type"]
 
 
 def _is_missed(rank: int, evidence: Evidence) -> bool:
@@ -171,22 +162,16 @@ def _waits(stack: CallStack) -> bool:
     return False
 
 
-def _place(stack: CallStack) -> Frame | None:
-    return causes.where(stack[::-1])
-
-
 def _doing(stack: CallStack) -> str | None:
     if not stack:
         return None
-    place, inner = _place(stack), stack[0]
+    place, inner = where(stack[::-1]), stack[0]
     file = inner.file.rpartition("/")[2]
     return str(place) if inner == place else f"{place} → {file}:{inner.line} {inner.function}"
 
 
 def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
-    if traces.failure is None:
-        return None
-    place = causes.kind_of(traces.failure, evidence.own)[1]
+    place = kind_of(traces.failure, evidence.own)[1] if traces.failure else None
     return f"raised at {place}" if place else None
 
 
@@ -264,10 +249,8 @@ def _in_group(group: str, ranks: dict[int, dict[int, CollectiveRecord]]) -> dict
 
 def _facet(entry: CollectiveRecord, kind: str) -> str:
     op = str(entry["op"])
-    side = _ALIKE.get(op.rpartition(":")[2])
-    if kind == "op" or side is None:
-        return op
-    return op + str(entry[side]["dtypes" if kind == "dtype" else "sizes"])
+    side = None if kind == "op" else _ALIKE.get(op.rpartition(":")[2])
+    return op if side is None else op + str(entry[side][f"{kind}s"])
 
 
 def _odd(came: Mapping[int, CollectiveRecord], kind: str) -> int | None:
@@ -291,5 +274,10 @@ def _shown(rank: int, entry: CollectiveRecord | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
     at = str(Frame(**place)) if (place := entry.get("at")) else None
-    called = {"op": entry["op"], "at": at, "pending": entry["pending"]}
-    return {"rank": rank, **called, **entry["inputs"]}
+    return {
+        **entry["inputs"],
+        "rank": rank,
+        "op": entry["op"],
+        "at": at,
+        "pending": entry["pending"],
+    }

@@ -1,32 +1,81 @@
-"""``report.html``: a run on one page that opens anywhere, without a network."""
+"""``report.html``: a run on one page that opens anywhere, without a network. Files of the run may
+be damaged."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
+import math
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from decimal import ROUND_FLOOR, Context
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raygnn import __version__
+from raygnn.config.places import Uri, size
 from raygnn.config.yaml_text import write_yaml
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.display import Display
+from raygnn.runs.metrics_files import (
+    RANKS,
+    Record,
+    last_lines,
+    number,
+    of_class,
+    parse,
+    split_order,
+)
 from raygnn.runs.output import as_text
-from raygnn.runs.report import charts, sections
+from raygnn.runs.progress_line import clock
+from raygnn.runs.report import charts
 from raygnn.runs.report.charts import Chart
-from raygnn.runs.report.sections import Source
-from raygnn.runs.run_directory import LOGS, REPORT, TOLD, Events, RunDir, local_path
-from raygnn.util.files import storage_errors, write_atomic
+from raygnn.runs.run_directory import (
+    EVENTS,
+    LOGGERS,
+    LOGS,
+    METRICS,
+    PARTITION,
+    PREFLIGHT,
+    REPORT,
+    SCALING,
+    TOLD,
+    Events,
+    RunDir,
+    local_path,
+    read_config,
+    read_status,
+    read_summary,
+)
+from raygnn.util.files import open_regular, read_json, storage_errors, write_atomic
 
+_GOOD, _WARN, _BAD = "good", "warn", "bad"
 _PAGE = Path(__file__).parent / "page"
+_STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
+_MOST_METRICS = 6
+_MOST_SLOW = 8
+_MOST_PARTS = 512
+# counts of a part of the graph
+PART_COUNTS = {
+    "nodes": "nodes",
+    "edges": "in-edges",
+    "training_nodes": "training nodes",
+    "halo": "nodes of others",
+    "cut": "edges from others",
+}
+# bytes of a file's records that are used; of a larger file, every n-th line
+_MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20
+_LONGEST = 16 * 2**20  # bytes of a line
+_EVALUATED = (b'"val/', b'"test/')  # of few lines
+_MOST_EVENTS = 1000
+
+T = TypeVar("T")
 
 
 def write_report(run: Path, out: str | Path | None = None) -> Path:
@@ -41,20 +90,21 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
     return file
 
 
-def record_notes(run: RunDir, show: Display) -> None:
-    """Record all notes from now on for the run's report; commands that resume the run add more."""
-    told = Events(run.path / LOGS / TOLD)
-    told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
-    show.on_note = told.tell
-
-
 @contextmanager
-def reported(run: RunDir, show: Display) -> Iterator[None]:
-    """Write a report after the block, also after an error, if a run began."""
+def reported(run: RunDir, show: Display) -> Iterator[Callable[[], None]]:
+    """Write a report after the block, also after an error, if a run began. Yields a function that
+    records all later notes for the report; commands that resume the run add more."""
+    told = Events(run.path / LOGS / TOLD)
+
+    def record_notes() -> None:
+        told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
+        show.on_note = told.tell
+
     try:
-        yield
+        yield record_notes
     finally:
         show.on_note = None
+        told.close()
         if run.begun and run.lost is None:
             with suppress(Exception):  # it can be written again, and must not hide an error
                 write_report(run.path)
@@ -63,7 +113,7 @@ def reported(run: RunDir, show: Display) -> Iterator[None]:
 def html(source: Source) -> str:
     """Return the page. All text from files is escaped."""
     training = charts.training_charts(source.records)
-    steps = charts.step_charts(source.ranks, sections.hosts(source))
+    steps = charts.step_charts(source.ranks, hosts(source))
     used = charts.usage_charts(source.ranks)
     return render(
         "page.html",
@@ -71,19 +121,19 @@ def html(source: Source) -> str:
         name=source.path.name,
         path=source.shown,
         faults=source.faults,
-        tiles=sections.tiles(source),
-        started=sections.when(source.summary.get("started")),
+        tiles=tiles(source),
+        started=when(source.summary.get("started")),
         training=training,
         steps=steps,
         used=used,
-        threshold_tables=sections.threshold_tables(source),
-        slow_ranks=sections.slow_ranks(source),
-        part_rows=sections.part_table(source),
+        threshold_tables=threshold_tables(source),
+        slow_ranks=slow_ranks(source),
+        part_rows=part_table(source),
         partition=source.partition,
         preflight=source.preflight,
         summary=source.summary,
-        nodes=sections.nodes(source),
-        events=sections.events(source),
+        nodes=nodes(source),
+        events=events(source),
         config=write_yaml(source.config) if source.config else "",
     )
 
@@ -104,7 +154,7 @@ def render(template: str, drawn: Sequence[Chart], **facts: Any) -> str:
     )
     return environment.get_template(template).render(
         **facts,
-        written=sections.when(datetime.now(UTC).isoformat(timespec="seconds")),
+        written=when(datetime.now(UTC).isoformat(timespec="seconds")),
         version=__version__,
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
@@ -127,3 +177,230 @@ def as_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+@dataclass(frozen=True)
+class Source:
+    """Readable contents of a run."""
+
+    path: Path
+    status: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    preflight: dict[str, Any]
+    partition: dict[str, Any]
+    records: list[Record]  # of ``metrics.jsonl``, those with a step
+    ranks: list[Record]  # of ``ranks.jsonl``, likewise
+    # ``time`` (seconds since the epoch) and ``text``, in order
+    events: list[dict[str, Any]]
+    faults: list[str] = field(default_factory=list)  # descriptions of unreadable files
+
+    @property
+    def shown(self) -> str:
+        """Path or URI of the run."""
+        storage = str(self.config.get("storage"))
+        return str(self.path) if "://" not in storage else (Uri(storage) / self.path.name).shared
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        faults: list[str] = []
+
+        def read(get: Callable[[], T], otherwise: T) -> T:
+            try:
+                return get()
+            except DataError as error:
+                faults.append(str(error))
+                return otherwise
+
+        return cls(
+            path=path,
+            status=read(lambda: read_status(path), "unknown"),
+            config=read(lambda: read_config(path), {}),
+            summary=read(lambda: read_summary(path), {}),
+            preflight=read(lambda: read_json(path / PREFLIGHT), {}),
+            partition=read(lambda: read_json(path / PARTITION), {}),
+            records=read_some(path / METRICS, _MOST, _EVALUATED),
+            ranks=read_some(path / RANKS, MOST_OF_RANKS),
+            events=_events(path / LOGS),
+            faults=faults,
+        )
+
+
+def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Record]:
+    """Read the records with a step from a file of any length; other lines are skipped. Of a file of
+    more than ``most`` bytes, every n-th line is used, and the last, and lines with ``special``
+    texts, if they are not as many."""
+    kept, last, left = list[bytes](), b"", 2 * most
+    with suppress(OSError), open_regular(path) as file:
+        every = os.fstat(file.fileno()).st_size // most + 1
+        for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
+            if not line.endswith(b"\n"):
+                break  # incomplete, perhaps only so far
+            last = line
+            if index % every == 0 or (left > 0 and any(word in line for word in special)):
+                kept.append(line)
+                left -= len(line)
+    if kept and kept[-1] is not last:
+        kept.append(last)
+    return [r for r in map(parse, kept) if r and type(r.get("step")) is int]
+
+
+def _events(logs: Path) -> list[dict[str, Any]]:
+    events = _lines(logs / TOLD)
+    reported = {event["text"] for event in events}
+    for name in (EVENTS, SCALING, LOGGERS):
+        events += [event for event in _lines(logs / name) if event["text"] not in reported]
+    return sorted(events, key=lambda event: event["time"])[-_MOST_EVENTS:]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    records = map(parse, last_lines(path, _MOST))
+    return [record for record in records if record and record.keys() >= {"time", "text"}]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure at the head of the page."""
+
+    name: str
+    value: str
+    note: str = ""
+    mood: str = ""  # ``good``, ``warn``, ``bad`` or nothing
+
+
+def tiles(source: Source) -> Iterator[Tile]:
+    """Yield the most important figures of a run, as far as available."""
+    summary, records = source.summary, source.records
+    last = records[-1] if records else {}
+    yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
+    metrics = {key: number(value) for key, value in (summary.get("metrics") or {}).items()}
+    metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
+    names = [name for name in sorted(metrics, key=split_order) if not name.endswith("/loss")]
+    for key in names[:_MOST_METRICS]:
+        usual = metrics[key] == 0 or 1e-3 <= abs(metrics[key]) < 1e4
+        value = f"{metrics[key]:.4f}" if usual else f"{metrics[key]:,.5g}"
+        yield Tile(key + of_class(key, summary), value)
+    losses = [number(record["train/loss"]) for record in records if "train/loss" in record]
+    if losses:
+        mood = "" if math.isfinite(losses[-1]) else _BAD
+        yield Tile("training loss", f"{losses[-1]:.4g}", mood=mood)
+    step = summary.get("steps", last.get("step"))
+    if step is not None:
+        epochs = summary.get("epochs")
+        yield Tile("steps", as_text(step), f"{as_text(epochs)} epochs" if epochs else "")
+    speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
+    if math.isfinite(speed):
+        yield Tile("seeds/s", f"{speed:,.0f}")
+    seconds = summary.get("seconds") or {}
+    took = number(seconds.get("total", last.get("time")))
+    if math.isfinite(took):
+        first = number(seconds.get("first_step"))
+        note = f"first step after {clock(first)}" if math.isfinite(first) else ""
+        yield Tile("time", clock(took), note)
+    if workers := summary.get("workers") or len(summary.get("ranks") or ()):
+        starts = summary.get("starts") or 1
+        note = f"{starts} starts" if starts > 1 else ""
+        yield Tile("workers", as_text(workers), note, _WARN if note else "")
+    if skipped := (summary.get("skipped") or {}).get("steps"):
+        yield Tile("skipped steps", f"{skipped:,}", "not finite", _WARN)
+
+
+def _latest(records: Sequence[Record]) -> dict[str, float]:
+    return {
+        key: number(value)
+        for record in records
+        for key, value in record.items()
+        if key.startswith(("val/", "test/")) and math.isfinite(number(value))
+    }
+
+
+def nodes(source: Source) -> list[dict[str, str]]:
+    """Return the table of nodes in the preflight's report, without empty columns."""
+    rows = source.preflight.get("table") or []
+    used = [key for key in (rows[0] if rows else ()) if any(row.get(key) for row in rows)]
+    return [{key: as_text(row.get(key)) for key in used} for row in rows]
+
+
+def events(source: Source) -> list[dict[str, str]]:
+    """Return ``when`` (UTC), ``after`` (since the first) and ``text`` of each event, in order."""
+    return [
+        {
+            "when": datetime.fromtimestamp(event["time"], UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            "after": clock(event["time"] - source.events[0]["time"]),
+            "text": event["text"],
+        }
+        for event in source.events
+    ]
+
+
+def slow_ranks(source: Source) -> list[dict[str, str]]:
+    """Return mean times of the ranks that were slow most often: column → cell."""
+    ranks = sorted(source.summary.get("ranks") or [], key=lambda rank: -rank.get("slow", 0.0))
+    return [
+        {
+            "rank": as_text(rank["rank"]),
+            "host": as_text(rank.get("host")),
+            "busy, ms a batch": f"{1e3 * rank.get('busy', 0.0):,.2f}",
+            "waits for batches, ms": f"{1e3 * rank.get('wait', 0.0):,.2f}",
+            "slow in": f"{rank.get('slow', 0.0):.0%} of the windows",
+        }
+        for rank in ranks[:_MOST_SLOW]
+    ]
+
+
+def threshold_tables(source: Source) -> list[tuple[str, list[dict[str, str]]]]:
+    """Return precision and recall at thresholds on a class's probability: heading and rows, for
+    each task that has some."""
+    tables = []
+    classes = source.summary.get("positive") or {}
+    for task, rows in (source.summary.get("thresholds") or {}).items():
+        heading = f"Thresholds on the probability of {classes.get(task, 1)}, validation split"
+        cells = [
+            {
+                "threshold": _floor(row.get("threshold")),
+                "calibrated": _floor(row.get("calibrated")),
+                "precision": f"{number(row.get('precision')):.1%}",
+                "recall": f"{number(row.get('recall')):.1%}",
+                "selected": f"{number(row.get('share')):.2%}",
+            }
+            for row in rows
+        ]
+        if cells:
+            tables.append((f"{heading}: {task}" if task else heading, cells))
+    return tables
+
+
+def hosts(source: Source) -> list[str]:
+    """Return the host of each rank; none if they are unknown, or all the same."""
+    ranks = source.summary.get("ranks") or []
+    by_rank = {rank["rank"]: as_text(rank.get("host")) for rank in ranks}
+    if len(set(by_rank.values())) < 2:
+        return []
+    return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
+
+
+def part_table(source: Source) -> list[dict[str, Any]]:
+    """Return a row for each part, with counts over all types, and the total: column → cell."""
+    parts = source.partition.get("parts") or []
+    if not parts:
+        return []
+    total = {key: sum(part[key] for part in parts) for key in (*PART_COUNTS, "bytes")}
+    return [
+        {
+            "part": name,
+            **{title: f"{counts[key]:,}" for key, title in PART_COUNTS.items()},
+            "bytes": size(counts["bytes"]),
+        }
+        for name, counts in [*enumerate(parts[:_MOST_PARTS]), ("total", total)]
+    ]
+
+
+def when(moment: Any) -> str:
+    """Format a time that is in ISO 8601."""
+    return as_text(moment).replace("T", " ").replace("+00:00", " UTC")
+
+
+def _floor(value: Any) -> str:
+    """Format a float32 number, rounded down to digits that tell it from the next lower one."""
+    found = Context(prec=9, rounding=ROUND_FLOOR).create_decimal_from_float(number(value))
+    return f"{found:.9g}" if found.is_finite() else ""
