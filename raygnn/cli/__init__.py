@@ -74,24 +74,20 @@ def _carry_out(args: argparse.Namespace) -> int:
         return error.exit_code if error.quiet else _fail(error, args)
     except RaygnnError as error:
         return _fail(storage_error(error) or error, args)
-    except KeyboardInterrupt:
-        return _fail(Interrupted("interrupted"), args)
     except MemoryError as error:
         what = f"this process ran out of memory: {error}".rstrip(": ")
-        remedy = "free memory, or use a machine with more; raygnn check reckons what a job needs"
+        remedy = "free memory, or use a machine with more; raygnn check estimates what a job needs"
         return _fail(TrainingError(what, remedy=remedy), args)
-    except Exception as error:
-        if take_pending():  # a library replaced the interrupt that was raised within it
+    except (KeyboardInterrupt, Exception) as error:
+        # a library may have replaced the interrupt that was raised within it
+        if isinstance(error, KeyboardInterrupt) or take_pending():
             return _fail(Interrupted("interrupted"), args)
         if away := storage_error(error):
             return _fail(away, args)
         trace = traceback.format_exc() if getattr(args, "verbose", False) else None
-        internal = TrainingError(
-            f"internal error: {type(error).__name__}: {error}",
-            remedy=None if trace else "this is a bug; run again with -v for its trace",
-            trace=trace,
-        )
-        return _fail(internal, args)
+        what = f"internal error: {type(error).__name__}: {error}"
+        hint = None if trace else "this is a bug; run again with -v for its trace"
+        return _fail(TrainingError(what, remedy=hint, trace=trace), args)
 
 
 def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
@@ -101,11 +97,9 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     facts = {name: getattr(error, name, None) for name in names}
     if tell := getattr(args, "tell", None):
         tell(facts)
+    failed = json.dumps({"ok": False, "error": facts}, indent=2) + "\n"
     try:
-        if getattr(args, "json", False):
-            say(json.dumps({"ok": False, "error": facts}, indent=2))
-        else:
-            say("", end="")
+        say(failed if getattr(args, "json", False) else "", end="")
     except OutputLost:
         drop_output()
     Display(verbose=getattr(args, "verbose", False)).error(error)

@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from raygnn.cli.options import (
-    command,
-    overrides,
-    print_json,
-    print_result,
-    run_command,
-    storage,
-)
+from raygnn.cli.options import command, overrides, print_json, print_result, run_command, storage
 
 
 def add(commands: Any) -> None:
@@ -62,7 +55,8 @@ def _add_models(commands: Any) -> None:
         "--at: those later than all of the training"
     )
     _option([predict], "--since", "TIME", text)
-    _split(predict, None, "train, val, test or all (default: all, but see --since)")
+    text = "train, val, test or all (default: all, but see --since)"
+    _option([predict], "--split", "SPLIT", text)
 
     _option([recommend], "--k", None, "length of the lists (default: 10)", type=int, default=10)
     text = "only for these sources: an id in each line, or Parquet"
@@ -78,9 +72,10 @@ def _add_models(commands: Any) -> None:
     _option([recommend], "--relation", "NAME", "of the edges, if there are several")
 
     _option([embed], "--ntype", "TYPE", "node type (default: that of the task)")
-    _split(embed, "all", "train, val, test or all (default: all)")
+    text = "train, val, test or all (default: all)"
+    _option([embed], "--split", "SPLIT", text, default="all")
     text = "train, val, test, or all of new graphs (default: test; of new graphs all)"
-    _split(evaluate, None, text)
+    _option([evaluate], "--split", "SPLIT", text)
 
     text = "nodes: an id in each line, or Parquet"
     _option([explain], "--ids", "LIST", text, required=True)
@@ -135,10 +130,6 @@ def _option(
 def _flag(parsers: Sequence[argparse.ArgumentParser], name: str, text: str) -> None:
     for parser in parsers:
         parser.add_argument(name, action="store_true", help=text)
-
-
-def _split(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
-    parser.add_argument("--split", metavar="SPLIT", default=default, help=text)
 
 
 def _fanout(text: str) -> list[int]:
@@ -233,11 +224,11 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     from raygnn.serving.commands import explain
 
-    names = ("out", "k", "fanout", "task", "overwrite", "at", "trust", "storage")
-    options = {name: getattr(args, name) for name in names}
-    found = explain(args.name, args.ids, overrides=args.set, **options)
-    told = {"path": str(args.out), "rows": len(found)}
-    print_result(args, told, f"{len(found):,} contributions in {args.out}")
+    unused = ("verbose", "started", "display")
+    options = {name: value for name, value in _options(args).items() if name not in unused}
+    count = len(explain(args.name, **options))
+    facts = {"path": str(args.out), "rows": count}
+    print_result(args, facts, f"{count:,} contributions in {args.out}")
     return 0
 
 

@@ -65,8 +65,7 @@ def _tables(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    options = {name: getattr(args, name) for name in ("verbose", *names)}
-    return {**options, "display": not args.json}
+    return {name: getattr(args, name) for name in ("verbose", *names)} | {"display": not args.json}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -77,12 +76,11 @@ def _check(args: argparse.Namespace) -> int:
 
         report = driver.check(config, **_options(args))
     else:
-        for override in args.set:
-            if not override.startswith("cluster."):
+        for key in (override.partition("=")[0] for override in args.set):
+            if not key.startswith("cluster."):
+                what, remedy = "--set needs a CONFIG to change", "name the job's YAML file"
                 raise ConfigError(
-                    "--set needs a CONFIG to change",
-                    where=f"--set {override.partition('=')[0]}",
-                    remedy="name the job's YAML file, or set keys of cluster alone",
+                    what, where=f"--set {key}", remedy=f"{remedy}, or set keys of cluster alone"
                 )
         from raygnn.driver import train as driver
 

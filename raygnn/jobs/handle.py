@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -27,9 +28,11 @@ _COLOURS = {
     "failed": "#b91c1c",
     "interrupted": "#b45309",
 }
+_ERROR = re.compile(
+    r"^error: (?P<what>.*)(?:\n  at (?P<where>.*))?(?:\n  → (?P<remedy>.*))?", re.MULTILINE
+)
 _LAST_LINES = 3
 _BETWEEN = 1.0  # seconds between updates
-_LAST = 5.0  # seconds for the last update
 
 
 class Handle(ABC):
@@ -116,16 +119,8 @@ class Handle(ABC):
 
 def said_error(text: str) -> dict[str, str]:
     """Parse the last error in a command's output, see `Display.error`; {} without one."""
-    lines = text.splitlines()
-    start = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
-    if start is None:
-        return {}
-    facts = {"what": lines[start].removeprefix("error: ")}
-    for line in lines[start + 1 : start + 3]:
-        for key, mark in (("where", "  at "), ("remedy", "  → ")):
-            if line.startswith(mark):
-                facts[key] = line.removeprefix(mark)
-    return facts
+    found = [*_ERROR.finditer(text)]
+    return {key: value for key, value in found[-1].groupdict().items() if value} if found else {}
 
 
 def run_of(path: str | Path, job: str) -> Run | None:
@@ -161,52 +156,27 @@ def card(name: str, status: str, told: ProgressLine | None, log: str) -> str:
     return f"<div style='{box}'>{''.join(parts)}</div>"
 
 
-class Lines:
-    """View that prints each line of a training."""
-
-    def line(self, text: str) -> None:
-        """Show a line of its output."""
-        with suppress(OSError, ValueError):  # standard output is closed
-            print(text, flush=True)
-
-    def end(self) -> None:
-        """Show the end of the training."""
-
-
-class Card(Lines):
-    """Card in a notebook's cell, updated once a second; ``draw`` returns its current HTML."""
-
-    def __init__(self, draw: Callable[[], str | None]):
-        from IPython.display import HTML, display
-
-        self._html = HTML
-        self._draw = draw
-        self._last = draw()
-        self._shown: Any = display(HTML(self._last), display_id=True)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._redraw, name="raygnn-card", daemon=True)
-        self._thread.start()
-
-    def line(self, text: str) -> None:
-        pass  # the card has the last lines
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join(_LAST)
-
-    def _redraw(self) -> None:
-        over = False
-        while not over:
-            over = self._over.wait(_BETWEEN)
-            with suppress(Exception):  # a failed update ends nothing
-                html = self._draw()
-                if html != self._last:
-                    self._shown.update(self._html(html))
-                    self._last = html
-
-
-def view(draw: Callable[[], str | None]) -> Lines:
-    """Return a card in a notebook, else lines on standard output."""
+def show_card(draw: Callable[[], str | None], ended: threading.Event) -> bool:
+    """Show a card in a notebook's cell, updated once a second until the training has ended; return
+    False elsewhere. ``draw`` returns the current HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return Card(draw) if getattr(shell, "kernel", None) is not None else Lines()
+    if getattr(shell, "kernel", None) is None:
+        return False
+    from IPython.display import HTML, display
+
+    last = draw()
+    shown: Any = display(HTML(last), display_id=True)
+
+    def redraw() -> None:
+        nonlocal last
+        over = False
+        while not over:
+            over = ended.wait(_BETWEEN)
+            with suppress(Exception):  # a failed update ends nothing
+                if (html := draw()) != last:
+                    shown.update(HTML(html))
+                    last = html
+
+    threading.Thread(target=redraw, name="raygnn-card", daemon=True).start()
+    return True

@@ -21,7 +21,7 @@ from raygnn.config.load import ConfigSource
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
 from raygnn.graph.sources.library_graphs import with_graph
-from raygnn.jobs.handle import Handle, Lines, run_of, view
+from raygnn.jobs.handle import Handle, run_of, show_card
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
@@ -83,7 +83,6 @@ class LocalJob(Handle):
         self._id = f"launched-{uuid.uuid4().hex}"  # unlike that of an earlier run of this name
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
-        self._view: Lines | None = None
         self._ended = threading.Event()
         outcome, theirs = os.pipe()
         self._outcome = os.fdopen(outcome)
@@ -107,7 +106,7 @@ class LocalJob(Handle):
         with suppress(BrokenPipeError):  # it has ended, and reports why
             self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
             self._process.stdin.flush()
-        self._view = view(self._repr_html_) if display else None
+        self._prints = display and not show_card(self._repr_html_, self._ended)
         self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
         self._reader.start()
         threading.Thread(target=self._watch, name="raygnn-job-end", daemon=True).start()
@@ -167,8 +166,9 @@ class LocalJob(Handle):
             line = line.rstrip("\n")
             self._lines.append(line)
             self.told = ProgressLine.read(line) or self.told
-            if self._view is not None:
-                self._view.line(line)
+            with suppress(OSError, ValueError):  # standard output is closed
+                if self._prints:
+                    print(line, flush=True)
 
     def _watch(self) -> None:
         # first: a process with more output than a pipe holds waits for its reader
@@ -180,8 +180,6 @@ class LocalJob(Handle):
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         self._ended.set()
-        if self._view is not None:
-            self._view.end()
 
 
 def _connected() -> str | None:

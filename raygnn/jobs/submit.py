@@ -85,21 +85,16 @@ def prepare(
     label = str(config) if isinstance(config, (str, Path)) else "config"
     if job.file is not None and not job.file.is_relative_to(directory):
         if working_dir is not None:
-            raise InputError(
-                f"the job is not in the working directory {directory}",
-                where=label,
-                remedy="name a directory that holds it with --working-dir",
-            )
+            what = f"the job is not in the working directory {directory}"
+            remedy = "name a directory that contains it with --working-dir"
+            raise InputError(what, where=label, remedy=remedy)
         directory = job.file.parent
     _check_places(job, relative, label)
     for name, value in job.comm.env.items():
         if is_secret(name, value):
-            raise ConfigError(
-                f"comm.env.{name} is a secret: all users who can list the cluster's jobs could "
-                "read it",
-                where=label,
-                remedy="set it in the environment of the nodes, before ray start",
-            )
+            what = f"comm.env.{name} is a secret: all users who can list the cluster's jobs could "
+            remedy = "set it in the environment of the nodes, before ray start"
+            raise ConfigError(f"{what}read it", where=label, remedy=remedy)
     data = _carried(job, relative, directory, label)
     files = chain(*(_files(directory / path) for path in data.values()))
     contents = upload.contents_of(directory, list(files), without=job.local_storage)
@@ -239,10 +234,10 @@ def rows_of(server: JobServer) -> list[dict[str, str]]:
     rows = []
     for job in [job for job in server.jobs() if job.trains][:_MOST_LISTED]:
         run = _run_of(job.id, job.run, job.storage)
-        row = {"progress": "", "metric": ""} if run is None else row_of(run)
+        known = {} if run is None else row_of(run)
         about = {"job": job.id, "run": job.run or "", "state": job.state}
-        more = {"progress": row["progress"], "metric": row["metric"], "age": age(job.started)}
-        rows.append(about | more)
+        about |= {key: known.get(key, "") for key in ("progress", "metric")}
+        rows.append({**about, "age": age(job.started)})
     return rows
 
 
@@ -264,14 +259,10 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
     """Check that written or shared paths are outside of the copy that Ray deletes."""
     for key in _ON_STORAGE:
         if key in relative:
-            given = attrgetter(key)(config)
-            raise ConfigError(
-                f"{key} is a relative path, but the job runs in a copy of the working directory "
-                "that Ray deletes",
-                where=label,
-                remedy=f"give a directory that every node sees: --set {key}=/mnt/raygnn/"
-                f"{Path(str(given)).name}",
-            )
+            what = f"{key} is a relative path, but the job runs in a copy of the working directory "
+            shared = f"/mnt/raygnn/{Path(str(attrgetter(key)(config))).name}"
+            remedy = f"give a directory that every node sees: --set {key}={shared}"
+            raise ConfigError(f"{what}that Ray deletes", where=label, remedy=remedy)
 
 
 def _files(path: Path) -> list[Path]:

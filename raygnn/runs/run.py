@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -273,27 +272,12 @@ class Run:
             facts = {"status": "damaged", "error": str(error)}
         return {**facts, "name": self.name, "path": self.shown}
 
-    def _facts(self) -> dict[str, str]:
-        summary = self.summary
-        facts = {"status": self.status}
-        metrics = (summary.get("metrics") or {}).items()
-        facts |= {key: f"{value:.4g}" for key, value in metrics if value is not None}
-        if "steps" in summary:
-            facts["steps"] = f"{summary['steps']:,}"
-        return facts
-
     def __repr__(self) -> str:
-        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
-        return f"Run({self.shown!r}: {facts})"
-
-    def _repr_html_(self) -> str:
-        rows = {**self._facts(), "path": self.shown}
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{escape(key)}</th>"
-            f"<td style='text-align:left'>{escape(value)}</td></tr>"
-            for key, value in rows.items()
-        )
-        return f"<b>{escape(self.name)}</b><table>{cells}</table>"
+        summary = self.summary
+        metrics = (summary.get("metrics") or {}).items()
+        facts = [f"status {self.status}", *(f"{k} {v:.4g}" for k, v in metrics if v is not None)]
+        facts += [f"steps {summary['steps']:,}"] if "steps" in summary else []
+        return f"Run({self.shown!r}: {', '.join(facts)})"
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -428,13 +412,12 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
     )
     try:
         out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:
         _end(process)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         what = f"raygnn {verb} took longer than {timeout:g} s"
         raise TrainingError(what, remedy="raise the timeout") from None
-    except BaseException:
-        _end(process)
-        raise
     try:
         result: dict[str, Any] = json.loads(out)
     except ValueError:
@@ -447,14 +430,13 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.communicate(timeout=_GRACE)
-    except BaseException as error:
-        process.kill()
-        process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        try:
+            process.communicate(timeout=_GRACE)
+        finally:
+            process.kill()  # does nothing if it has ended
+            process.wait()
 
 
 def _began(path: Path) -> int:

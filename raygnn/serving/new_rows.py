@@ -196,22 +196,17 @@ class RowReader:
         shard = self._model.plane.shard
         for t, new_arrays in arrays.items():
             _check_widths(f"nodes.{t}", new_arrays, shard.node_data[t])
-        for etype, edges_of_type in found.items():
-            _check_widths(etype_str(etype), edges_of_type.data, shard.topology[etype].data)
-        self._check_times(found)
+        time, clock = edge_reads(self._model.served.one).time, self._model.plane.clock
+        for etype, added in found.items():
+            where = etype_str(etype)
+            _check_widths(where, added.data, shard.topology[etype].data)
+            if time is not None and time in added.data:
+                with request_errors():  # raised for times in other units than the graph's
+                    clock.check(added.data[time], where, time, note=" (of this request)")
         nodes_of = {t: concatenated(known.nodes.get(t, {}), new) for t, new in arrays.items()}
         edges_of = {e: known.edges.get(e, AddedEdges()).and_then(new) for e, new in found.items()}
         count = known.count + sum(map(len, (*nodes.values(), *edges.values())))
         return NewRows({**known.nodes, **nodes_of}, {**known.edges, **edges_of}, numbers, count)
-
-    def _check_times(self, edges: NewEdges) -> None:
-        """Raise RequestError if times of edges have other units than the graph's."""
-        time, clock = edge_reads(self._model.served.one).time, self._model.plane.clock
-        for etype, new in edges.items():
-            if time is not None and time in new.data:
-                with request_errors():
-                    note = " (of this request)"
-                    clock.check(new.data[time], etype_str(etype), time, note=note)
 
     def _check(self, section: str, given: Rows, tables: Mapping[str, Table]) -> None:
         """Raise RequestError for an unknown table or column."""

@@ -90,7 +90,8 @@ class NodeAnswers:
         alike: dict[Any, list[_Located]] = {}
         for number, one in enumerate(questions):
             try:
-                self._check(one)
+                if one.fanout is not None and (found := check_fanout(self._config, one.fanout)):
+                    raise RequestError(found[0], where="fanout", remedy=found[1])
                 new = self._all_rows.beside(one.nodes, one.edges)
                 nodes = self.ids.positions(one.ids, "ids", new.numbers.get(self._ntype, {}))
                 placed = _Located(number, one, new, nodes)
@@ -159,10 +160,6 @@ class NodeAnswers:
         read = model.depth, edge_reads(self._config), arrays, _MOST_EDGES, cap
         with request_errors("ids"):
             return neighbourhood(plane.shard, (new.nodes, new.edges), {ntype: nodes}, *read)
-
-    def _check(self, one: NodeQuestion) -> None:
-        if one.fanout is not None and (found := check_fanout(self._config, one.fanout)):
-            raise RequestError(found[0], where="fanout", remedy=found[1])
 
     def _outputs(
         self,

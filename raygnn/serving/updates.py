@@ -37,9 +37,9 @@ class UpdateLog:
         self._directory, self._lock = directory, threading.Lock()
         self._updates: list[Update] = []
         self._bytes = 0
-        if isinstance(directory, Path) and (why := unwritable(directory)) is not None:
-            raise DataError(why, where=str(directory), remedy="let the service write there")
         if isinstance(directory, Path):
+            if (why := unwritable(directory)) is not None:
+                raise DataError(why, where=str(directory), remedy="let the service write there")
             directory.mkdir(exist_ok=True)
             sync(directory.parent)
         self._read()

@@ -157,7 +157,7 @@ def over_time(table: pandas.DataFrame, parts: Sequence[str]) -> Chart:
             "type": "bar",
             "name": part,
             "x": steps,
-            "y": plain(table[part].mean(axis=1).groupby(stretches).mean()),
+            "y": rounded(table[part].mean(axis=1).groupby(stretches).mean()),
             "marker": {"color": PART_COLORS[part]},
             "hovertemplate": "%{y:.4g} ms",
         }
@@ -186,7 +186,7 @@ def by_rank(table: pandas.DataFrame, parts: Sequence[str], hosts: Sequence[str])
             "orientation": "h",
             "name": part,
             "y": [escape(name) for name in names],
-            "x": plain(table[part].mean())[: len(names)],
+            "x": rounded(table[part].mean())[: len(names)],
             "marker": {"color": PART_COLORS[part]},
             "hovertemplate": "%{y}: %{x:.4g} ms<extra>%{fullData.name}</extra>",
         }
@@ -208,7 +208,7 @@ def background(table: pandas.DataFrame) -> list[Chart]:
     """Chart the parts of the loader thread's time, if there are any. ``table``: milliseconds, see
     `of_ranks`."""
     traces = [
-        curve(part, _series(table[part].mean(axis=1)), PART_COLORS[part])
+        curve(part, table[part].mean(axis=1).items(), PART_COLORS[part])
         for part in LOADER
         if part in table
     ]
@@ -241,26 +241,26 @@ def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
 
 def _rank_lines(table: pandas.DataFrame) -> list[Trace]:
     if table.shape[1] <= _MOST_LINES:
-        return [curve(f"rank {rank}", _series(table[rank]), COLORS[rank]) for rank in table]
+        return [curve(f"rank {rank}", table[rank].items(), COLORS[rank]) for rank in table]
     color = COLORS[0]
     edge = {"mode": "lines", "line": {"width": 0, "color": color}, "showlegend": False}
     fill = {"fill": "tonexty", "fillcolor": color + "33"}
     return [
-        curve("least", _series(table.min(axis=1)), color, **edge),
-        curve("most", _series(table.max(axis=1)), color, **edge, **fill),
-        curve("median", _series(table.median(axis=1)), color),
+        curve("least", table.min(axis=1).items(), color, **edge),
+        curve("most", table.max(axis=1).items(), color, **edge, **fill),
+        curve("median", table.median(axis=1).items(), color),
     ]
 
 
-def curve(name: str, points: Sequence[Point], color: str, **more: Any) -> Trace:
+def curve(name: str, points: Iterable[Point], color: str, **more: Any) -> Trace:
     """Return a line through the points, with markers if they are few."""
-    kept = thin(points)
+    kept = thin([*points])
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(kept) <= 30 else "lines",
         "name": escape(name),
         "x": [step for step, _ in kept],
-        "y": [_rounded(value) for _, value in kept],
+        "y": rounded(value for _, value in kept),
         "line": {"color": color, "width": 2},
         "marker": {"size": 5},
         **more,
@@ -297,14 +297,7 @@ def of_ranks(records: Sequence[Record], group: str) -> pandas.DataFrame:
     return pandas.concat(columns, axis=1) if columns else pandas.DataFrame()
 
 
-def _series(column: pandas.Series[float]) -> list[Point]:
-    return list(zip(column.index.tolist(), column.tolist()))
-
-
-def plain(column: pandas.Series[float]) -> list[float | None]:
-    """Round to five digits, more than a screen shows; None, a gap, for NaN."""
-    return [_rounded(value) for value in column.tolist()]
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """Round to five digits, more than a screen shows; None, a gap, for numbers that are not
+    finite."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
