@@ -45,7 +45,7 @@ LINES = {
 }
 # Today's limits of folders above their target, until they are smaller.
 LINES_TODAY = {
-    "": 248,
+    "": 247,
     "compat": 837,
     "util": 716,
     "config": 4_223,
@@ -56,18 +56,18 @@ LINES_TODAY = {
     "preflight": 2_705,
     "storage": 774,
     "checkpoint": 1_847,
-    "worker": 8_457,
+    "worker": 8_456,
     "driver": 4_044,
     "prediction": 1_348,
-    "search": 1_039,
-    "serving": 2_389,
-    "runs": 4_529,
-    "jobs": 1_238,
-    "cli": 855,
-    "package": 61_216,
-    "tests": 60_443,
+    "search": 1_038,
+    "serving": 2_359,
+    "runs": 4_413,
+    "jobs": 1_198,
+    "cli": 818,
+    "package": 60_990,
+    "tests": 60_489,
 }
-MODULES, MODULES_TODAY = 189, 244
+MODULES, MODULES_TODAY = 189, 238
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
