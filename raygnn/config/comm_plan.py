@@ -1,8 +1,8 @@
-"""Communication plan: the variables that each rank gets before its process group exists, and why.
+"""Communication plan: environment variables of each rank before its process group exists.
 
-A pure function of the configuration and the nodes' networks. It sets as little as possible, since a
-forced value has broken more clusters than it has mended; each variable carries its reason.
-Preflight shows the plan; `raygnn.worker.comm.backend` applies it on every start and restart.
+A pure function of the configuration and the nodes' networks. It sets as few variables as possible,
+since a wrong value breaks a cluster that works without it; each variable has a reason. Preflight
+shows the plan; `raygnn.worker.comm.backend` applies it in every attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.schema import Config
 
-_BRIDGES = ("docker", "virbr")  # of containers and virtual machines; NCCL skips them by itself
+_BRIDGES = ("docker", "virbr")  # of containers and virtual machines; NCCL skips them
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
 
@@ -61,17 +61,17 @@ class CommPlan:
     backend: str  # ``"gloo"`` or ``"nccl"``; ``why`` is the reason
     why: str
     timeout: int  # of a collective, seconds
-    single: bool  # all ranks will be on one node, that of an embedded Ray
+    single: bool  # all ranks are on one node, with an embedded Ray
     # every node has InfiniBand or RoCE (True), none has (False), or some have (None)
     rdma: bool | None
-    common: tuple[Variable, ...]  # variables of every rank on any node, without ``env``
-    env: Mapping[str, str]  # the user's (``comm.env``), which override all others
-    # Ray's id of a node (empty on an embedded Ray) → all its variables
+    common: tuple[Variable, ...]  # variables of all ranks, without ``env``
+    env: Mapping[str, str]  # the user's variables (``comm.env``), which override all others
+    # Ray's id of a node (empty on an embedded Ray) → all variables of its ranks
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
     def variables(self, network: NodeNetwork, present: Mapping[str, str]) -> tuple[Variable, ...]:
-        """Return all variables of the ranks on a node, sorted by name; of those ``present`` there,
-        only ``env`` replaces those about its network."""
+        """Return all variables of the ranks on a node, sorted by name. Of the variables ``present``
+        there, only ``env`` replaces those of the network."""
         planned: dict[str, Variable] = {}
         for variable in self.common:
             before = present.get(variable.name, variable.value)
@@ -79,24 +79,24 @@ class CommPlan:
             planned[variable.name] = replace(variable, reason=variable.reason + instead)
         for variable in self._of_network(network):
             if variable.name in present:
-                value, reason = present[variable.name], "it is set there already"
+                value, reason = present[variable.name], "it is already set on the node"
                 variable = Variable(variable.name, value, reason)
             planned[variable.name] = variable
         for name, value in self.env.items():
             before = planned[name].value if name in planned else value
             hidden = before == value or is_secret(name, value)
             instead = "" if hidden else f", instead of {before}"
-            planned[name] = Variable(name, value, f"comm.env says so{instead}")
+            planned[name] = Variable(name, value, f"comm.env{instead}")
         return tuple(planned[name] for name in sorted(planned))
 
     def everywhere(self) -> dict[str, str]:
-        """Return the variables that do not depend on the node, without secrets, since Ray shows
-        the environment of workers, and without values that Ray would expand (``$NAME``)."""
+        """Return the variables that do not depend on the node. Secrets are omitted, since Ray shows
+        the environment of workers, as are values that Ray would expand (``$NAME``)."""
         values = {variable.name: variable.value for variable in self.common} | dict(self.env)
         return {n: v for n, v in values.items() if not is_secret(n, v) and "$" not in v}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
-        """Return rows of node, name, value, reason; common variables once, as of node "all"."""
+        """Return rows of node, name, value and reason; common variables once, for node "all"."""
         nodes = {node: [v.shown() for v in variables] for node, variables in self.nodes.items()}
         everywhere = set.intersection(*map(set, nodes.values())) if nodes else set()
         by_place = [("all", sorted(everywhere, key=lambda variable: variable.name))]
@@ -146,18 +146,21 @@ class CommPlan:
             yield Variable(
                 "NCCL_SOCKET_IFNAME",
                 f"={network.interface}",
-                f"it has Ray's address, and NCCL would take another one ({others})",
+                f"it has Ray's address, but NCCL would use another one ({others})",
             )
 
 
 def make_comm_plan(
     config: Config, nodes: Mapping[str, tuple[NodeNetwork, Mapping[str, str]]]
 ) -> CommPlan:
-    """Return the plan for ranks on nodes that may hold workers and answered: Ray's id → network,
-    and the variables that are set there already."""
+    """Return the plan for ranks on the nodes that can run workers.
+
+    Args:
+        nodes: Ray's id of a node → its network, and the variables that are already set on it.
+    """
     comm, gpus = config.comm, config.cluster.gpus_per_worker
     if comm.backend != "auto":
-        backend, why = comm.backend, "comm.backend says so"
+        backend, why = comm.backend, "comm.backend"
     elif gpus:
         backend, why = "nccl", "every worker has a GPU"
     else:
@@ -180,7 +183,7 @@ def _common(config: Config, backend: str) -> Iterator[Variable]:
     yield Variable("OMP_NUM_THREADS", str(threads), "cluster.cpus_per_worker")
     nccl, debug = backend == "nccl", config.comm.debug
     if nccl:
-        reason = "the last collectives of each rank, for the search after a timeout"
+        reason = "the last collectives of each rank, for analysis after a timeout"
         recorded = _RECORDED_DEBUG if debug else _RECORDED
         yield Variable("TORCH_FR_BUFFER_SIZE", str(recorded), reason)
         yield Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", reason)
@@ -190,7 +193,7 @@ def _common(config: Config, backend: str) -> Iterator[Variable]:
         yield Variable("TORCH_SHOW_CPP_STACKTRACES", "1", "comm.debug")
     if debug and nccl:
         yield Variable("NCCL_DEBUG", "INFO", "comm.debug")
-        log = logs / "nccl-%h-%p.log"  # of host and process: one per rank
+        log = logs / "nccl-%h-%p.log"  # %h: host, %p: process, so one file per rank
         yield Variable("NCCL_DEBUG_FILE", str(log), "comm.debug")
     if debug and config.cluster.gpus_per_worker:
         yield Variable("CUDA_LAUNCH_BLOCKING", "1", "comm.debug")

@@ -36,7 +36,7 @@ from raygnn.config.yaml_text import KeyPath
 if TYPE_CHECKING:
     import torch
 
-# The checks of the nodes alone, functions in `raygnn.preflight`; in the order of their findings.
+# Checks of the nodes, functions in `raygnn.preflight`, in the order of their findings.
 NODE_CHECKS = (
     "nodes_answer",
     "versions_supported",
@@ -49,7 +49,7 @@ NODE_CHECKS = (
     "debug_level_safe",
     "network_reach",
 )
-# Those of a job on them.
+# Checks of a job on these nodes.
 JOB_CHECKS = (
     "resources_fit",
     "devices_suit",
@@ -72,18 +72,19 @@ JOB_CHECKS = (
     "cache_usable",
     "cache_space",
 )
-# Of what these find the job would surely fail, or wait for ever.
+# Checks whose errors cannot be allowed: the job would certainly fail, or wait forever.
 BINDING = frozenset(
     (
         *("interfaces_there", "resources_fit", "devices_suit", "arrays_usable", "inputs_exist"),
         *("embeddings_usable", "nodes_to_train_on", "times_usable", "cache_usable", "name_free"),
     )
 )
-# What the others find is either no error, or one that this job may live with.
+# Checks that `cluster.allow` accepts.
 ALLOWABLE = tuple(name for name in (*NODE_CHECKS, *JOB_CHECKS) if name not in BINDING)
 
 
-MOST_DRAWN = 1024  # of a node's neighbours by a GPU, which compares each with all before it
+# Largest fanout on a GPU, where each sampled neighbour is compared with all previous ones.
+MOST_DRAWN = 1024
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Precision:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of parameters, gradients and features."""
-        import torch  # a configuration is read without it
+        import torch  # here, since configurations are read without torch
 
         dtype: torch.dtype = getattr(torch, self.weights)
         return dtype
@@ -126,8 +127,8 @@ class StagingConfig(Section):
     """Copy of a node's partitions on its local disk, which all its workers share."""
 
     path: InputPath | None = None
-    """Directory on each node; null = raygnn-<user> in its temporary directory. If storage is a URI,
-    a job's files are also written here before they are uploaded."""
+    """Directory on each node; null = raygnn-<user> in the node's temporary directory. If storage is
+    a URI, a job's files are also written here before they are uploaded."""
     max_gb: Annotated[float, Field(gt=0)] | None = None
     """Largest size, GB; the least recently used entries are removed first. null = half of the
     disk."""
@@ -138,7 +139,7 @@ class StagingConfig(Section):
 
     @property
     def root(self) -> Path:
-        """Directory of the copies."""
+        """Directory of the copies on a node."""
         return self.path or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}"
 
 
@@ -147,14 +148,14 @@ class CommConfig(Section):
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Backend of the process group; auto = nccl with GPUs, else gloo."""
-    timeout: Annotated[Span, from_seconds(1, "ranks need as long to meet")] = Duration(1800.0)
+    timeout: Annotated[Span, from_seconds(1, "ranks may need this long to meet")] = Duration(1800.0)
     """Longest wait for a collective, such as 30m."""
     bucket_cap_mb: Count = 25
     """Size of a gradient bucket, MB."""
     overlap: bool = True
     """Exchange gradients during the backward pass; false = all at its end."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Data type in which gradients are exchanged; none = their own."""
+    """Data type in which gradients are exchanged; none = the gradients' own."""
     shard: Literal["none", "optimizer"] = "none"
     """State that is sharded over the workers instead of replicated: optimizer = optimizer state
     (ZeRO-1). Losses are the same; memory is saved at the cost of traffic."""
@@ -181,8 +182,8 @@ class ClusterConfig(Section):
     read_if: ClassVar[Conditions] = {"num_cpus": ("address", "auto", "local")}
 
     address: Address = "auto"
-    """HOST:PORT of a Ray head node; local = start Ray here; auto = RAY_ADDRESS if it is set, else
-    local."""
+    """HOST:PORT of a Ray head node; local = start Ray on this machine; auto = RAY_ADDRESS if it is
+    set, else local."""
     workers: Workers = "auto"
     """Number of workers; auto = one for a graph of fewer than 50,000 nodes and 1 GiB, else as many
     as fit; [min, max] = elastic training: as many of them as fit, adjusted when nodes join or
@@ -204,18 +205,18 @@ class ClusterConfig(Section):
     """Longest wait for a node to report its hardware, after the first node's answer; the first one
     may take half a minute, because a Python process is started for it."""
     num_cpus: Count | None = None
-    """CPUs of the Ray that is started here; null = all."""
+    """CPUs of a Ray that the command starts; null = all."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         yield from self._allowed((*at, "allow"))
         if self.wait and self.workers == "auto":
             yield Problem(
                 (*at, "wait"),
-                "it does not say how many workers to wait for: cluster.workers is auto",
+                "the number of workers to wait for is unknown: cluster.workers is auto",
                 "set cluster.workers to a number, or to [min, max] to start with min of them",
             )
         if self.address == "local":
-            why = "cluster.address is local, and a Ray that is started here does not grow"
+            why = "cluster.address is local, and a Ray that the command starts does not grow"
             yield from self.unused(at, "wait", why=why)
         workers = self.limits[0] if self.limits else 1
         if self.num_cpus is not None and workers * self.cpus_per_worker > self.num_cpus:
@@ -223,7 +224,7 @@ class ClusterConfig(Section):
                 (*at, "num_cpus"),
                 f"{self.num_cpus} CPUs are too few for {workers} × {self.cpus_per_worker} "
                 "(cluster.workers × cluster.cpus_per_worker)",
-                "raise cluster.num_cpus, or lower one of the others",
+                "raise cluster.num_cpus, or lower the number of workers or their CPUs",
             )
 
     def _allowed(self, at: KeyPath) -> Iterator[Problem]:
@@ -235,10 +236,9 @@ class ClusterConfig(Section):
             yield Problem(at, f"there is no check {', '.join(map(show, unknown))}", remedy)
         if binding := [name for name in names if name in BINDING]:
             message = (
-                f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
-                "for ever"
+                f"{', '.join(binding)} cannot be allowed: the job would fail later, or wait forever"
             )
-            yield Problem(at, message, "remove it, and mend what the check says")
+            yield Problem(at, message, "remove it, and correct what the check reports")
 
     @property
     def worker_needs(self) -> dict[str, float]:
@@ -285,17 +285,17 @@ class FaultConfig(Section):
     and end. In between, records are buffered and checkpoints are skipped. Slow storage is waited
     for as long as it accepts some bytes in this time."""
     heartbeat: Annotated[
-        Span, from_seconds(5, "a rank that is well may be silent for a second or two")
+        Span, from_seconds(5, "a healthy rank may be silent for a second or two")
     ] = Duration(60.0)
     """Longest silence of a rank, from 5s. Each rank sends a heartbeat every second, whatever it
-    computes. A rank without one is frozen (stopped, swapping, stuck in the kernel or in storage):
-    it is named and killed, and all ranks restart. After another rank's collective has timed out,
-    10s are enough. Code that holds the GIL, such as a native call or the import of large libraries
-    from slow storage, looks frozen, too: raise the value if yours does, or to hold a rank in a
-    debugger."""
+    computes. A rank without a heartbeat is frozen (stopped, swapping, stuck in the kernel or in
+    storage): it is named and killed, and all ranks restart. After another rank's collective has
+    timed out, 10s are enough. Code that holds the GIL, such as a native call or the import of large
+    libraries from slow storage, looks frozen, too: raise the value if yours does, or to hold a rank
+    in a debugger."""
 
 
-# what YAML 1.1 makes of on and off, where another reader than ours was used
+# YAML 1.1 parsers other than ours read on and off as booleans.
 _OnOff = BeforeValidator(lambda v: ("on" if v else "off") if isinstance(v, bool) else v)
 
 
@@ -303,10 +303,10 @@ class GuardConfig(Section):
     """Comparison of the ranks, and limits on bad batches."""
 
     mode: Annotated[Literal["on", "deep", "off"], _OnOff] = "on"
-    """on = ranks compare what they are about to do (parameters, dtypes, batch arrays, options);
-    deep = also each collective before it runs (slow); off = no comparison."""
+    """on = ranks compare their parameters, dtypes, batch arrays and options before a step; deep =
+    also each collective before it runs (slow); off = no comparison."""
     every: Count = 100
-    """Steps between comparisons; the first step after each start is always compared."""
+    """Steps between comparisons; the first step of each attempt is always compared."""
     nan_steps: int = Field(10, ge=0, le=LARGEST)
     """Consecutive steps with a non-finite gradient that all ranks skip together; one more fails the
     run."""
@@ -319,7 +319,7 @@ Loggers: TypeAlias = Annotated[
 ]
 
 
-# Arguments that raygnn passes: where the run is stored, and what a resumed run continues.
+# Arguments that raygnn passes: the run directory, and the log that a resumed run continues.
 _SET_BY_US = {
     "mlflow": ("save_dir", "run_id"),
     "wandb": ("save_dir", "dir", "id", "version", "resume", "experiment"),

@@ -1,4 +1,4 @@
-"""The section ``graph``: the formats of input graphs, each with its keys."""
+"""Section ``graph``: formats of input graphs, each with its keys."""
 
 from __future__ import annotations
 
@@ -33,34 +33,33 @@ class _Graph(Section):
 
 
 class ReversibleGraph(_Graph):
-    """A graph whose edges may be added the other way round."""
+    """A graph to which reverse edges can be added."""
 
     reverse: bool = False
-    """Add an edge type rev_NAME for each edge type NAME: the same edges with the same arrays the
-    other way round, so that messages pass both ways."""
+    """Add an edge type rev_NAME for each edge type NAME: the reverse edges, with the same arrays,
+    so that messages pass both ways."""
 
 
 class DglGraph(ReversibleGraph):
-    """A file that dgl.save_graphs wrote."""
+    """A file written by dgl.save_graphs."""
 
     format: Literal["dgl"]
     path: InputPath
-    """The file that dgl.save_graphs wrote."""
+    """File written by dgl.save_graphs."""
     index: int = Field(0, ge=0, le=10**6)
-    """Which of the file's graphs, from 0."""
+    """Number of the graph in the file, from 0."""
 
 
 class TablesGraph(ReversibleGraph):
-    """Tables of nodes and edges, in files or databases, as a YAML of their own describes them."""
+    """Tables of nodes and edges in files or databases, described by a separate YAML file."""
 
     format: Literal["tables"]
     path: InputPath
-    """The YAML that describes the tables: see docs/data.md."""
+    """YAML file that describes the tables: see docs/data.md."""
     vocabulary: InputPath | None = None
-    """A file with the words of other tables, whose numbers are taken over, and the state of what
-    was done to their features: a run's checkpoints/selected.json, or a partition's raygnn.json;
-    null = words are numbered in sorted order, and transforms are fitted to the rows for training.
-    predict --new-data sets it."""
+    """File with the categories and fitted transforms of other tables, which are reused: a run's
+    checkpoints/selected.json, or a partition's raygnn.json; null = categories are numbered in
+    sorted order, and transforms are fitted to the training rows. predict --new-data sets it."""
 
 
 class TriplesGraph(ReversibleGraph):
@@ -68,7 +67,7 @@ class TriplesGraph(ReversibleGraph):
 
     format: Literal["triples"]
     path: InputPath
-    """A directory with train, valid and test files, or one file to train on: .txt or .tsv, .csv or
+    """Directory with train, valid and test files, or one training file: .txt or .tsv, .csv or
     .parquet."""
 
 
@@ -77,18 +76,18 @@ class OgbGraph(_Graph):
 
     format: Literal["ogb"]
     path: InputPath
-    """Where the package ogb keeps datasets, or the directory of this one, with raw and split in
-    it."""
+    """Directory in which the package ogb stores datasets, or the directory of this one, which
+    contains raw and split."""
     name: Text
-    """Which dataset, such as ogbn-papers100M."""
+    """Name of the dataset, such as ogbn-papers100M."""
     split: Text | None = None
-    """Which directory of split to use; null = the only one."""
+    """Name of the directory in split; null = the only one."""
     undirected: bool = False
-    """Each pair is listed once and stands for both directions."""
+    """Each listed edge stands for both directions."""
 
 
 class PlantedGraph(_Graph):
-    """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
+    """A generated graph with power-law degrees, communities, and noisy features."""
 
     format: Literal["planted"]
     nodes: Count
@@ -96,21 +95,21 @@ class PlantedGraph(_Graph):
     degree: float = Field(50.0, gt=0, le=10**6)
     """Mean number of in-edges of a node."""
     classes: int = Field(47, ge=2, le=10**6)
-    """Number of communities, which are the labels."""
+    """Number of communities; a node's community is its label."""
     features: int = Field(100, ge=1, le=10**6)
     """Number of features of a node."""
     train: Fraction = Field(0.08, gt=0)
-    """Share of the nodes to train on."""
+    """Training fraction of the nodes."""
     val: Fraction = 0.02
-    """Share of the nodes to validate on; the rest are for test."""
+    """Validation fraction of the nodes; all other nodes are for test."""
     homophily: Fraction = 0.8
-    """Share of the edges that stay within a community."""
+    """Fraction of the edges within a community."""
     noise: float = Field(8.0, ge=0)
-    """Deviation of a node's features around its community's mean."""
+    """Standard deviation of a node's features around its community's mean."""
     power: float = Field(2.5, gt=1, le=100)
     """Exponent of the degrees' power law."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
-    """Seed of the generator."""
+    """Random seed of the generator."""
     typed: bool = False
     """Several node and edge types instead of one of each."""
 
@@ -123,7 +122,7 @@ class PlantedGraph(_Graph):
         items = self.labelled_nodes
         nodes = f"{items} nodes with labels (four fifths)" if self.typed else f"{items} nodes"
         if self.train + self.val >= 1:
-            message = f"train {self.train:g} + val {self.val:g} leaves no nodes to test on"
+            message = f"train {self.train:g} + val {self.val:g} leaves no nodes for test"
             remedy = "lower graph.train or graph.val until they sum to less than 1"
             yield Problem((*at, "val"), message, remedy)
         if self.classes > items:
@@ -133,12 +132,12 @@ class PlantedGraph(_Graph):
             message = f"a mean degree of {self.degree:g} is more than half of {nodes}"
             yield Problem((*at, "degree"), message, "lower graph.degree or raise graph.nodes")
         if int(self.train * items) < 1:
-            message = f"train {self.train:g} of {nodes} rounds down to 0"
+            message = f"train {self.train:g} of {nodes} is less than one node"
             yield Problem((*at, "train"), message, "raise graph.train or graph.nodes")
 
 
 class GraphSplit(Section):
-    """Return the number of graphs that are split, for tasks on whole graphs."""
+    """Split of the graphs into training, validation and test, for graph-level tasks."""
 
     read_if: ClassVar[Conditions] = {
         "fold": ("folds",),
@@ -148,51 +147,51 @@ class GraphSplit(Section):
     }
 
     val: Fraction = Field(0.1, lt=1)
-    """Share of the graphs to validate on."""
+    """Validation fraction of the graphs."""
     test: Fraction = Field(0.1, lt=1)
-    """Share of the graphs to test on."""
+    """Test fraction of the graphs."""
     folds: Annotated[int, Field(ge=2, le=10**6)] | None = None
-    """Cross-validation: test on one of so many folds, instead of a share."""
+    """Cross-validation: number of folds; one of them is the test set, instead of a fraction."""
     fold: int = Field(0, ge=0, le=10**6)
-    """Which of the folds to test on, from 0."""
+    """Number of the held-out fold, from 0."""
     fold_for: Literal["test", "val"] = "test"
-    """What the fold is held out for; val: it is validated on after each epoch, and there is nothing
-    to test on, which is how GIN's results were published."""
+    """Use of the held-out fold: test, or val = validation after each epoch without a test set, as
+    in GIN's published results."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
-    """Seed of the split."""
+    """Random seed of the split."""
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.folds is not None and self.fold >= self.folds:
             message = f"there is no fold {self.fold} of {self.folds}"
             yield Problem((*at, "fold"), message, f"set graph.fold to 0 … {self.folds - 1}")
         if self.folds is None and self.val + self.test >= 1:
-            message = f"val {self.val:g} + test {self.test:g} leaves no graphs to train on"
+            message = f"val {self.val:g} + test {self.test:g} leaves no graphs for training"
             remedy = "lower graph.val or graph.test until they sum to less than 1"
             yield Problem((*at, "val"), message, remedy)
 
 
 class DatasetGraph(GraphSplit, ReversibleGraph):
-    """A dataset class of PyG, DGL or OGB, or one of your own, read once and then partitioned."""
+    """A dataset class of PyG, DGL or OGB, or your own class, read once and then partitioned."""
 
     format: Literal["dataset"]
     dataset: UserClass
-    """The class, such as torch_geometric.datasets:Planetoid or package.module:Class; dataset[i] is
-    a Data or HeteroData of PyG, a DGL graph, or a graph and its labels."""
+    """Class, such as torch_geometric.datasets:Planetoid or package.module:Class; dataset[i] is a
+    Data or HeteroData of PyG, a DGL graph, or a graph and its labels."""
     args: JsonValues = Field({})
-    """Keyword arguments for the class; a relative root is taken from the directory of the config
+    """Keyword arguments for the class; a relative root is relative to the directory of the config
     file."""
     index: int = Field(0, ge=0, le=10**6)
-    """Which of the dataset's graphs, from 0."""
+    """Number of the graph in the dataset, from 0."""
     split: int = Field(0, ge=0, le=10**6)
-    """Which column of masks with several splits, from 0."""
+    """Column of masks that contain several splits, from 0."""
 
 
 class ManyGraphs(GraphSplit, _Graph):
-    """Files of many graphs, for tasks on whole graphs."""
+    """Files of many graphs, for graph-level tasks."""
 
     format: Literal["graphs"]
     path: InputPath
-    """A file that dgl.save_graphs wrote with labels, or a directory of such files."""
+    """File written by dgl.save_graphs with labels, or a directory of such files."""
 
 
 GraphConfig: TypeAlias = Annotated[

@@ -44,7 +44,7 @@ _PATHS = (
 
 @dataclass(frozen=True)
 class Override:
-    """A value for one key; ``label`` says in errors who gave it (``--set``)."""
+    """A value for one key; ``label`` names its source in errors (``--set``)."""
 
     key: tuple[str, ...]
     value: Any
@@ -55,19 +55,19 @@ class Override:
 class Document:
     """Raw values and their origin."""
 
-    data: dict[str, Any]  # the values, to be checked by the schema
-    label: str  # what errors call the document: its file as it was named
-    file: Path | None = None  # the file, absolute, if it came from one
+    data: dict[str, Any]  # unchecked values
+    label: str  # name in errors: the file, as the user named it
+    file: Path | None = None  # absolute path of the file, if there is one
     # key path → line in that file, from 1, or label of the override that set it
     sources: Mapping[KeyPath, int | str] = field(default_factory=dict)
-    # paths that were not absolute, once they are resolved
+    # keys of paths that were relative before `resolve_paths`
     relative: set[KeyPath] = field(default_factory=set)
 
     def apply(self, override: Override) -> None:
         """Set one key; a mapping is merged into a section, and replaces anything else. Raises
-        ConfigError if a part of the key has a value that has no keys."""
+        ConfigError if a parent of the key is not a section."""
         key, value = override.key, override.value
-        # Keys of one graph format mean nothing to another.
+        # A graph with a format replaces the graph: formats do not share their keys.
         mergeable = key[0] in SECTIONS or key[0] == "graph"
         if len(key) == 1 and mergeable and isinstance(value, dict) and "format" not in value:
             for name, inner in value.items():
@@ -89,7 +89,8 @@ class Document:
         self.sources = {**others, key: override.label}
 
     def resolve_paths(self) -> None:
-        """Make paths absolute, each from where it was written; what is no path stays."""
+        """Make paths absolute: relative to the file, or for overrides to the current directory.
+        Values that are not paths stay."""
         if self.data.get("storage") is None:
             self.data["storage"] = Config.model_fields["storage"].default
         self.relative.clear()
@@ -116,7 +117,7 @@ class Document:
             section[key[-1]] = os.path.abspath(base / place)
 
     def checked(self, root: type[S]) -> S:
-        """Return the validated section. Raises ConfigError with all problems of single keys."""
+        """Return the validated section. Raises ConfigError with all invalid keys."""
         given = {key: value for key, value in self.data.items() if value is not None}
         try:
             return root.model_validate(given)
@@ -126,7 +127,7 @@ class Document:
         hints = {problem.remedy.split("?")[0] for problem in problems}
         raise self.error(
             [
-                problem  # a key that was only misspelt is not also missing
+                problem  # a misspelt key is not reported as missing, too
                 for problem, detail in zip(problems, details, strict=True)
                 if detail["type"] != "missing" or f"did you mean {dotted(problem.key)}" not in hints
             ]
@@ -160,7 +161,7 @@ class Document:
 
 
 def read_mapping(source: Mapping[str, Any], label: str = "config") -> Document:
-    """Return a document from a mapping, which is copied. Raises ConfigError if it is nested too
+    """Return a document with a copy of the mapping. Raises ConfigError if it is nested too
     deeply."""
     return Document(_plain(source, label, 0), label)
 
@@ -181,15 +182,15 @@ def read_file(source: str | Path, remedy: str = _START) -> Document:
 
 
 def read_text(path: Path, label: str) -> str:
-    """Return the text of a YAML file, up to a little more than a document may have; ``label``: name
-    of the file in errors. Raises ConfigError if there is no such file, or it is not text."""
+    """Return the text of a YAML file, cut a little above the largest size of a document; ``label``:
+    name of the file in errors. Raises ConfigError if the file does not exist or is not text."""
 
     def error(what: str, remedy: str) -> ConfigError:
         return ConfigError(what, where=label, remedy=remedy)
 
     try:
         if path.is_dir():
-            raise error("this is a directory, expected a YAML file", "name the file in it")
+            raise error("this is a directory, expected a YAML file", "name a file in it")
         if path.exists() and not path.is_file():
             raise error("this is not a regular file", "name a YAML file")
         with path.open("rb") as file:
@@ -212,7 +213,7 @@ def read_text(path: Path, label: str) -> str:
 
 
 def _plain(value: Any, label: str, depth: int) -> Any:
-    """Return a deep copy with plain containers, and NumPy values as Python's."""
+    """Return a deep copy with plain containers, and with NumPy values as Python values."""
     if depth > MAX_DEPTH:
         raise ConfigError(
             f"more than {MAX_DEPTH} levels of nesting",
@@ -228,7 +229,7 @@ def _plain(value: Any, label: str, depth: int) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-ConfigSource = Config | str | Path | Mapping[str, Any]  # what a configuration is made of, or one
+ConfigSource = Config | str | Path | Mapping[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]
 
 
@@ -239,12 +240,12 @@ def load_config(
 
     Args:
         source: a YAML file, or a mapping of the same shape. Relative paths in a file are
-            relative to that file, those in a mapping or an override to the current directory;
+            relative to that file, in a mapping or an override to the current directory;
             ``storage`` is always relative to the current directory. A section that is empty
             (null) stands for its defaults.
-        overrides: what replaces values of ``source``: ``["train.lr=0.1"]`` with values in YAML,
-            as ``--set`` takes them, or ``{"train.lr": 0.1}``. A mapping given for a section is
-            merged into it; a graph that states its format replaces the graph.
+        overrides: replacements of values in ``source``: ``["train.lr=0.1"]`` with values in YAML,
+            as for ``--set``, or ``{"train.lr": 0.1}``. A mapping for a section is merged into it;
+            a graph with a format replaces the graph.
         **sections: more overrides: ``train={"lr": 0.1}``, ``name="other"``.
 
     Returns:
@@ -257,7 +258,7 @@ def load_config(
 
 
 def as_config(config: ConfigSource) -> Config:
-    """Return the configuration itself, or what `load_config` returns for it. Raises ConfigError as
+    """Return the configuration, loaded by `load_config` unless it is one. Raises ConfigError as
     `load_config` does."""
     return config if isinstance(config, Config) else load_config(config)
 
@@ -265,8 +266,8 @@ def as_config(config: ConfigSource) -> Config:
 def load_for_elsewhere(
     source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
 ) -> tuple[Config, frozenset[str]]:
-    """Read a configuration for a job on other machines. Returns it, and the keys of paths that were
-    relative, such as ``graph.path``, or not set."""
+    """Return a configuration for a job on other machines, and the keys whose paths were relative,
+    such as ``graph.path``, or not set."""
     config, document = _load(source, overrides, {})
     return config, frozenset(map(dotted, document.relative))
 
@@ -322,21 +323,21 @@ _SECRETIVE = (("comm", "env"), ("logging", "loggers"))
 
 @dataclass
 class _Place:
-    key: KeyPath  # its key path
-    section: type[Section]  # section around it
-    key_info: FieldInfo | None = None  # key of that section that it belongs to, or None
+    key: KeyPath
+    section: type[Section]  # enclosing section
+    key_info: FieldInfo | None = None  # the section's key that contains the value, or None
     meaning: str = ""  # description of that key
-    # kinds that the section, or the value, may have
+    # possible kinds of the section, or of the value
     kinds: Mapping[str, type[Section]] = field(default_factory=dict)
-    kind: str = ""  # kind of the section
+    kind: str = ""  # actual kind of the section
 
 
 def _place(root: type[Section], loc: KeyPath) -> _Place:
-    """Follows pydantic's path to a value, which has the kinds of sections between the keys."""
+    """Return the place of pydantic's path to a value, in which kinds of sections follow keys."""
     place = _Place((), root)
     annotation: Any = root
     for part in loc:
-        if part == "[key]":  # pydantic's name for a mapping's key that is wrong
+        if part == "[key]":  # pydantic's mark of an invalid key of a mapping
             break
         sections = sections_in(annotation)
         if len(sections) > 1:
@@ -391,8 +392,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
 
 
 def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
-    """Describe a key that belongs to another kind of the section, or to none. The remedy names its
-    replacement, a similar key, or the same key in another section."""
+    """Return the problem of a key of another kind of the section, or an unknown key. The remedy
+    names a similar key, or the same key in another section."""
     key, word, keys = place.key, str(place.key[-1]), place.section.model_fields
     if kinds := [kind for kind, other in place.kinds.items() if word in other.model_fields]:
         name = dotted((*key[:-1], place.section.kind_key))
@@ -416,7 +417,7 @@ def json_schema() -> dict[str, Any]:
     for section in schema["$defs"].values():
         for key in section.get("properties", {}).values():
             if isinstance(key.get("default"), dict) and "seconds" in key["default"]:
-                key["default"] = str(Duration(**key["default"]))  # as it is written in YAML
+                key["default"] = str(Duration(**key["default"]))  # as in YAML
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -1,4 +1,4 @@
-"""Paths and URIs, sizes, and what of them is secret."""
+"""Paths, URIs and their secrets; sizes as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 
 def size(count: float | None) -> str:
-    """Bytes: ``512 MiB``, ``1.4 GiB``; empty for None."""
+    """Return a number of bytes as text: ``512 MiB``, ``1.4 GiB``; empty for None."""
     if count is None:
         return ""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -22,9 +22,9 @@ def size(count: float | None) -> str:
 
 
 HIDDEN = "***"
-"""What is shown and written in place of a secret."""
+"""Replacement of a secret in everything shown and written."""
 
-# Whole words where they are part of harmless ones: NCCL_IB_PKEY is a number.
+# Only complete words if harmless names contain them: NCCL_IB_PKEY is a number.
 _SECRET_NAMES = re.compile(
     r"SECRET|TOKEN|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)(KEYS?|AUTH|PASS|PWD|PAT)(_|$)", re.I
 )
@@ -37,20 +37,20 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def without_users(text: str) -> str:
-    """The text, with a user and a password in a URI hidden."""
+    """Return the text with the user and password of URIs hidden."""
     return _USER_IN_URI.sub(f"://{HIDDEN}@", text)
 
 
 SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
-"""What pyarrow.fs opens."""
+"""Schemes of the URIs that pyarrow.fs opens."""
 
-# options that say where, not who
+# Query options that are not secret.
 _PUBLIC = {"region", "scheme", "endpoint_override", "allow_bucket_creation", "enable_tls"}
 
 
 @dataclass(frozen=True, repr=False)
 class Uri:
-    """A URI. As text it is without user, password and options; ``text`` is all of it."""
+    """A URI. Its string hides user, password and options; ``text`` is the complete URI."""
 
     text: str
 
@@ -62,7 +62,7 @@ class Uri:
 
     @property
     def shared(self) -> str:
-        """The text without user and secret options: what may be written down, and opened again."""
+        """The URI without user and secret options, to be recorded and opened again."""
         uri = urlsplit(self.text)
         query = "&".join(
             f"{k}={quote(v, safe=':/')}" for k, v in parse_qsl(uri.query) if k in _PUBLIC
@@ -84,14 +84,14 @@ class Uri:
         return self.text.partition("?")[0].rstrip("/").rpartition("/")[2]
 
     def with_path(self, path: str) -> str:
-        """Return the URI of another path of the same file system; ``path`` as pyarrow.fs has it."""
+        """Return the URI of another path of the same file system; ``path``: as in pyarrow.fs."""
         uri = urlsplit(self.text)
-        if uri.netloc and uri.scheme not in ("hdfs", "viewfs"):  # the path has the bucket in it
+        if uri.netloc and uri.scheme not in ("hdfs", "viewfs"):  # the path begins with the bucket
             _, _, path = path.partition("/")
         return self._shown(f"/{path.lstrip('/')}")
 
     def hide(self, message: str) -> str:
-        """The message of someone else, without what is secret in it."""
+        """Return a library's message with this URI's secrets hidden."""
         uri = urlsplit(self.text)
         message = message.replace(self.text, str(self))
         secrets = [value for key, value in parse_qsl(uri.query) if key not in _PUBLIC]
@@ -106,33 +106,33 @@ class Uri:
         return f"{uri.scheme}://{HIDDEN if user else ''}{at}{host}{path}"
 
 
-# said by those who look at free space
+# Reported by the checks of free space instead.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or else the nearest above it that exists: it will be made there. Raises OSError if
-    it may not be looked at, or is no possible name."""
+    """Return the path, or its nearest existing parent, in which it will be created. Raises OSError
+    if permissions forbid the query, or the name is invalid."""
     for part in (path, *path.parents):
         try:
             part.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         return part
-    return path  # a relative path, in a directory that is gone
+    return path  # a relative path in a directory that was removed
 
 
 def unwritable(path: Path) -> str | None:
-    """Why no file can be written to the directory, there or yet to be made; None = one can. A file
-    without a name is opened where it would be made, which leaves nothing: permissions do not tell
-    of file systems that are read-only, or that hold no files of anybody's."""
+    """Return why no file can be written to a directory, which need not exist yet; None if one can.
+    Opens an unnamed file there, which leaves nothing behind: permissions do not show that a file
+    system is read-only, or does not store files."""
     try:
-        there = nearest_existing(path)
-        if not there.is_dir():
-            return f"{there} is not a directory"
-        with tempfile.TemporaryFile(dir=there):
+        existing = nearest_existing(path)
+        if not existing.is_dir():
+            return f"{existing} is not a directory"
+        with tempfile.TemporaryFile(dir=existing):
             return None
     except FileNotFoundError:
-        return f"nothing can be made in {there}"
+        return f"nothing can be created in {existing}"
     except OSError as error:
         return None if error.errno in _FULL_DISK else (error.strerror or str(error))

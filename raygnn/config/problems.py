@@ -1,4 +1,4 @@
-"""Problems of a configuration, one key at a time, and their messages."""
+"""Problems of a configuration, each of one key, and their messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from raygnn.config.yaml_text import KeyPath
 
-# Pydantic's error types in our words; the fields are those of its context.
+# Pydantic's error types → our messages; fields are keys of the error's context.
 _EXPECTATIONS = {
     "int_type": "expected a whole number",
     "float_type": "expected a number",
@@ -47,7 +47,7 @@ class Problem:
 
 
 def dotted(key: KeyPath) -> str:
-    """``("sampling", "fanout", 0)`` → ``sampling.fanout[0]``; odd characters are escaped."""
+    """Return ``("sampling", "fanout", 0)`` as ``sampling.fanout[0]``, printable."""
     text = ""
     for part in key:
         if isinstance(part, int):
@@ -58,7 +58,7 @@ def dotted(key: KeyPath) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a user would write it, shortened, with nothing unprintable in it."""
+    """Return a value as a user would write it, shortened and printable."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -81,14 +81,14 @@ def _short(text: str, limit: int = 60) -> str:
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` most resembles, if any."""
+    """Return the known word most similar to ``word``; None without a similar one."""
     by_letters = {other.casefold(): other for other in known}
     close = difflib.get_close_matches(str(word)[:100].casefold(), by_letters, n=1, cutoff=0.6)
     return by_letters[close[0]] if close else None
 
 
 def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
-    """A key that its section does not have."""
+    """Return the problem of a key that its section does not have."""
     names = list(known)
     if close := nearest(key[-1], names):
         remedy = f"did you mean {dotted((*key[:-1], close))}? known here: {', '.join(names)}"
@@ -116,7 +116,7 @@ def one_of(word: Any, known: Iterable[str]) -> str:
 
 
 def _for_value(detail: ErrorDetails, field: FieldInfo | None, meaning: str) -> str:
-    """The nearest choice if there is one, else the key's meaning and default."""
+    """Return the remedy: the nearest choice if any, else the key's meaning and default."""
     kind, value = detail["type"], detail["input"]
     if field is None:
         return "correct the value"
@@ -132,7 +132,7 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None, meaning: str) -> s
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words that a Literal allows, wherever it stands in the annotation."""
+    """Return the text that the Literals in an annotation allow."""
     if isinstance(annotation, str):
         return [annotation]
     return [choice for argument in get_args(annotation) for choice in _choices(argument)]

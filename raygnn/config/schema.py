@@ -1,8 +1,8 @@
 """The configuration: one frozen model per section, every key with its type, range and meaning.
 
-One key at a time is checked here; what several keys must agree on is in
-:mod:`raygnn.config.rules`, and :func:`raygnn.config.load.load_config` runs both. Types are
-strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` is a number.
+This module checks single keys; :mod:`raygnn.config.rules` checks combinations of keys, and
+:func:`raygnn.config.load.load_config` runs both. Types are strict: neither ``"3"`` nor ``3.0`` nor
+``true`` is a whole number, while ``3`` is a number.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TimeConfig(Section):
     """Largest age of an edge at its seed's time, such as 30d, or a number in the units of the
     times; null = unlimited."""
     strict: bool = False
-    """Rows of a training table do not see edges of their own time. Other seeds never see those."""
+    """Rows of a training table do not see edges of their own time. Other seeds never do."""
 
 
 class SamplingConfig(Section):
@@ -107,8 +107,8 @@ class SamplingConfig(Section):
     layer may also have a number for each edge type (`{buys: 5, '*': 10}`, by relation or
     source:relation:target; `*` = all others)."""
     batch_size: Count = 512
-    """Seeds per worker and step. The global batch stays as it was at the start of the run when the
-    number of workers changes."""
+    """Seeds per worker and step. The global batch does not change when the number of workers
+    changes during a run."""
     eval_batch_size: Count | None = None
     """Seeds per worker and step in the evaluation of your own model class; null = 1024."""
     replace: bool = False
@@ -135,7 +135,7 @@ class SamplingConfig(Section):
         if self.replace and -1 in self.fanouts:
             yield Problem(
                 (*at, "replace"),
-                f"replace is true, but sampling.fanout {show(self.fanout)} takes all (-1) once",
+                f"replace is true, but sampling.fanout {show(self.fanout)} samples all (-1) once",
                 "set sampling.replace to false, or give every layer a number of neighbours",
             )
         if self.time is not None and self.time.strategy == "latest":
@@ -190,7 +190,7 @@ class TrainConfig(Section):
     lr: float = Field(0.003, gt=0)
     """Learning rate; with a schedule, its highest value."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Growth of the learning rate with the number of workers that the global batch is made for."""
+    """Scaling of the learning rate with the number of workers in the global batch."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning-rate schedule."""
     weight_decay: float = Field(0.0, ge=0)
@@ -214,7 +214,7 @@ class TrainConfig(Section):
     """Smallest gain that counts as an improvement, in the metric's unit, for patience and for the
     plateau schedule."""
     select: Literal["best", "last"] = "best"
-    """Weights that are tested: best = best on validation, last = those of the last step."""
+    """Weights that are tested: best = best on validation, last = after the last step."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
     """Random seed of weights, batches and sampling."""
     init: InitConfig | None = None
@@ -300,7 +300,7 @@ class Config(Section):
 
     @property
     def words(self) -> Mapping[str, Sequence[Any]]:
-        """Meaning of the classes of training tables in the training that a prediction job is of."""
+        """Categories of the training tables' classes in the run whose model predicts, by task."""
         return self._words
 
     def reads_rows(self, name: str) -> bool:
@@ -314,8 +314,13 @@ class Config(Section):
         at_once: bool = False,
         rows_of: Sequence[str] | None = None,
     ) -> Config:
-        """Return a copy for a prediction job; ``words``: see `words`; ``at_once``: all seeds are
-        predicted at one time; ``rows_of``: see `reads_rows`, None = all tasks."""
+        """Return a copy for a prediction job.
+
+        Args:
+            words: see `words`.
+            at_once: True if all seeds are predicted for the same time.
+            rows_of: tasks whose training tables are read; None = all.
+        """
         found = self.model_copy()
         found._trains, found._at_once, found._words = False, at_once, words or {}
         found._rows_of = rows_of
@@ -366,8 +371,8 @@ class Config(Section):
 
     @property
     def seed_time(self) -> str | None:
-        """Array, or column of the training table, with the seeds' times; None if they have none,
-        or share one."""
+        """Array, or column of the training table, with the seeds' times; None if they have no times
+        or all the same."""
         time = self.sampling.time
         if time is None or self._at_once:
             return None
@@ -375,13 +380,13 @@ class Config(Section):
 
     @property
     def ordered(self) -> bool:
-        """True if edges as seeds see only what was before them, and not themselves."""
+        """True if edges as seeds see only earlier edges, and not themselves."""
         time = self.sampling.time
         return time is not None and time.seeds in (None, time.edges)
 
     @property
     def split_time(self) -> str | None:
-        """Array that the task's seeds are split by; None without a temporal split."""
+        """Array of times by which the task's seeds are split; None without a temporal split."""
         task, time = self.task, self.sampling.time
         split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
         if split is None or split.by != "time" or self.table is not None:
@@ -390,12 +395,12 @@ class Config(Section):
 
     @property
     def metric(self) -> str:
-        """Metric that selects the best weights, as it is named in the records."""
+        """Metric that selects the best weights, by its name in the records."""
         name, config = next(iter(self.by_task.items()))
         return metric_name(name, config.task.chosen_metric)
 
     def where(self, key: str) -> str:
-        """Return a key as errors name it, with its file if there is one."""
+        """Return a key as errors name it, after the file if there is one."""
         return f"{self._file}: {key}" if self._file else key
 
     @property
@@ -405,7 +410,7 @@ class Config(Section):
 
     @property
     def local_storage(self) -> Path:
-        """``storage``, or the local directory on each node that stands in for a URI."""
+        """``storage``, or for a URI the local directory on each node that replaces it."""
         if isinstance(self.storage, Path):
             return self.storage
         digest = hashlib.sha256(self.storage.shared.encode()).hexdigest()
@@ -413,7 +418,7 @@ class Config(Section):
 
     @property
     def run_dir(self) -> Path:
-        """``<storage>/<name>``, or its local stand-in."""
+        """``<storage>/<name>``, or its local replacement."""
         return self.local_storage / self.name
 
     def sections(self) -> Iterator[tuple[KeyPath, Section]]:
@@ -442,7 +447,7 @@ class Config(Section):
 
 
 def metric_name(task: str, metric: str) -> str:
-    """Return the name that records use for a metric; ``task`` is "" if there is only one."""
+    """Return a metric's name in the records; ``task``: "" if there is only one task."""
     return f"{task}/{metric}" if task else metric
 
 
@@ -451,4 +456,4 @@ SECTIONS = {
     for key, field in Config.model_fields.items()
     if (sections := sections_in(field.annotation)) and key != "graph"
 }
-"""Key → the classes that its section may have; ``graph`` aside, which overrides replace."""
+"""Key → classes of its section, without ``graph``, which overrides can replace."""

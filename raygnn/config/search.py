@@ -77,8 +77,8 @@ class SearchConfig(Section):
         f"{', '.join(_FIXED[2:-1])} are equal in all trials.",
     )
     metric: Text | None = None
-    """Metric to optimise, such as `val/loss` or `seeds_per_second`; null = the task's metric on
-    the validation split."""
+    """Metric to optimise, such as `val/loss` or `seeds_per_second`; null = the task's metric on the
+    validation split."""
     trials: Count | None = Field(
         None, description=f"Number of trials; null = {_TRIALS}, or all of a grid."
     )
@@ -86,10 +86,10 @@ class SearchConfig(Section):
     """random = sampled with train.seed; grid = all combinations of choices; optuna = suggested by
     Optuna's TPE from the trials so far, from train.seed (`pip install raygnn[optuna]`)."""
     scheduler: Literal["none", "asha", "median"] = "asha"
-    """Which trials are stopped early, by epochs: asha = the worse ones at each rung (successive
-    halving), median = those below the median of the others, none."""
+    """Early stopping of trials, by epochs: asha = the worse trials at each rung (successive
+    halving), median = trials below the median of the other trials, none."""
     concurrent: AutoCount = "auto"
-    """Trials at the same time; auto = as many as the cluster can hold."""
+    """Number of concurrent trials; auto = as many as fit in the cluster."""
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""The values that a configuration holds: durations, sizes, URIs, paths, class names."""
+"""Types of configuration values: durations, times, URIs, paths, class names."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from raygnn.config.places import SCHEMES, Uri
 from raygnn.config.problems import Problem, dotted, show
 from raygnn.config.yaml_text import KeyPath
 
-# Key → another key of the section, and the values of that with which the key is read; where there
-# are no values, it is read unless the other key is null.
+# Key → another key of the section, and the values of that key with which the first one is read;
+# without values it is read unless the other key is null.
 Conditions: TypeAlias = Mapping[str, tuple[str | None, ...]]
 
 
@@ -67,8 +67,7 @@ class Section(BaseModel):
     string below a key describes it in errors, in the JSON Schema and in docs/config.md."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    kind_key: ClassVar[str] = "kind"  # which key says what others a section has
-
+    kind_key: ClassVar[str] = "kind"  # key that decides which other keys a section has
     read_if: ClassVar[Conditions] = {}
 
     @classmethod
@@ -88,8 +87,8 @@ class Section(BaseModel):
         return schema
 
     def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """Yield contradictions between the section's own keys, and keys that nothing reads; ``at``:
-        key path of the section."""
+        """Yield contradictions between the section's keys, and keys that nothing reads; ``at``: key
+        path of the section."""
         for key, (other, *values) in self.read_if.items():
             value = getattr(self, str(other))
             if value in values or (not values and value is not None):
@@ -107,7 +106,7 @@ class Section(BaseModel):
         return iter(())
 
     def unused(self, at: KeyPath, *keys: str, why: str, instead: str = "") -> Iterator[Problem]:
-        """Yield a problem for each of the keys that is set although nothing reads it.
+        """Yield a problem for each key that is set although nothing reads it.
 
         Args:
             why: reason that nothing reads it.
@@ -131,11 +130,11 @@ def members(annotation: Any) -> list[Any]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Return the sections that a key of this type may hold."""
+    """Return the sections that a key of this type can hold."""
     return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
 
 
-USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of the user's
+USER_CLASS = "package.module:Class"  # the kind of all user classes
 
 
 def classes_of(union: Any) -> dict[str, type[Section]]:
@@ -150,15 +149,15 @@ def classes_of(union: Any) -> dict[str, type[Section]]:
 
 
 def tag_of(kind: Any) -> str:
-    """Return the kind, or its placeholder among those of a union."""
+    """Return the kind, or the common placeholder of user classes."""
     return USER_CLASS if isinstance(kind, str) and ":" in kind else str(kind)
 
 
 def by_kind(
     classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
 ) -> BeforeValidator:
-    """Prepare a section whose keys depend on its kind (``default`` where none is given): a key of
-    another kind that has its default there is left out."""
+    """Prepare a section whose keys depend on its kind (``default`` if it has none): omit keys of
+    other kinds that have their default value, which older versions recorded."""
 
     def prepare(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -182,7 +181,7 @@ def by_kind(
 
 
 def _same(value: Any, default: Any) -> bool:
-    if isinstance(default, Section) and isinstance(value, dict):  # later versions have more keys
+    if isinstance(default, Section) and isinstance(value, dict):  # newer versions have more keys
         default = default.model_dump(mode="json")
         return {**default, **value} == default
     return value == default
@@ -195,7 +194,7 @@ _SHORTEST, _LONGEST = 0.001, 10 * 365 * 86400
 
 @dataclass(frozen=True, order=True, repr=False)
 class Duration:
-    """A positive length of time; ``seconds`` is what the rest of the program uses."""
+    """Positive length of time, in ``seconds``."""
 
     seconds: float
 
@@ -219,7 +218,7 @@ class Duration:
         return cls(seconds)
 
     def __str__(self) -> str:
-        """The shortest text that :meth:`parse` reads back, in the largest whole unit."""
+        """Shortest text that :meth:`parse` reads back, in the largest unit without a remainder."""
         for unit, length in _UNIT_SECONDS.items():
             if self.seconds % length == 0:
                 return f"{int(self.seconds // length)}{unit}"
@@ -253,7 +252,9 @@ def parse_moment(value: Any) -> int | str:
         except ValueError:
             value = None
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**62:
-        raise expected("a time, such as 2026-01-31, or a whole number as the data's times are")
+        raise expected(
+            "a time, such as 2026-01-31, or a whole number in the unit of the data's times"
+        )
     return value
 
 
@@ -266,10 +267,10 @@ def in_utc(moment: str) -> datetime:
 def _stretch(value: Any) -> int | Duration:
     """Return a duration, or an integer in the data's units."""
     if isinstance(value, (str, timedelta, Duration)):
-        with suppress(PydanticCustomError):  # whose numbers are seconds
+        with suppress(PydanticCustomError):
             return Duration.parse(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
-        raise expected("a duration such as 30d, or a whole number as the data's times are")
+        raise expected("a duration such as 30d, or a whole number in the unit of the data's times")
     return value
 
 
@@ -293,17 +294,17 @@ TimeSpan: TypeAlias = Annotated[
 ]
 
 LARGEST = 2**31 - 1
-MAX_PARTS = 1 << 20  # that a partition may have, and workers, which have one each
-_MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name
+MAX_PARTS = 1 << 20  # of a partition, and workers, since each has at least one part
+_MAX_VARIABLE = 100_000  # bytes; Linux allows 128 KiB with the name
 
-# Set for every rank by Ray Train and torch; one value for the whole job would break it.
+# Ray Train and torch set these for every rank; one value for all ranks would break a job.
 RESERVED_ENV = frozenset(
     f"{scope}{name}" for scope in ("", "LOCAL_") for name in ("RANK", "WORLD_SIZE")
 ) | {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"}
 
 
 def expected(what: str) -> PydanticCustomError:
-    """Return the error for a value that is not ``what``; its reader adds the value."""
+    """Return the error for a value that is not ``what``; the message later adds the value."""
     return PydanticCustomError("expected", "expected {what}", {"what": what})
 
 
@@ -320,6 +321,8 @@ def or_say(what: str) -> WrapValidator:
 
 
 def must(holds: Callable[[Any], object], what: str) -> AfterValidator:
+    """Validate a condition, with the message "expected ``what``"."""
+
     def validate(value: Any) -> Any:
         if not holds(value):
             raise expected(what)
@@ -329,7 +332,7 @@ def must(holds: Callable[[Any], object], what: str) -> AfterValidator:
 
 
 def from_seconds(shortest: int, why: str) -> AfterValidator:
-    """Refuses shorter durations."""
+    """Refuse shorter durations."""
     return must(lambda duration: duration.seconds >= shortest, f"{shortest}s or longer: {why}")
 
 
@@ -340,9 +343,9 @@ def _not_a_number(value: Any) -> Any:
 
 
 def _to_path(value: Any) -> Path:
-    # An empty path would mean the current directory, which nobody means.
+    # An empty path would mean the current directory, which is never intended.
     if not isinstance(value, (str, Path)) or not str(value) or _GARBLED.search(str(value)):
-        raise expected("a path, in UTF-8 as a run's files are")
+        raise expected("a path in UTF-8")
     if "://" in str(value):  # as a path it would be a directory called "s3:"
         raise expected("a path on a disk of this machine, not a URI")
     return Path(value)
@@ -364,7 +367,7 @@ def _to_place(value: Any) -> Path | Uri:
 
 
 def to_tuple(value: Any) -> Any:
-    """Return a list as a tuple, which YAML and JSON do not have."""
+    """Return a list as a tuple, since YAML and JSON have no tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -379,17 +382,8 @@ def _to_storage(value: Any) -> Path | Uri:
 
 
 def _to_variable(value: Any) -> Any:
-    # as people write OMP_NUM_THREADS; anything else has more than one spelling
+    # integers, as in OMP_NUM_THREADS; other numbers have more than one spelling
     return str(value) if type(value) is int and value.bit_length() <= 64 else value
-
-
-def _variable(value: str) -> str:
-    """Check that a process can be started with this value."""
-    if _GARBLED.search(value):
-        raise expected("text that can be written as UTF-8, without the character NUL")
-    if len(value.encode()) > _MAX_VARIABLE:
-        raise expected(f"at most {_MAX_VARIABLE} bytes")
-    return value
 
 
 def _variable_name(name: str) -> str:
@@ -429,8 +423,8 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 DATABASE = re.compile(r"env:[A-Za-z_]\w*|sqlite:///.+")
-NO_DATABASE = (  # does not show the value
-    "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be kept",
+NO_DATABASE = (  # message and remedy, which do not show the URL
+    "the URL is neither env:NAME nor sqlite:///FILE: a password written here would be stored",
     "set an environment variable to the URL, and name it, such as env:DATABASE_URL",
 )
 
@@ -515,7 +509,7 @@ UserClass: TypeAlias = Annotated[
     must(CLASS_PATTERN.fullmatch, "package.module:Class"),
     WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
 ]
-UserFunction: TypeAlias = UserClass  # the unions that it is in say what is expected
+UserFunction: TypeAlias = UserClass  # unions with it have their own message
 Address: TypeAlias = Annotated[
     str, must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
@@ -530,26 +524,27 @@ Environment: TypeAlias = dict[
     Annotated[
         str,
         BeforeValidator(_to_variable),
-        AfterValidator(_variable),
+        must(lambda value: not _GARBLED.search(value), "text in UTF-8, without the character NUL"),
+        must(lambda value: len(value.encode()) <= _MAX_VARIABLE, f"at most {_MAX_VARIABLE} bytes"),
         WithJsonSchema({"type": ["string", "integer"]}),
     ],
 ]
 
 
 def find_user_modules() -> None:
-    """Find package.module:Class in the current directory, as Python does for a script."""
+    """Let imports find package.module:Class in the current directory, as in a script."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def find_module(module: str) -> ModuleSpec | str:
-    """Return the module's spec, or the dotted name that could not be found; import nothing."""
+    """Return a module's spec, or the dotted name that was not found; import nothing."""
     path: list[str] | None = [str(Path.cwd()), *sys.path]
     parts = module.split(".")
     spec: ModuleSpec | None = None
     for depth in range(1, len(parts) + 1):
-        # by its last name alone: a dotted one makes a namespace package ask for its parent among
-        # the modules that have been imported
+        # Only the last name: for a dotted name, a namespace package looks up its parent among the
+        # imported modules.
         spec = PathFinder.find_spec(parts[depth - 1], path) if path is not None else None
         if spec is None:
             return ".".join(parts[:depth])

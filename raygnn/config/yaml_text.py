@@ -1,9 +1,9 @@
 """YAML text to plain Python values and back, safely and with the line of every key.
 
-PyYAML follows YAML 1.1, where ``1e-3`` and ``yes`` are not what they look like and ``12:30`` is
-750. Scalars are read here by the core schema of YAML 1.2 instead. Nesting, size and the
-expansion of aliases are bounded, keys must be text and unique, and tags are refused, so that
-nothing in a file can build an object or use up the machine.
+PyYAML follows YAML 1.1, where ``1e-3`` is text, ``yes`` is true and ``12:30`` is 750. This module
+reads scalars by the core schema of YAML 1.2 instead. Nesting, size and the expansion of aliases
+are limited, keys must be text and unique, and tags are refused, so that no file can build an object
+or exhaust the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader's parser with the scalars of YAML 1.2, which keeps the line of every key."""
+    """SafeLoader with the scalars of YAML 1.2 that records the line of every key."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def value(self, node: yaml.Node, path: KeyPath = ()) -> Any:
-        """The node's value. Aliases are expanded, so that what is shared counts each time."""
+        """Return the node's value. Aliases are expanded, so a shared value counts each time."""
         self.values += 1
         if self.values > MAX_VALUES or len(path) > MAX_DEPTH:
             raise _error(node, f"{_LIMIT}, with aliases expanded")
@@ -94,7 +94,7 @@ def _error(place: Any, problem: str) -> yaml.MarkedYAMLError:
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that also quotes text which YAML 1.2 would read as a number."""
+    """SafeDumper that also quotes text that YAML 1.2 would read as a number."""
 
 
 for _name, _pattern, _first in (
@@ -108,9 +108,9 @@ for _name, _pattern, _first in (
 
 
 def write_yaml(value: Any) -> str:
-    """YAML of plain values that :func:`read_yaml` and any YAML 1.1 parser read back the same."""
+    """Return YAML of plain values that :func:`read_yaml` and any YAML 1.1 parser read back."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    if any(mark in text for mark in "\x85\u2028\u2029"):  # bare, they are read back as blanks
+    if any(mark in text for mark in "\x85\u2028\u2029"):  # unescaped, they are read back as blanks
         text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
     return text
 
@@ -126,7 +126,7 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         raise ConfigError(
             f"{len(text)} characters, more than the {MAX_CHARACTERS} of any configuration",
             where=where,
-            remedy="check that this is the file you meant",
+            remedy="check that this is the right file",
         )
     try:
         loader = _Loader(text)

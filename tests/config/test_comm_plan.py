@@ -128,12 +128,12 @@ def test_comm_env_wins_and_existing_variables_stay() -> None:
     there = replace(misled[1], environment={"GLOO_SOCKET_IFNAME": "bond0"})
     plan = plan_for(make_config(), (misled[0], there))
     (kept,) = [v for v in plan.nodes["bbb"] if v.name == "GLOO_SOCKET_IFNAME"]
-    assert (kept.value, kept.reason) == ("bond0", "it is set there already")
+    assert (kept.value, kept.reason) == ("bond0", "it is already set on the node")
     own = {"GLOO_SOCKET_IFNAME": "eth9", "OMP_NUM_THREADS": "3"}
     plan = plan_for(make_config(comm__env=own), misled)
     assert values(plan, "aaa") == values(plan, "bbb") == own
     reasons = {v.name: v.reason for v in plan.nodes["bbb"]}
-    assert reasons["GLOO_SOCKET_IFNAME"] == "comm.env says so, instead of eth2"
+    assert reasons["GLOO_SOCKET_IFNAME"] == "comm.env, instead of eth2"
     assert plan.everywhere() == own
 
 

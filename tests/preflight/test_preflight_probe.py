@@ -149,7 +149,7 @@ def test_a_storage_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     ("place", "why"),
     [
         *(("file", "file is not a directory"), ("file/x", "file is not a directory")),
-        *(("a" * 300, "File name too long"), ("/proc/x", "nothing can be made in /proc")),
+        *(("a" * 300, "File name too long"), ("/proc/x", "nothing can be created in /proc")),
     ],
 )
 def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: Path) -> None:
